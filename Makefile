@@ -1,0 +1,52 @@
+# Every target sets up what it needs; nothing but Python 3.11 or newer has to be there before.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+NAME ?= all
+KILLS ?= 300
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench soak lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: $(READY) ## make the virtual environment
+
+$(READY): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Twinbus needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(READY) ## watch a broker survive kill -9 in the middle of traffic
+	$(RUN) examples/survive_kill.py
+
+test: check ## run the checks and every test (under 10 minutes)
+	$(RUN) -m pytest
+
+check: $(READY) ## format, lint, strict types, import rules
+	$(RUN) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports
+
+format: $(READY) ## put the code into its format
+	$(RUN) -m ruff format .
+	$(RUN) -m ruff check --fix .
+
+bench: $(READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
+	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick)
+
+soak: $(READY) ## long runs: hundreds of kill -9 under load (KILLS=300)
+	$(RUN) -m tests.soak.crash --kills $(KILLS)
+
+lock: $(READY) ## pin and hash the dependencies anew (needs uv)
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command 'make lock' requirements/runtime.in -o requirements/runtime.txt
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command 'make lock' requirements/dev.in -o requirements/dev.txt
+
+clean: ## remove everything that was made
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Twinbus keeps applications sending when their message broker is down."""

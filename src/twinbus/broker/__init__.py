@@ -1,0 +1,1 @@
+"""One namespace: pure decisions and a durable log. No network, no Spark."""

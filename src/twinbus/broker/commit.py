@@ -1,0 +1,150 @@
+"""What one turn of the writer wants in the log, and what to do when it is there or was refused.
+
+Two kinds of entries. *Kept* ones describe what already happened in memory (a message settled,
+dead-lettered): if the commit is refused they wait for the next one. *Tentative* ones (new messages,
+new entities) fall with the commit, and `on_refused` undoes what memory holds of them.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.lifecycle import State
+from twinbus.broker.log import SCHEMAS, Part, PartKind
+from twinbus.broker.transfers import Intervals
+from twinbus.errors import MessagingError
+from twinbus.message import Int64s
+
+
+class Ticket(Protocol):
+    """Someone waiting for a reply."""
+
+    def answer(self, value: Any) -> None:
+        """Give the reply."""
+        ...
+
+    def fail(self, error: MessagingError) -> None:
+        """Say why there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A keyed value; the last one in the log wins, None forgets it."""
+
+    kind: str
+    key: str
+    value: bytes | None
+
+    @classmethod
+    def of(cls, kind: str, key: object, value: object) -> "Fact":
+        """Return a fact whose value is JSON."""
+        return cls(kind, str(key), json.dumps(value, separators=(",", ":")).encode())
+
+
+@dataclass(slots=True)
+class Entries:
+    """Facts, places and changes on their way to the log."""
+
+    facts: list[Fact] = field(default_factory=list)
+    places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.facts or self.places or self.changes)
+
+    def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
+        """Note new states of messages."""
+        if len(sequence):
+            columns = {"entity": entity, "sequence": sequence, "state": state, "failures": failures}
+            self.changes.append(columns)
+
+    def gone(self, entity: int, sequence: Int64s) -> None:
+        """Note that messages left an entity."""
+        self.change(entity, sequence, State.GONE)
+
+
+class Commit:
+    """One turn's entries and replies."""
+
+    def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
+        self.first_batch = first_batch
+        self.kept = kept or Entries()
+        self.tentative = Entries()
+        self.batches: list[pa.RecordBatch] = []
+        self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
+        self.origins: dict[str, Intervals] = {}  # transfers taken in this turn
+        self.must_sync = False  # replies wait for the disk
+        self.on_durable: list[Callable[[], None]] = []
+        self.on_refused: list[Callable[[], None]] = []
+        self.replies: list[tuple[Ticket, Any]] = []
+        self.refusals: list[tuple[Ticket, MessagingError]] = []
+
+    def reply(self, ticket: Ticket, value: Any) -> None:
+        """Answer a request when the turn is over."""
+        self.replies.append((ticket, value))
+
+    def refuse(self, ticket: Ticket, error: MessagingError) -> None:
+        """Refuse a request when the turn is over."""
+        self.refusals.append((ticket, error))
+
+    def add_batch(self, batch: pa.RecordBatch) -> int:
+        """Take a message batch along; return its number."""
+        self.batches.append(batch)
+        self.must_sync = True
+        return self.first_batch + len(self.batches) - 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self.must_sync or self.kept or self.tentative or self.history)
+
+    def parts(self, snapshot: Sequence[Fact] = ()) -> list[Part]:
+        """Return the record: facts, messages, places, changes, history."""
+        parts = []
+        facts = [*snapshot, *self.kept.facts, *self.tentative.facts]
+        if facts:
+            columns = [[getattr(f, name) for f in facts] for name in ("kind", "key", "value")]
+            parts.append(_part(PartKind.FACTS, columns))
+        for index, batch in enumerate(self.batches):
+            parts.append(Part(PartKind.MESSAGES, batch, self.first_batch + index))
+        for kind, entries in (
+            (PartKind.PLACES, self.kept.places + self.tentative.places),
+            (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
+        ):
+            if entries:
+                parts.append(_part(kind, _joined(kind, entries)))
+        if self.history:
+            parts.append(_part(PartKind.HISTORY, self._history_columns()))
+        return parts
+
+    def _history_columns(self) -> list[Any]:
+        entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]
+        times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
+        every_id = [message_id for _, ids, _ in self.history for message_id in ids]
+        return [np.concatenate(entities), every_id, np.concatenate(times)]
+
+
+def _joined(kind: PartKind, entries: list[dict[str, Any]]) -> list[Any]:
+    """Return the columns of several entries end to end."""
+    columns = []
+    for column in SCHEMAS[kind]:
+        pieces = [
+            np.broadcast_to(
+                np.asarray(entry[column.name], column.type.to_pandas_dtype()),
+                len(entry["sequence"]),
+            )
+            for entry in entries
+        ]
+        columns.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    return columns
+
+
+def _part(kind: PartKind, columns: Sequence[Any]) -> Part:
+    schema = SCHEMAS[kind]
+    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+    return Part(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))

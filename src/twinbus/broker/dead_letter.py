@@ -1,0 +1,53 @@
+"""Why messages died: reasons are shared by many messages, so rows hold a small number instead."""
+
+from dataclasses import dataclass
+
+TTL_EXPIRED = "TTLExpiredException"
+MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
+SESSION_ID_MISSING = "SessionIdIsMissing"
+TOO_MANY_FORWARDS = "TooManyForwards"
+MAX_REASON_CHARACTERS = 4096  # of reason and of description: more belongs in a log
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why and where a message died."""
+
+    reason: str | None
+    description: str | None
+    source: str  # path of the entity
+
+
+class Deaths:
+    """The distinct deaths of a namespace, by number."""
+
+    def __init__(self) -> None:
+        self._deaths: dict[int, Death] = {}
+        self._numbers: dict[Death, int] = {}
+        self._next = 0
+
+    def __getitem__(self, number: int) -> Death:
+        return self._deaths[number]
+
+    def number(self, death: Death) -> tuple[int, bool]:
+        """Return the number of a death and whether it is new."""
+        known = self._numbers.get(death)
+        if known is not None:
+            return known, False
+        self.learn(self._next, death)
+        return self._next - 1, True
+
+    def learn(self, number: int, death: Death) -> None:
+        """Note a death read from the log."""
+        self._deaths[number] = death
+        self._numbers[death] = number
+        self._next = max(self._next, number + 1)
+
+    def keep(self, numbers: set[int]) -> None:
+        """Forget deaths that no message refers to any more."""
+        for number in [number for number in self._deaths if number not in numbers]:
+            del self._numbers[self._deaths.pop(number)]
+
+    def items(self) -> list[tuple[int, Death]]:
+        """Return every death with its number."""
+        return list(self._deaths.items())

@@ -1,0 +1,82 @@
+"""Diagnostic bundles: a folder a person can read, written when the broker heals itself."""
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from twinbus.broker.lifecycle import State
+from twinbus.broker.log import Log
+from twinbus.broker.namespace import Namespace
+from twinbus.clock import from_us
+from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES
+
+_README = """\
+Twinbus found itself inconsistent and restarted from its log.
+
+When      {when}
+What      {what}
+Process   {pid}, Python {python}
+
+Nothing acknowledged was lost: the log holds all of it, and the broker read it anew. Locks were
+given back, so messages that were being processed are delivered again.
+
+  traceback.txt   where it happened
+  entities.json   what each queue held, and which counts did not add up
+  log.json        the files of the log and their sizes
+  commands.txt    the last commands, newest last, without message contents
+
+What to do: if this happens once, nothing. If it happens again, report it with this folder; it
+holds entity names, but neither message bodies nor keys.
+"""
+
+
+def write_bundle(
+    directory: Path,
+    error: BaseException,
+    namespace: Namespace,
+    log: Log,
+    recent: Iterable[str],
+    now: int,
+) -> Path:
+    """Write a bundle and return its folder; old bundles make room."""
+    when = from_us(now)
+    folder = directory / when.strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    folder.mkdir(parents=True, exist_ok=True)
+    what = f"{type(error).__name__}: {error}"
+    text = _README.format(
+        when=when.isoformat(), what=what, pid=os.getpid(), python=sys.version.split()[0]
+    )
+    (folder / "README.txt").write_text(text)
+    (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
+    (folder / "entities.json").write_text(json.dumps(_entities(namespace), indent=2))
+    (folder / "log.json").write_text(json.dumps(_log(log), indent=2))
+    (folder / "commands.txt").write_text("\n".join(recent) + "\n")
+    for old in sorted(path for path in directory.iterdir() if path.is_dir())[
+        :-KEPT_DIAGNOSTIC_BUNDLES
+    ]:
+        shutil.rmtree(old)
+    return folder
+
+
+def _entities(namespace: Namespace) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": queue.path,
+            "counts": {state.name: int(queue.waiting.counts[state]) for state in State},
+            "size_in_bytes": queue.waiting.size_in_bytes,
+            "next_sequence_number": queue.next_sequence,
+            "waiting_receives": len(queue.waiters),
+            "faults": queue.waiting.faults(),
+        }
+        for queue in namespace.directory.queues()
+    ]
+
+
+def _log(log: Log) -> dict[str, Any]:
+    files = [{"file": s.path.name, "bytes": s.size} for s in log.segments.values()]
+    return {"directory": str(log.directory), "segments": files, "cut_bytes": log.cut_bytes}

@@ -1,0 +1,57 @@
+"""Duplicate detection: the message ids an entity has seen within its window, oldest first."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class DuplicateHistory:
+    """Message ids with the time they were first sent; times never go back."""
+
+    def __init__(self, window_us: int) -> None:
+        self.window_us = window_us
+        self._seen: dict[str, int] = {}  # insertion order is time order
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def forget_before(self, now: int) -> None:
+        """Drop what has left the window."""
+        horizon = now - self.window_us
+        stale = []
+        for message_id, time in self._seen.items():
+            if time > horizon:
+                break
+            stale.append(message_id)
+        for message_id in stale:
+            del self._seen[message_id]
+
+    def fresh(self, message_ids: Sequence[str | None], now: int) -> npt.NDArray[np.bool_]:
+        """Return which ids are new, and note them; a repeat within the sequence is not new."""
+        self.forget_before(now)
+        seen = self._seen
+        result = np.ones(len(message_ids), bool)
+        for index, message_id in enumerate(message_ids):
+            if message_id is None:
+                continue
+            if message_id in seen:
+                result[index] = False
+            else:
+                seen[message_id] = now
+        return result
+
+    def note(self, message_id: str, time: int) -> None:
+        """Note an id read from the log."""
+        self._seen.setdefault(message_id, time)
+
+    def withdraw(self, message_ids: Sequence[str]) -> None:
+        """Take back ids whose messages were refused after all."""
+        for message_id in message_ids:
+            self._seen.pop(message_id, None)
+
+    def within(self, first: int, last: int) -> Iterator[tuple[str, int]]:
+        """Yield ids first seen between two times."""
+        for message_id, time in self._seen.items():
+            if first <= time <= last:
+                yield message_id, time

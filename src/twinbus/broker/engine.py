@@ -1,0 +1,315 @@
+"""The engine: one turn after another over the namespace of a directory. No thread of its own.
+
+    turn:  tick (what time brings) -> execute (commands) -> serve (those who wait)
+           -> append and sync one record -> answer
+
+Replies wait for the disk whenever the turn wrote something a caller relies on; settlements alone
+are answered first and ride the sync that follows. When the log refuses a record, what already
+happened in memory is kept for the next one and sends go to the spill store. When the engine finds
+itself inconsistent it writes a diagnostic bundle and reads its log anew.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from twinbus.broker.bodies import Bodies
+from twinbus.broker.commands import Command, Send, SendReceipt, kind_of
+from twinbus.broker.commit import Commit, Entries, Fact, Ticket
+from twinbus.broker.compaction import Compaction
+from twinbus.broker.dead_letter import Deaths
+from twinbus.broker.diagnostics import write_bundle
+from twinbus.broker.log import Log
+from twinbus.broker.namespace import Namespace, NamespaceSettings
+from twinbus.broker.queue import Shared
+from twinbus.broker.replay import Replay, restore
+from twinbus.broker.spill import Spill, StoreHealth
+from twinbus.broker.storage import Storage
+from twinbus.broker.tokens import LockNumbers
+from twinbus.clock import Clock
+from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
+from twinbus.limits import (
+    RECENT_COMMANDS,
+    SEGMENT_BYTES,
+    SELF_CHECK_INTERVAL_US,
+    SPILL_DRAIN_SENDS,
+)
+
+_log = logging.getLogger("twinbus.broker")
+
+
+class InvariantError(MessagingError):
+    """The broker's own bookkeeping does not add up."""
+
+
+class Asker(Ticket, Protocol):
+    """A caller and its command."""
+
+    command: Command[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Where a namespace lives and how it is kept."""
+
+    directory: Path
+    spill_directory: Path | None = None  # best on another disk; default: inside `directory`
+    segment_bytes: int = SEGMENT_BYTES
+    accept_damage: bool = False  # start without damaged records and lose what they held
+    namespace: NamespaceSettings = field(default_factory=NamespaceSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Storages:
+    """The disks under the log and the spill store; None: the operating system's files."""
+
+    log: Storage | None = None
+    spill: Storage | None = None
+
+
+class Engine:
+    """Owns the log and the namespace of a directory."""
+
+    def __init__(self, settings: EngineSettings, clock: Clock, storages: Storages) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._storages = storages
+        self._recent: deque[str] = deque(maxlen=RECENT_COMMANDS)
+        self._now = clock.now_us()
+        self.restarts = 0  # times it healed itself
+        self._open()
+
+    def _open(self) -> None:
+        settings = self._settings
+        self.log = Log(
+            settings.directory / "log",
+            self._storages.log,
+            segment_bytes=settings.segment_bytes,
+            accept_damage=settings.accept_damage,
+        )
+        try:
+            self._restore()
+            folder = settings.spill_directory or settings.directory / "spill"
+            self.spill = Spill(folder, self._storages.spill, self._now)
+        except BaseException:
+            self.log.close()
+            raise
+        self.health = StoreHealth(spilling=len(self.spill) > 0)
+        if self.log.cut_bytes:
+            _log.warning(
+                "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
+                settings.directory,
+                self.log.cut_bytes,
+            )
+
+    def _restore(self) -> None:
+        bodies = Bodies(self.log)
+        replay = Replay()
+        replay.read(self.log, bodies)
+        bodies.start_at(replay.number("next", "batch", 1))
+        # Lock numbers begin above every lease epoch in the log and, as time passes between
+        # starts, above every lock given before.
+        locks = LockNumbers(max(self._time(), replay.highest_epoch()))
+        self.namespace = Namespace(Shared(bodies, Deaths(), locks), self._settings.namespace)
+        restore(self.namespace, replay, self._now)
+        self._compaction = Compaction(self.log, self.namespace)
+        for segment, first, last in replay.history_spans:
+            self._compaction.note_history(segment, first, last)
+        self._kept = Entries()
+        self._next_check = self._now + SELF_CHECK_INTERVAL_US
+        self._to_check: list[int] = []
+
+    def _time(self) -> int:
+        """Return now; the broker's time never goes back."""
+        self._now = max(self._now, self._clock.now_us())
+        return self._now
+
+    @property
+    def next_event(self) -> int:
+        """When a turn has something to do, commands apart."""
+        if self.health.spilling:
+            return min(self.namespace.next_event, self.health.retry_at)
+        if self._kept or self._compaction.has_work:
+            return 0
+        return min(self.namespace.next_event, self._next_check)
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def turn(self, askers: Sequence[Asker]) -> None:
+        """Carry out commands and whatever time brings; every asker is answered or waits."""
+        for asker in askers:
+            self._recent.append(f"{kind_of(asker.command)} {getattr(asker.command, 'path', '')}")
+        try:
+            self._turn(askers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log is right and memory is not
+            self._heal(error, askers)
+
+    def _turn(self, askers: Sequence[Asker]) -> None:
+        now = self._time()
+        commit = Commit(self.namespace.shared.bodies.next_number, self._kept)
+        self._kept = Entries()
+        self.namespace.storage_bytes = self.log.size_in_bytes
+        self.namespace.tick(now, commit)
+        if self.health.spilling:
+            askers = self._spill_sends(askers)
+            if now >= self.health.retry_at:
+                self._drain_spill(now, commit)
+        self.namespace.execute([(asker, asker.command) for asker in askers], now, commit)
+        self.namespace.serve(now, commit)
+        if not self.health.spilling and self._compaction.has_work:
+            self._compaction.stage(commit)
+        if now >= self._next_check:
+            self._check_one(now)
+        self._finish(commit, askers)
+        self.namespace.reclaim()
+
+    def _finish(self, commit: Commit, askers: Sequence[Asker]) -> None:
+        if not commit.must_sync:
+            self._answer(commit)
+        try:
+            if not commit.is_empty:
+                self._append(commit)
+        except StoreUnavailableError as error:
+            self._refuse(commit, askers, error)
+            return
+        for hook in commit.on_durable:
+            hook()
+        self._answer(commit)
+
+    def _append(self, commit: Commit) -> None:
+        began = self._clock.now_us()
+        snapshot = self.namespace.snapshot() if self.log.wants_new_segment else []
+        parts = commit.parts(snapshot)
+        places = self.log.append(parts)
+        bodies = self.namespace.shared.bodies
+        for part, place in zip(parts, places, strict=True):
+            if part.number:
+                bodies.add(part.number, place, part.columns.num_rows)
+        for _, _, times in commit.history:
+            self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
+        self.health.succeeded(self._clock.now_us() - began, self._time())
+
+    def _answer(self, commit: Commit) -> None:
+        for ticket, value in commit.replies:
+            ticket.answer(value)
+        for ticket, error in commit.refusals:
+            ticket.fail(error)
+        commit.replies.clear()
+        commit.refusals.clear()
+
+    # -- storage trouble -----------------------------------------------------------------------
+
+    def _refuse(
+        self, commit: Commit, askers: Sequence[Asker], error: StoreUnavailableError
+    ) -> None:
+        """The log took nothing: undo what was tentative, keep the rest, spill the sends."""
+        _log.warning("%s", error)
+        for hook in reversed(commit.on_refused):
+            hook()
+        self._kept = commit.kept
+        self.health.refused(self._time())
+        promised = {id(ticket) for ticket, _ in commit.replies}
+        sends = [a for a in askers if isinstance(a.command, Send) and id(a) in promised]
+        left = {id(asker) for asker in self._spill_sends(sends)}
+        spilled = {id(asker) for asker in sends} - left
+        for ticket, _ in commit.replies:
+            if id(ticket) not in spilled:
+                ticket.fail(error)
+        for ticket, refusal in commit.refusals:
+            ticket.fail(refusal)
+
+    def _spill_sends(self, askers: Sequence[Asker]) -> list[Asker]:
+        """Spill the sends that can be, and answer them; return the other askers."""
+        left = []
+        for asker in askers:
+            command = asker.command
+            if not isinstance(command, Send):
+                left.append(asker)
+                continue
+            try:
+                batch = self.namespace.check_send(command)
+                if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
+                    left.append(asker)  # its number, needed to cancel it, is not known here
+                    continue
+                self.spill.append(command.path, batch, command.origin)
+            except MessagingError as error:
+                asker.fail(error)
+            else:
+                asker.answer(SendReceipt([0] * batch.num_rows))
+        return left
+
+    def _drain_spill(self, now: int, commit: Commit) -> None:
+        """Move the oldest spilled sends into the log, as part of this turn."""
+        sends = [
+            send for send, _ in zip(self.spill.sends(), range(SPILL_DRAIN_SENDS), strict=False)
+        ]
+        if not sends:
+            self.health.recovered()
+            return
+        self.health.retry_at = now
+        for send in sends:
+            self.namespace.take_spilled(send, now, commit)
+        commit.must_sync = True
+
+        def moved() -> None:
+            done = self.spill.moved(len(sends))
+            if done:
+                for source in done:
+                    self.namespace.transfers.forget(source)
+                    self._kept.facts.append(Fact("transferred", source, None))
+                self.health.recovered()
+
+        commit.on_durable.append(moved)
+
+    # -- self-healing --------------------------------------------------------------------------
+
+    def _check_one(self, now: int) -> None:
+        """Check the bookkeeping of one queue; each gets its turn."""
+        self._next_check = now + SELF_CHECK_INTERVAL_US
+        if not self._to_check:
+            self._to_check = [queue.entity for queue in self.namespace.directory.queues()]
+        queue = (
+            self.namespace.directory.queue_numbered(self._to_check.pop())
+            if self._to_check
+            else None
+        )
+        faults = queue.waiting.faults() if queue is not None else []
+        if queue is not None and faults:
+            raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
+
+    def _heal(self, error: Exception, askers: Sequence[Asker]) -> None:
+        self.restarts += 1
+        folder = write_bundle(
+            self._settings.directory / "diagnostics",
+            error,
+            self.namespace,
+            self.log,
+            self._recent,
+            self._time(),
+        )
+        _log.error("restarting from the log after %r; see %s", error, folder)
+        restarting = BrokerRestartingError(
+            f"the broker restarts after an internal error; a report is in {folder}. Try again",
+            bundle=str(folder),
+        )
+        waiting = self.namespace.waiting_tickets()
+        self.log.close()
+        self.spill.close()
+        self._open()
+        for ticket in [*askers, *waiting]:
+            ticket.fail(restarting)
+
+    def close(self) -> None:
+        """Write what rides, and let go of the files."""
+        if self._kept:
+            try:
+                self._append(Commit(self.namespace.shared.bodies.next_number, self._kept))
+            except StoreUnavailableError as error:
+                _log.warning("settlements were not written: %s", error)
+        self.spill.close()
+        self.log.close()

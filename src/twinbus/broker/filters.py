@@ -1,0 +1,403 @@
+"""Rules: filters select rows of a batch, actions change the selected copies. All over columns.
+
+A value is one Arrow array (or scalar) per property type; at each row at most one of them is set.
+Conditions are Arrow booleans where null is SQL's UNKNOWN: a message is selected only by TRUE, and
+comparing values of different types is UNKNOWN, as is anything that touches a missing property.
+
+The grammar is parsed by sqlglot; what a filter may use is the table of node types below:
+comparisons, AND OR NOT, IN, LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - * / %,
+'text', numbers, TRUE, FALSE, NULL, @parameters, sys.Name, user.name, name, [name], p('name').
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import TokenType
+
+from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
+from twinbus.errors import InvalidArgumentError
+from twinbus.message import (
+    PROPERTY_TYPES,
+    TEXT_COLUMNS,
+    properties_of,
+    property_child,
+    property_values,
+    stored_property,
+    to_properties_column,
+)
+
+Mask = npt.NDArray[np.bool_]
+Value = Mapping[str, Any]  # property type -> Arrow array or scalar
+Evaluate = Callable[[pa.RecordBatch], Any]
+
+SYSTEM_FIELDS = {name.replace("_", ""): name for name in TEXT_COLUMNS} | {"label": "subject"}
+SYSTEM_TIMES = {
+    "timetolive": ("time_to_live", "timedelta"),
+    "scheduledenqueuetimeutc": ("scheduled_enqueue_time_utc", "datetime"),
+}
+_TRUE, _FALSE, _UNKNOWN = pa.scalar(True), pa.scalar(False), pa.scalar(None, pa.bool_())
+_COMPARISONS: dict[type[exp.Expression], Callable[..., Any]] = {
+    exp.EQ: pc.equal,
+    exp.NEQ: pc.not_equal,
+    exp.LT: pc.less,
+    exp.LTE: pc.less_equal,
+    exp.GT: pc.greater,
+    exp.GTE: pc.greater_equal,
+}
+_LARGEST = 2.0**63
+
+
+def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
+    """Return a function from a batch to the rows the filter selects."""
+    if isinstance(rule, TrueFilter):
+        return lambda batch: np.ones(batch.num_rows, bool)
+    if isinstance(rule, FalseFilter):
+        return lambda batch: np.zeros(batch.num_rows, bool)
+    if isinstance(rule, CorrelationFilter):
+        return _correlation(rule)
+    condition = _condition(_parse("filter", rule.expression), rule.parameters)
+    return lambda batch: _mask(condition(batch), batch.num_rows)
+
+
+def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Return a function from a batch to the batch with the action's changes."""
+    steps = [_statement(tokens, action) for tokens in _statements(action.expression)]
+
+    def apply(batch: pa.RecordBatch) -> pa.RecordBatch:
+        for step in steps:
+            batch = step(batch)
+        return batch
+
+    return apply
+
+
+def _mask(condition: Any, count: int) -> Mask:
+    if isinstance(condition, pa.Scalar):
+        return np.full(count, condition.as_py() is True)
+    return pc.fill_null(condition, False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _parse(what: str, text: str) -> exp.Expression:
+    try:
+        return sqlglot.parse_one(text, dialect="tsql", into=exp.Condition)
+    except SqlglotError as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidArgumentError(f"the SQL {what} {text!r} cannot be read: {reason}") from error
+
+
+def _refuse(node: exp.Expression) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{node.sql(dialect='tsql')!r} cannot be used in a rule; see the list in the docs of rules",
+        expression=node.sql(dialect="tsql"),
+    )
+
+
+# -- conditions --------------------------------------------------------------------------------
+
+
+def _condition(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
+    if isinstance(node, exp.Paren):
+        return _condition(node.this, parameters)
+    if isinstance(node, (exp.And, exp.Or)):
+        left = _condition(node.this, parameters)
+        right = _condition(node.expression, parameters)
+        join = pc.and_kleene if isinstance(node, exp.And) else pc.or_kleene
+        return lambda batch: join(left(batch), right(batch))
+    if isinstance(node, exp.Not):
+        inner = _condition(node.this, parameters)
+        return lambda batch: pc.invert(inner(batch))
+    if type(node) in _COMPARISONS:
+        return _comparison(_COMPARISONS[type(node)], node.this, node.expression, parameters)
+    if isinstance(node, exp.In):
+        return _membership(node, parameters)
+    if isinstance(node, (exp.Like, exp.Escape)):
+        return _likeness(node, parameters)
+    if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
+        value = _value(node.this, parameters)
+        return lambda batch: pc.invert(_present(value(batch), batch.num_rows))
+    if isinstance(node, exp.Exists) and isinstance(node.this, exp.Column):
+        value = _value(node.this, parameters)
+        return lambda batch: _present(value(batch), batch.num_rows)
+    value = _value(node, parameters)  # a bare boolean: TRUE, a property
+    return lambda batch: value(batch).get("bool", _UNKNOWN)
+
+
+def _comparison(
+    compare: Callable[..., Any],
+    left_node: exp.Expression,
+    right_node: exp.Expression,
+    parameters: Mapping[str, Any],
+) -> Evaluate:
+    left, right = _value(left_node, parameters), _value(right_node, parameters)
+    return lambda batch: compare_values(compare, left(batch), right(batch))
+
+
+def compare_values(compare: Callable[..., Any], left: Value, right: Value) -> Any:
+    """Compare within each type (int and float are one); everything else is UNKNOWN."""
+    result: Any = _UNKNOWN
+    for kind, values in left.items():
+        for other, others in right.items():
+            if kind == other or {kind, other} == {"int", "float"}:
+                result = pc.coalesce(result, compare(values, others))
+    return result
+
+
+def _membership(node: exp.In, parameters: Mapping[str, Any]) -> Evaluate:
+    value = _value(node.this, parameters)
+    members = [_value(member, parameters) for member in node.expressions]
+    if not members:
+        raise _refuse(node)
+
+    def evaluate(batch: pa.RecordBatch) -> Any:
+        held = value(batch)
+        found: Any = _FALSE
+        for member in members:
+            found = pc.or_kleene(found, compare_values(pc.equal, held, member(batch)))
+        return found
+
+    return evaluate
+
+
+def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
+    escape = ""
+    if isinstance(node, exp.Escape):
+        escape = node.expression.name
+        node = node.this
+    if not isinstance(node, exp.Like) or len(escape) > 1:
+        raise _refuse(node)
+    value, pattern = _value(node.this, parameters), _constant(node.expression, parameters)
+    if not isinstance(pattern, str):
+        raise _refuse(node)
+    regex = _like_regex(pattern, escape)
+
+    def evaluate(batch: pa.RecordBatch) -> Any:
+        texts = value(batch).get("str")
+        return _UNKNOWN if texts is None else pc.match_substring_regex(texts, regex)
+
+    return evaluate
+
+
+def _like_regex(pattern: str, escape: str) -> str:
+    parts, characters = [], iter(pattern)
+    for character in characters:
+        literal = character
+        if escape and character == escape:
+            literal = next(characters, escape)
+        elif character in "%_":
+            parts.append(".*" if character == "%" else ".")
+            continue
+        parts.append(literal if literal.isalnum() else f"\\x{{{ord(literal):x}}}")
+    return f"^(?s:{''.join(parts)})$"
+
+
+def _present(value: Value, count: int) -> Any:
+    found: Any = pa.array(np.zeros(count, bool))
+    for values in value.values():
+        found = pc.or_(found, pc.is_valid(values))
+    return found
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def _value(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
+    if isinstance(node, exp.Paren):
+        return _value(node.this, parameters)
+    if isinstance(node, exp.Column):
+        return _column(node)
+    if isinstance(node, exp.Anonymous) and node.name.lower() in ("p", "property"):
+        name = node.expressions[0].name if len(node.expressions) == 1 else ""
+        return lambda batch: property_value(batch, name)
+    if isinstance(node, (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)):
+        left, right = _value(node.this, parameters), _value(node.expression, parameters)
+        kind = type(node)
+        return lambda batch: _arithmetic(kind, left(batch), right(batch))
+    if isinstance(node, exp.Neg) and not isinstance(node.this, exp.Literal):
+        inner = _value(node.this, parameters)
+        return lambda batch: {
+            kind: pc.negate(values)
+            for kind, values in inner(batch).items()
+            if kind in ("int", "float")
+        }
+    if isinstance(node, exp.Null):
+        return lambda _batch: {}
+    constant = literal(_constant(node, parameters))
+    return lambda _batch: constant
+
+
+def _constant(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
+    if isinstance(node, exp.Literal):
+        if node.is_string:
+            return node.this
+        return int(node.this) if node.this.isdigit() else float(node.this)
+    if isinstance(node, exp.Neg):
+        return -_constant(node.this, parameters)
+    if isinstance(node, exp.Boolean):
+        return node.this
+    if isinstance(node, exp.HexString):
+        return int(node.this, 16)
+    if isinstance(node, exp.Parameter):
+        if node.name not in parameters:
+            raise InvalidArgumentError(f"@{node.name} has no value in the rule's parameters")
+        return parameters[node.name]
+    raise _refuse(node)
+
+
+def literal(value: Any) -> Value:
+    """Return a constant as a value."""
+    child = property_child("constant", value)
+    return {child: pa.scalar(stored_property(child, value), PROPERTY_TYPES[child])}
+
+
+def _column(node: exp.Column) -> Evaluate:
+    scope, name = node.table.lower(), node.name
+    if scope == "sys":
+        key = name.lower()
+        if key in SYSTEM_FIELDS:
+            field = SYSTEM_FIELDS[key]
+            return lambda batch: {"str": batch.column(field)}
+        if key in SYSTEM_TIMES:
+            time_field, kind = SYSTEM_TIMES[key]
+            return lambda batch: {kind: batch.column(time_field)}
+        known = ", ".join(sorted([*SYSTEM_FIELDS, *SYSTEM_TIMES]))
+        raise InvalidArgumentError(f"sys.{name} is not a field of a message; there are: {known}")
+    if scope not in ("", "user"):
+        raise _refuse(node)
+    return lambda batch: property_value(batch, name)
+
+
+def property_value(batch: pa.RecordBatch, name: str) -> Value:
+    """Return an application property of every row as a value."""
+    properties = batch.column("properties")
+    if properties.offsets[0] == properties.offsets[-1]:
+        return {}
+    found = pc.map_lookup(properties, pa.scalar(name), "first")
+    if found.null_count == len(found):
+        return {}
+    children = ((child, pc.struct_field(found, child)) for child in PROPERTY_TYPES)
+    return {child: values for child, values in children if values.null_count != len(values)}
+
+
+def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
+    result: dict[str, Any] = {}
+    for one, ones in left.items():
+        for other, others in right.items():
+            if {one, other} <= {"int", "float"}:
+                into = "int" if one == other == "int" else "float"
+                value = _calculate(kind, ones, others, whole=into == "int")
+            elif kind is exp.Add and one == other == "str":
+                into, value = "str", pc.binary_join_element_wise(ones, others, "")
+            else:
+                continue
+            result[into] = pc.coalesce(result[into], value) if into in result else value
+    return result
+
+
+def _calculate(kind: type[exp.Expression], ones: Any, others: Any, *, whole: bool) -> Any:
+    """Calculate; dividing by zero and leaving 64 bits give UNKNOWN."""
+    if kind in (exp.Div, exp.Mod):
+        others = pc.if_else(pc.equal(others, 0), pa.scalar(None, others.type), others)
+        quotient = pc.divide(ones, others)
+        if kind is exp.Div:
+            return quotient
+        return pc.subtract(ones, pc.multiply(others, quotient if whole else pc.trunc(quotient)))
+    calculate = {exp.Add: pc.add, exp.Sub: pc.subtract, exp.Mul: pc.multiply}[kind]
+    result = calculate(ones, others)
+    if whole:
+        size = pc.abs(calculate(pc.cast(ones, pa.float64()), pc.cast(others, pa.float64())))
+        result = pc.if_else(pc.less(size, _LARGEST), result, pa.scalar(None, pa.int64()))
+    return result
+
+
+# -- correlation -------------------------------------------------------------------------------
+
+
+def _correlation(rule: CorrelationFilter) -> Callable[[pa.RecordBatch], Mask]:
+    texts = [
+        (name, getattr(rule, name))
+        for name in TEXT_COLUMNS
+        if getattr(rule, name, None) is not None
+    ]
+    properties = [(name, literal(value)) for name, value in rule.properties.items()]
+    if not texts and not properties:
+        raise InvalidArgumentError("a correlation filter needs at least one field or property")
+
+    def select(batch: pa.RecordBatch) -> Mask:
+        mask = np.ones(batch.num_rows, bool)
+        for name, text in texts:
+            mask &= _mask(pc.equal(batch.column(name), text), batch.num_rows)
+        for name, value in properties:
+            same = compare_values(pc.equal, property_value(batch, name), value)
+            mask &= _mask(same, batch.num_rows)
+        return mask
+
+    return select
+
+
+# -- actions -----------------------------------------------------------------------------------
+
+
+def _statements(text: str) -> list[str]:
+    """Split an action at its semicolons, but not at those inside quotes."""
+    try:
+        tokens = sqlglot.tokenize(text, dialect="tsql")
+    except SqlglotError as error:
+        raise InvalidArgumentError(f"the SQL action {text!r} cannot be read: {error}") from error
+    cuts = [token.start for token in tokens if token.token_type == TokenType.SEMICOLON]
+    starts = [0, *(cut + 1 for cut in cuts)]
+    pieces = [text[start:end] for start, end in zip(starts, [*cuts, len(text)], strict=True)]
+    statements = [piece.strip() for piece in pieces if piece.strip()]
+    if not statements:
+        raise InvalidArgumentError("a SQL action needs at least one SET or REMOVE")
+    return statements
+
+
+def _statement(text: str, action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    verb, _, rest = text.partition(" ")
+    node = _parse("action", rest) if rest else None
+    if verb.upper() == "REMOVE" and isinstance(node, exp.Column):
+        return _assignment(node, lambda _batch: {})
+    if verb.upper() == "SET" and isinstance(node, exp.EQ) and isinstance(node.this, exp.Column):
+        return _assignment(node.this, _value(node.expression, action.parameters))
+    raise InvalidArgumentError(
+        f"{text!r} is not an action; write SET name = expression or REMOVE name"
+    )
+
+
+def _assignment(target: exp.Column, value: Evaluate) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    name = target.name
+    if target.table.lower() == "sys":
+        field = SYSTEM_FIELDS.get(name.lower())
+        if field is None:
+            raise InvalidArgumentError(f"sys.{name} cannot be set by an action")
+        return lambda batch: _set_field(batch, field, value(batch))
+    return lambda batch: _set_property(batch, name, value(batch))
+
+
+def _set_field(batch: pa.RecordBatch, field: str, value: Value) -> pa.RecordBatch:
+    texts = _spread(value.get("str", pa.scalar(None, pa.string())), batch.num_rows)
+    return batch.set_column(batch.schema.get_field_index(field), batch.schema.field(field), texts)
+
+
+def _set_property(batch: pa.RecordBatch, name: str, value: Value) -> pa.RecordBatch:
+    index = batch.schema.get_field_index("properties")
+    bags = [dict(bag) for bag in properties_of(batch.column(index))]
+    for bag in bags:
+        bag.pop(name, None)
+    for child, values in value.items():
+        spread = _spread(values, batch.num_rows)
+        set_at = np.flatnonzero(pc.is_valid(spread).to_numpy(zero_copy_only=False))
+        for at, held in zip(set_at, property_values(child, spread.take(set_at)), strict=True):
+            bags[at][name] = held
+    return batch.set_column(index, batch.schema.field(index), to_properties_column(bags))
+
+
+def _spread(values: Any, count: int) -> Any:
+    return pa.repeat(values, count) if isinstance(values, pa.Scalar) else values

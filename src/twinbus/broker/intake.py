@@ -1,0 +1,272 @@
+"""Intake: from the sends of one turn to one entity, to rows that may come in.
+
+All sends of a turn to an entity are looked at together, as one batch. Each send is accepted or
+refused as a whole. Pings are acknowledged and go no further; so are rows that were transferred
+before and duplicates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.commands import Send, SendReceipt
+from twinbus.broker.commit import Commit, Fact, Ticket
+from twinbus.broker.entity import Entity
+from twinbus.broker.lifecycle import Cause
+from twinbus.broker.meter import Load, Meter, load_of_sizes
+from twinbus.broker.routing import Outbound, Placement, Router
+from twinbus.broker.transfers import Intervals, Transfers, runs
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    QuotaExceededError,
+)
+from twinbus.limits import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, NEVER_US
+from twinbus.message import BrokeredMessage, Int64s, conform, ping_rows, sizes, to_batch
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A send and who waits for its receipt."""
+
+    ticket: Ticket
+    command: Send
+
+
+class Intake:
+    """Takes sends in."""
+
+    def __init__(
+        self, router: Router, transfers: Transfers, meter: Meter, max_message_bytes: int
+    ) -> None:
+        self._router = router
+        self._transfers = transfers
+        self._meter = meter
+        self._max_message_bytes = max_message_bytes
+
+    def refuse(self, one: Asked, error: MessagingError, commit: Commit) -> None:
+        """Refuse a send, and meter that."""
+        self._meter.record(str(one.command.path), "Send", error.code, Load())
+        commit.refuse(one.ticket, error)
+
+    def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
+        """Return a send's batch, or raise what it would be refused for."""
+        return self._checked(entity, [command])
+
+    def take(
+        self,
+        entity: Entity,
+        asked: Sequence[Asked],
+        now: int,
+        commit: Commit,
+        *,
+        unbounded: bool = False,
+    ) -> None:
+        """Stage the sends that are in order, refuse the others; `unbounded` ignores the quota."""
+        try:  # nearly always all are in order, and looking at them together is cheaper
+            batch = self._checked(entity, [one.command for one in asked])
+        except MessagingError as error:
+            if len(asked) == 1:
+                self.refuse(asked[0], error, commit)
+                return
+            asked = [one for one in asked if self._is_in_order(entity, one, commit)]
+            if not asked:
+                return
+            batch = _merged([one.command for one in asked])
+        room = NEVER_US if unbounded else entity.max_bytes - entity.size_in_bytes
+        self._take(entity, asked, batch, room, now, commit)
+
+    def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:
+        try:
+            self._checked(entity, [one.command])
+        except MessagingError as error:
+            self.refuse(one, error, commit)
+            return False
+        return True
+
+    def _checked(self, entity: Entity, commands: Sequence[Send]) -> pa.RecordBatch:
+        for command in commands:
+            count, origin = len(command.messages), command.origin
+            if not 0 < count <= MAX_BATCH_MESSAGES:
+                raise InvalidArgumentError(
+                    f"a send carries 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
+                )
+            if origin is not None and len(origin.numbers) != count:
+                raise InvalidArgumentError("an origin needs one number for each message")
+        batch = _merged(commands)
+        self._check(entity, batch)
+        return batch
+
+    def _take(
+        self,
+        entity: Entity,
+        asked: Sequence[Asked],
+        batch: pa.RecordBatch,
+        room: int,
+        now: int,
+        commit: Commit,
+    ) -> None:
+        bounds = np.cumsum([0, *(len(one.command.messages) for one in asked)])
+        size = sizes(batch)
+        wanted = np.ones(batch.num_rows, bool)
+        pings = ping_rows(batch)
+        if pings is not None:
+            wanted &= ~pings
+            commit.must_sync = True  # a ping proves that the entity can store, not only answer
+        accepted = []
+        for one, first, last in zip(asked, bounds, bounds[1:], strict=False):
+            rows = slice(int(first), int(last))
+            need = int(size[rows][wanted[rows]].sum())
+            if need > room or room <= 0:
+                self.refuse(one, _full(entity), commit)
+                wanted[rows] = False
+                continue
+            room -= need
+            accepted.append((one, rows))
+            if one.command.origin is not None:
+                wanted[rows] &= self._untransferred(one.command, commit)
+        self._drop_duplicates(entity, batch, wanted, now, commit)
+        numbers = self._stage(entity, batch, wanted, now, commit)
+        for one, rows in accepted:
+            self._meter.record(entity.description.path, "Send", "ok", load_of_sizes(size[rows]))
+            commit.reply(one.ticket, SendReceipt(numbers[rows].tolist()))
+
+    def _check(self, entity: Entity, batch: pa.RecordBatch) -> None:
+        size = sizes(batch)
+        largest = int(size.max())
+        if largest > self._max_message_bytes:
+            raise MessageSizeExceededError(
+                f"message {int(size.argmax())} has {largest} bytes; the limit is "
+                f"{self._max_message_bytes} with all its properties. Put large content elsewhere "
+                "and send a reference",
+                size=largest,
+                limit=self._max_message_bytes,
+            )
+        if int(size.sum()) > MAX_BATCH_BYTES:
+            raise MessageSizeExceededError(
+                f"the batch has {int(size.sum())} bytes; the limit is {MAX_BATCH_BYTES}. Send it "
+                "in parts",
+                size=int(size.sum()),
+                limit=MAX_BATCH_BYTES,
+            )
+        sessions = batch.column("session_id")
+        if entity.queue.settings.requires_session and sessions.null_count:
+            raise InvalidArgumentError(
+                f"{entity.description.path} requires a session_id on every message",
+                path=entity.description.path,
+            )
+        _check_partition_key(batch)
+
+    def _untransferred(self, command: Send, commit: Commit) -> Mask:
+        """Return which rows were never taken from their origin, and note that they are now."""
+        assert command.origin is not None
+        source = command.origin.source
+        numbers = np.asarray(command.origin.numbers, np.int64)
+        staged = commit.origins.setdefault(source, Intervals())
+        fresh = ~(self._transfers.taken(source, numbers) | staged.contains(numbers))
+        once = np.zeros(len(numbers), bool)
+        once[np.unique(numbers, return_index=True)[1]] = True
+        fresh &= once
+        taken = runs(np.sort(numbers[fresh]))
+        if taken:
+            commit.tentative.facts.append(Fact.of("transferred", source, taken))
+            commit.on_durable.append(lambda: self._transfers.take(source, taken))
+            for first, last in taken:
+                staged.add(first, last)
+        return fresh
+
+    def _drop_duplicates(
+        self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
+    ) -> None:
+        if entity.history is None or not wanted.any():
+            return
+        at = np.flatnonzero(wanted)
+        ids = batch.column("message_id").take(pa.array(at)).to_pylist()
+        fresh = entity.history.fresh(ids, now)
+        wanted[at[~fresh]] = False
+        noted = [
+            message_id for message_id, new in zip(ids, fresh, strict=True) if new and message_id
+        ]
+        if noted:
+            commit.history.append((entity.number, noted, now))
+            history = entity.history
+            commit.on_refused.append(lambda: history.withdraw(noted))
+
+    def _stage(
+        self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
+    ) -> Int64s:
+        """Route and stage the wanted rows; return the sequence number of each row, or 0."""
+        numbers = np.zeros(batch.num_rows, np.int64)
+        if not wanted.any():
+            return numbers
+        outbound = Outbound([batch])
+        life = _micros(batch.column("time_to_live"), NEVER_US)
+        due = None
+        now_rows = np.flatnonzero(wanted).astype(np.int32)
+        column = batch.column("scheduled_enqueue_time_utc")
+        if column.null_count != batch.num_rows:
+            due = _micros(column, 0)
+            later = now_rows[due[now_rows] > now]
+            now_rows = now_rows[due[now_rows] <= now]
+            if len(later):
+                bounded = np.minimum(life[later], entity.queue.settings.time_to_live_us)
+                outbound.placements.append(Placement(entity.queue, later, Cause.SCHEDULED, bounded))
+        if len(now_rows):
+            self._router.route(entity, now_rows, life[now_rows], outbound)
+        staged = self._router.stage(outbound, due, now, commit)
+        for placement, sequence in zip(outbound.placements, staged, strict=True):
+            if placement.queue is entity.queue:
+                numbers[placement.rows] = sequence
+        return numbers
+
+
+def _merged(commands: Sequence[Send]) -> pa.RecordBatch:
+    """Return the messages of several sends as one batch; objects are converted together."""
+    pieces: list[pa.RecordBatch] = []
+    objects: list[BrokeredMessage] = []
+    for command in commands:
+        messages = command.messages
+        if isinstance(messages, pa.RecordBatch):
+            if objects:
+                pieces.append(to_batch(objects))
+                objects = []
+            pieces.append(conform(messages))
+        else:
+            objects.extend(messages)
+    if objects:
+        pieces.append(to_batch(objects))
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+
+def _micros(column: pa.Array, missing: int) -> Int64s:
+    if column.null_count == len(column):
+        return np.full(len(column), missing, np.int64)
+    return column.cast(pa.int64()).fill_null(missing).to_numpy()
+
+
+def _check_partition_key(batch: pa.RecordBatch) -> None:
+    keys, sessions = batch.column("partition_key"), batch.column("session_id")
+    if keys.null_count == len(keys) or sessions.null_count == len(sessions):
+        return
+    for key, session in zip(keys.to_pylist(), sessions.to_pylist(), strict=True):
+        if key is not None and session is not None and key != session:
+            raise InvalidArgumentError(
+                f"partition_key {key!r} and session_id {session!r} differ; where both are set "
+                "they must be equal"
+            )
+
+
+def _full(entity: Entity) -> QuotaExceededError:
+    return QuotaExceededError(
+        f"{entity.description.path} holds {entity.size_in_bytes} of {entity.max_bytes} bytes; "
+        "receive messages or raise max_size_in_megabytes",
+        path=entity.description.path,
+        size_in_bytes=entity.size_in_bytes,
+        max_bytes=entity.max_bytes,
+    )

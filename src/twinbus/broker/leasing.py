@@ -1,0 +1,111 @@
+"""Leasing ranges of a queue: how pipelines read and settle many messages at once.
+
+A lease names its messages by intervals and is kept in the log, so it outlives a crash of the
+broker. Its epoch fences: whoever comes with the epoch of a lease that is over changes nothing.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.commands import LeaseRange, RangeLease, ReadRange, SettleRange
+from twinbus.broker.commit import Commit, Fact
+from twinbus.broker.dead_letter import Death
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.queue import Queue
+from twinbus.broker.ranges import Lease
+from twinbus.broker.transfers import runs
+from twinbus.broker.waiting import Indices
+from twinbus.clock import from_us, to_us
+from twinbus.errors import RangeUnavailableError
+
+
+def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
+    """Lease the next deliverable messages, or a given range."""
+    if command.first is None or command.last is None:
+        at = queue.waiting.deliverable(command.max_messages)
+    else:
+        at = _claim(queue, command, command.first, command.last, commit)
+    if not len(at):
+        return None
+    get = queue.waiting.get
+    numbers = get("sequence", at)
+    epoch, until = queue.shared.locks.next(), now + to_us(command.duration)
+    lease = Lease(command.owner, epoch, runs(numbers), until)
+    queue.waiting.step(at, Cause.LEASED)
+    queue.waiting.put("lock", at, epoch)
+    queue.leases.put(lease)
+    _note(queue, lease, commit)
+    commit.must_sync = True
+    commit.on_refused.append(lambda: queue.end_lease(epoch, commit))
+    return RangeLease(
+        owner=command.owner,
+        epoch=epoch,
+        first=int(numbers[0]),
+        last=int(numbers[-1]),
+        message_count=len(at),
+        size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
+        leased_until_utc=from_us(until),
+    )
+
+
+def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
+    commit.kept.facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_json()))
+
+
+def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
+    """Return the deliverable messages of a range, after older leases of the owner gave way."""
+    at = queue.waiting.between(first, last)
+    states = queue.waiting.get("state", at)
+    epochs = np.unique(queue.waiting.get("lock", at[states == State.LEASED])).tolist()
+    leases = [queue.leases.get(epoch) for epoch in epochs]
+    others = [lease for lease in leases if lease.owner != command.owner]
+    if others or (states == State.LOCKED).any():
+        holder = others[0].owner if others else "a receiver"
+        raise RangeUnavailableError(
+            f"part of {first}..{last} of {queue.path} is held by {holder}; try again when "
+            "its lease or lock has lapsed",
+            path=queue.path,
+            owner=holder,
+        )
+    for epoch in epochs:
+        queue.end_lease(epoch, commit)
+    at = at[queue.waiting.get("state", at) == State.ACTIVE]
+    return at[: command.max_messages]
+
+
+def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
+    """Keep a lease longer."""
+    lease = queue.leases.get(epoch)
+    lease.until = until
+    _note(queue, lease, commit)
+    return until
+
+
+def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
+    """Read leased messages that are not settled."""
+    queue.leases.get(command.epoch)
+    at = _part(queue, command.epoch, command.first, command.last)
+    return queue.browse(at, command.max_bytes)
+
+
+def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
+    at = queue.waiting.between(first, last)
+    get = queue.waiting.get
+    return at[(get("state", at) == State.LEASED) & (get("lock", at) == epoch)]
+
+
+def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
+    """Complete and dead-letter parts of a leased range."""
+    queue.leases.get(command.epoch)
+    for first, last in command.completed:
+        at = _part(queue, command.epoch, first, last)
+        commit.kept.gone(queue.entity, queue.waiting.get("sequence", at))
+        queue.settle_gone(at, Cause.COMPLETED)
+    for part in command.dead_lettered:
+        numbers = np.asarray(part.sequence_numbers, np.int64)
+        at = queue.waiting.find(numbers)
+        at = at[at >= 0]
+        get = queue.waiting.get
+        at = at[(get("state", at) == State.LEASED) & (get("lock", at) == command.epoch)]
+        death = Death(part.reason, part.description, queue.path)
+        queue.bury(at, Cause.DEAD_LETTERED, death, commit)

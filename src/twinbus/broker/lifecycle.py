@@ -1,0 +1,117 @@
+"""The life of a message in one entity: (state, cause) -> state. A pair not listed is illegal.
+
+    PENDING --ENQUEUED--> ACTIVE --RECEIVED--> LOCKED --COMPLETED--> GONE
+       |--SCHEDULED--> SCHEDULED --ACTIVATED--> GONE (and ACTIVE under a new number)
+       |--PARKED--> TRANSFERRING --FORWARDED--> GONE (and at home in the forward target)
+
+A dead-lettered message is GONE here and ACTIVE in the dead-letter queue, in one commit.
+States are small integers so that a queue keeps one byte per message and steps whole vectors.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from twinbus.errors import MessagingError
+
+UInt8s = npt.NDArray[np.uint8]
+
+
+class State(IntEnum):
+    """Where a message is in its life."""
+
+    GONE = 0  # settled; its row and its space may be reclaimed
+    PENDING = 1  # taken in, not durable yet: nobody may see it
+    ACTIVE = 2  # deliverable
+    LOCKED = 3  # with a receiver
+    DEFERRED = 4  # set aside, received by number
+    DEFERRED_LOCKED = 5  # with a receiver, back to DEFERRED when given up
+    SCHEDULED = 6  # waits for its time
+    LEASED = 7  # part of a range under a lease
+    TRANSFERRING = 8  # waits for its forward target
+
+
+class Cause(IntEnum):
+    """What happened to a message."""
+
+    ENQUEUED = 0
+    SCHEDULED = 1
+    PARKED = 2
+    REFUSED = 3  # the commit failed
+    RECEIVED = 4
+    COMPLETED = 5
+    ABANDONED = 6
+    DEFERRED = 7
+    DEAD_LETTERED = 8
+    LAPSED = 9  # the lock or lease ran out or was given back
+    EXPIRED = 10
+    ACTIVATED = 11
+    CANCELLED = 12
+    LEASED = 13
+    FORWARDED = 14
+
+
+TABLE: dict[tuple[State, Cause], State] = {
+    (State.PENDING, Cause.ENQUEUED): State.ACTIVE,
+    (State.PENDING, Cause.SCHEDULED): State.SCHEDULED,
+    (State.PENDING, Cause.PARKED): State.TRANSFERRING,
+    (State.PENDING, Cause.REFUSED): State.GONE,
+    (State.ACTIVE, Cause.RECEIVED): State.LOCKED,
+    (State.ACTIVE, Cause.EXPIRED): State.GONE,
+    (State.ACTIVE, Cause.LEASED): State.LEASED,
+    (State.LOCKED, Cause.COMPLETED): State.GONE,
+    (State.LOCKED, Cause.ABANDONED): State.ACTIVE,
+    (State.LOCKED, Cause.LAPSED): State.ACTIVE,
+    (State.LOCKED, Cause.DEFERRED): State.DEFERRED,
+    (State.LOCKED, Cause.DEAD_LETTERED): State.GONE,
+    (State.DEFERRED, Cause.RECEIVED): State.DEFERRED_LOCKED,
+    (State.DEFERRED, Cause.EXPIRED): State.GONE,
+    (State.DEFERRED_LOCKED, Cause.COMPLETED): State.GONE,
+    (State.DEFERRED_LOCKED, Cause.ABANDONED): State.DEFERRED,
+    (State.DEFERRED_LOCKED, Cause.LAPSED): State.DEFERRED,
+    (State.DEFERRED_LOCKED, Cause.DEFERRED): State.DEFERRED,
+    (State.DEFERRED_LOCKED, Cause.DEAD_LETTERED): State.GONE,
+    (State.SCHEDULED, Cause.ACTIVATED): State.GONE,
+    (State.SCHEDULED, Cause.CANCELLED): State.GONE,
+    (State.LEASED, Cause.COMPLETED): State.GONE,
+    (State.LEASED, Cause.DEAD_LETTERED): State.GONE,
+    (State.LEASED, Cause.LAPSED): State.ACTIVE,
+    (State.TRANSFERRING, Cause.FORWARDED): State.GONE,
+    (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
+}
+
+# What a row in the log says of a state: locks are not kept (a crash gives them back) and leases
+# are kept apart, by interval.
+DURABLE: dict[State, State] = {
+    State.GONE: State.GONE,
+    State.ACTIVE: State.ACTIVE,
+    State.LOCKED: State.ACTIVE,
+    State.DEFERRED: State.DEFERRED,
+    State.DEFERRED_LOCKED: State.DEFERRED,
+    State.SCHEDULED: State.SCHEDULED,
+    State.LEASED: State.ACTIVE,
+    State.TRANSFERRING: State.TRANSFERRING,
+}
+
+_ILLEGAL = 255
+_STEPS = np.full((len(State), len(Cause)), _ILLEGAL, np.uint8)
+for (_state, _cause), _next in TABLE.items():
+    _STEPS[_state, _cause] = _next
+
+
+class IllegalStepError(MessagingError):
+    """A message was about to take a step its state does not allow: the broker is wrong."""
+
+
+def step(states: UInt8s, cause: Cause) -> UInt8s:
+    """Return the states after the cause; a pair that is not in the table raises."""
+    after: UInt8s = _STEPS[states, cause]
+    if (after == _ILLEGAL).any():
+        at = int(np.flatnonzero(after == _ILLEGAL)[0])
+        raise IllegalStepError(
+            f"{State(states[at]).name} does not allow {cause.name}",
+            state=State(states[at]).name,
+            cause=cause.name,
+        )
+    return after

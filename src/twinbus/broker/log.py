@@ -1,0 +1,439 @@
+r"""The log: append-only segments of commit records, one checksum and one sync per record.
+
+    segment file   NNNNNNNNNNNNNNNNNNNN.log, numbered in order
+    +0   8  magic "TWINBUS\\n"          +24  8  number of its first record
+    +8   4  format version             +32  8  salt, random: seeds the checksums of its records
+    +12  4  zero                       +40  8  xxh3 of bytes 0..40
+    +16  8  segment number             +48     zeros to +64
+
+    record         starts at a multiple of 64; a commit is one record, so it is there whole or not
+    +0   4  magic "TBR1"               +16  8  record number, one more than the last
+    +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
+    +8   8  payload length             +32     payload, padded to a multiple of 64
+
+    payload        a table of parts (32 bytes each, padded to 64), then the parts, each padded to 64
+    +0   4  kind                       +8   8  batch number (MESSAGES), else 0
+    +4   4  zero                       +16  8  length                     then zeros to +32
+            a part is one Arrow IPC record batch message of the schema of its kind
+
+Each record is synced before the next is written, so only the last can be torn. A torn tail is
+cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
+keeps a message whose body is a copy of some log from passing for one of them.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from twinbus.broker.storage import DiskStorage, Storage, sync_directory
+from twinbus.errors import (
+    LogDamagedError,
+    NamespaceInUseError,
+    NewerFormatError,
+    StoreUnavailableError,
+)
+from twinbus.limits import SEGMENT_BYTES
+from twinbus.message import MESSAGE_SCHEMA
+
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+_SEGMENT_MAGIC = b"TWINBUS\n"
+_RECORD_MAGIC = b"TBR1"
+_SEGMENT_HEADER = struct.Struct("<8sIIQQQ")
+_RECORD_HEADER = struct.Struct("<4sIQQQ")
+_CHECKED_HEADER = struct.Struct("<IQQ")
+_PART_HEADER = struct.Struct("<IIQQ8x")
+_CHECKSUM = struct.Struct("<Q")
+
+
+class PartKind(IntEnum):
+    """What a part of a record holds."""
+
+    FACTS = 1  # keyed values, the last one wins: entities, session states, leases ...
+    MESSAGES = 2  # message columns, referred to by batch number and row
+    PLACES = 3  # which entity holds which message under which number, in which state
+    CHANGES = 4  # new states of messages already placed
+    HISTORY = 5  # message ids for duplicate detection
+
+
+SCHEMAS = {
+    PartKind.FACTS: pa.schema(
+        [("kind", pa.string()), ("key", pa.string()), ("value", pa.binary())]  # null: forget it
+    ),
+    PartKind.MESSAGES: MESSAGE_SCHEMA,
+    PartKind.PLACES: pa.schema(
+        [
+            ("entity", pa.int32()),
+            ("sequence", pa.int64()),
+            ("state", pa.uint8()),
+            ("failures", pa.int32()),
+            ("enqueued", pa.int64()),
+            ("expires", pa.int64()),
+            ("due", pa.int64()),
+            ("size", pa.int32()),
+            ("death", pa.int32()),
+            ("batch", pa.int64()),
+            ("row", pa.int32()),
+        ]
+    ),
+    PartKind.CHANGES: pa.schema(
+        [
+            ("entity", pa.int32()),
+            ("sequence", pa.int64()),
+            ("state", pa.uint8()),
+            ("failures", pa.int32()),
+        ]
+    ),
+    PartKind.HISTORY: pa.schema(
+        [("entity", pa.int32()), ("message_id", pa.string()), ("time", pa.int64())]
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a record, to be written or just read."""
+
+    kind: PartKind
+    columns: pa.RecordBatch
+    number: int = 0  # of the message batch
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part lies."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of the log."""
+
+    number: int
+    path: Path
+    size: int
+    salt: int = 0
+    mapped: pa.Buffer | None = field(default=None, repr=False)
+
+    def buffer(self, place: Place) -> pa.Buffer:
+        """Return a part's bytes as a view of the mapped file."""
+        if self.mapped is None or self.mapped.size < place.offset + place.length:
+            with self.path.open("rb") as file:
+                self.mapped = pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return self.mapped.slice(place.offset, place.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One commit as replay sees it: its parts and where each lies."""
+
+    number: int
+    parts: tuple[tuple[Part, Place], ...]
+
+
+class Log:
+    """The writer's log. Open it, replay it, then append; one process at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        storage: Storage | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        accept_damage: bool = False,
+    ) -> None:
+        self.directory = directory
+        self._storage: Storage = storage or DiskStorage()
+        self._segment_bytes = segment_bytes
+        self._accept_damage = accept_damage
+        self._lock = _lock_directory(directory)
+        self.segments: dict[int, Segment] = {}
+        self.cut_bytes = 0  # of the torn tail found at start
+        self._next_record = 1
+        self._descriptor = -1
+        self._soiled = False  # bytes of a failed append may lie behind the last good record
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[Record]:
+        """Yield every record in order; cut a torn tail; must be exhausted before `append`."""
+        paths = sorted(self.directory.glob("*.log"))
+        for path in paths:
+            segment = Segment(int(path.stem), path, path.stat().st_size)
+            last = path == paths[-1]
+            if last and segment.size < ALIGNMENT:
+                self._cut(segment, 0)
+                path.unlink()
+                break
+            self.segments[segment.number] = segment
+            yield from self._read_segment(segment, last=last)
+        if self.segments:
+            segment = self._active()
+            self._descriptor = os.open(segment.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def _read_segment(self, segment: Segment, *, last: bool) -> Iterator[Record]:
+        content = segment.buffer(Place(segment.number, 0, segment.size))
+        view = memoryview(content)
+        first_record = self._check_segment_header(segment, view)
+        if len(self.segments) == 1:
+            self._next_record = first_record
+        offset = ALIGNMENT
+        while offset < segment.size:
+            end = _record_end(view, offset, segment.salt, self._next_record)
+            if end is None:
+                following = self._find_record(segment, view, offset + ALIGNMENT)
+                if following is None and last:
+                    self._cut(segment, offset)
+                    return
+                offset = self._skip_damage(segment, offset, following)
+                continue
+            yield self._parse(segment, content, offset)
+            self._next_record += 1
+            offset = end
+
+    def _find_record(self, segment: Segment, view: memoryview, offset: int) -> int | None:
+        """Return the next good record after a bad one: proof that the bad one is damage."""
+        for start in range(offset, len(view), ALIGNMENT):
+            if view[start : start + 4] == _RECORD_MAGIC:
+                number = _RECORD_HEADER.unpack_from(view, start)[3]
+                later = number > self._next_record
+                if later and _record_end(view, start, segment.salt, number) is not None:
+                    return start
+        return None
+
+    def _check_segment_header(self, segment: Segment, view: memoryview) -> int:
+        magic, version, _, number, first, segment.salt = _SEGMENT_HEADER.unpack_from(view, 0)
+        if magic == _SEGMENT_MAGIC and version > FORMAT_VERSION:
+            raise NewerFormatError(
+                f"{segment.path} was written in format {version}; this Twinbus reads up to "
+                f"{FORMAT_VERSION}. Nothing was changed: start it with the newer Twinbus",
+                path=str(segment.path),
+                version=version,
+            )
+        (checksum,) = _CHECKSUM.unpack_from(view, _SEGMENT_HEADER.size)
+        good = checksum == xxhash.xxh3_64_intdigest(view[: _SEGMENT_HEADER.size])
+        if magic != _SEGMENT_MAGIC or not good or number != segment.number:
+            raise LogDamagedError(
+                f"{segment.path} does not begin like segment {segment.number} of a Twinbus log; "
+                "restore the file from a backup",
+                path=str(segment.path),
+                offset=0,
+            )
+        return int(first)
+
+    def _skip_damage(self, segment: Segment, offset: int, following: int | None) -> int:
+        if not self._accept_damage:
+            raise LogDamagedError(
+                f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
+                "and later records are intact, so this is damage, not an interrupted write. "
+                "Restore the file from a backup, or open the namespace once with "
+                "accept_damage=True: the damaged bytes are then kept in cut/ and what they held "
+                "is lost",
+                path=str(segment.path),
+                offset=offset,
+                record=self._next_record,
+            )
+        end = segment.size if following is None else following
+        self._keep_aside(segment, offset, end)
+        if following is not None:
+            view = memoryview(segment.buffer(Place(segment.number, 0, segment.size)))
+            self._next_record = _RECORD_HEADER.unpack_from(view, following)[3]
+        return end
+
+    def _cut(self, segment: Segment, offset: int) -> None:
+        """Take the torn tail off the last segment; its bytes were never acknowledged."""
+        self.cut_bytes = segment.size - offset
+        self._keep_aside(segment, offset, segment.size)
+        segment.mapped = None
+        os.truncate(segment.path, offset)
+        segment.size = offset
+
+    def _keep_aside(self, segment: Segment, start: int, end: int) -> None:
+        aside = self.directory / "cut"
+        aside.mkdir(exist_ok=True)
+        with segment.path.open("rb") as file:
+            file.seek(start)
+            (aside / f"{segment.path.stem}-{start}.bytes").write_bytes(file.read(end - start))
+
+    def _parse(self, segment: Segment, content: pa.Buffer, offset: int) -> Record:
+        _, count, _, number, _ = _RECORD_HEADER.unpack_from(content, offset)
+        table = offset + _RECORD_HEADER.size
+        at = table + _padded(_RECORD_HEADER.size + count * _PART_HEADER.size) - _RECORD_HEADER.size
+        parts = []
+        for index in range(count):
+            header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
+            kind, _, batch_number, length = header
+            place = Place(segment.number, at, length)
+            columns = pa.ipc.read_record_batch(content.slice(at, length), SCHEMAS[PartKind(kind)])
+            parts.append((Part(PartKind(kind), columns, batch_number), place))
+            at += _padded(length)
+        return Record(number, tuple(parts))
+
+    def read(self, place: Place) -> pa.RecordBatch:
+        """Return the message batch at this place as a view of the file."""
+        return pa.ipc.read_record_batch(self.segments[place.segment].buffer(place), MESSAGE_SCHEMA)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @property
+    def wants_new_segment(self) -> bool:
+        """Whether the next record begins a segment."""
+        return not self.segments or self._active().size >= self._segment_bytes
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self.segments.values())
+
+    def append(self, parts: Sequence[Part]) -> list[Place]:
+        """Write one record and sync it; return where its parts lie.
+
+        On failure nothing of it remains, and StoreUnavailableError says why.
+        """
+        try:
+            if self._soiled:
+                self._clean()
+            if self.wants_new_segment:
+                self._begin_segment()
+            return self._append(self._active(), parts)
+        except OSError as error:
+            self._soiled = True
+            raise StoreUnavailableError(
+                f"the log in {self.directory} cannot be written ({error.strerror}); nothing was "
+                "accepted. Free space or mend the disk: the broker tries again by itself",
+                directory=str(self.directory),
+                errno=error.errno,
+            ) from error
+
+    def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
+        bodies = [memoryview(part.columns.serialize()) for part in parts]
+        head = _padded(_RECORD_HEADER.size + len(parts) * _PART_HEADER.size)
+        table = bytearray(head - _RECORD_HEADER.size)
+        places = []
+        offset = segment.size + head
+        buffers = []
+        for index, (part, body) in enumerate(zip(parts, bodies, strict=True)):
+            _PART_HEADER.pack_into(
+                table, index * _PART_HEADER.size, part.kind, 0, part.number, body.nbytes
+            )
+            places.append(Place(segment.number, offset, body.nbytes))
+            padding = _padded(body.nbytes) - body.nbytes
+            buffers += [body, memoryview(bytes(padding))]
+            offset += body.nbytes + padding
+        payload = offset - segment.size - _RECORD_HEADER.size
+        checked = _CHECKED_HEADER.pack(len(parts), payload, self._next_record)
+        digest = xxhash.xxh3_64(checked, seed=segment.salt)
+        for buffer in (table, *buffers):
+            digest.update(buffer)
+        header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
+        self._storage.write(self._descriptor, [memoryview(header), memoryview(table), *buffers])
+        self._storage.sync(self._descriptor)
+        segment.size = offset
+        self._next_record += 1
+        return places
+
+    def _begin_segment(self) -> None:
+        number = max(self.segments, default=0) + 1
+        path = self.directory / f"{number:020d}.log"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            salt = int.from_bytes(os.urandom(8), "little")
+            fields = _SEGMENT_HEADER.pack(
+                _SEGMENT_MAGIC, FORMAT_VERSION, 0, number, self._next_record, salt
+            )
+            header = fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+            self._storage.write(descriptor, [memoryview(header.ljust(ALIGNMENT, b"\0"))])
+            self._storage.sync(descriptor)
+            sync_directory(self.directory)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = descriptor
+        self.segments[number] = Segment(number, path, ALIGNMENT, salt)
+
+    def _clean(self) -> None:
+        """After a failed append: take back its bytes, and do not trust the file's cache again.
+
+        A failed sync leaves the kernel's view of those pages unknown, so writing goes on in a
+        new segment.
+        """
+        if self.segments:
+            os.ftruncate(self._descriptor, self._active().size)
+            self._storage.sync(self._descriptor)
+        self._begin_segment()
+        self._soiled = False
+
+    def drop(self, number: int) -> None:
+        """Remove a segment whose messages are all gone or moved; views of it stay valid."""
+        segment = self.segments.pop(number)
+        segment.path.unlink()
+        sync_directory(self.directory)
+
+    def _active(self) -> Segment:
+        return self.segments[max(self.segments)]
+
+    def close(self) -> None:
+        """Let go of the files and the directory."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        os.close(self._lock)
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | None:
+    """Return where the record of this number ends, or None if it is not there whole and good."""
+    if len(view) - offset < _RECORD_HEADER.size:
+        return None
+    magic, parts, payload, found, checksum = _RECORD_HEADER.unpack_from(view, offset)
+    end: int = offset + _RECORD_HEADER.size + payload
+    if magic != _RECORD_MAGIC or found != number or end > len(view):
+        return None
+    digest = xxhash.xxh3_64(_CHECKED_HEADER.pack(parts, payload, found), seed=salt)
+    digest.update(view[offset + _RECORD_HEADER.size : end])
+    return end if digest.intdigest() == checksum else None
+
+
+def _lock_directory(directory: Path) -> int:
+    """Become the one writer of a directory, or say who is."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{directory} cannot be used as a namespace directory ({error.strerror}); it must be "
+            "a directory this user can write to",
+            directory=str(directory),
+            errno=error.errno,
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise NamespaceInUseError(
+            f"{directory} is in use by process {holder}; one process at a time may write a "
+            "namespace. Stop it, or connect to it as a server",
+            directory=str(directory),
+            pid=int(holder) if holder.isdigit() else None,
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, str(os.getpid()).encode())
+    return descriptor

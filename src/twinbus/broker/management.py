@@ -1,0 +1,192 @@
+"""Managing entities and rules. What changes the directory is durable before it is so."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from twinbus.broker import commands as c
+from twinbus.broker.commit import Commit, Fact
+from twinbus.broker.directory import Directory
+from twinbus.broker.entity import Entity
+from twinbus.broker.topic import Rule, Subscription, Topic
+from twinbus.entities import (
+    DEFAULT_RULE,
+    EntityDescription,
+    QueueDescription,
+    RuleDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+)
+
+_FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+_KINDS: dict[c.EntityKind, type] = {
+    c.EntityKind.QUEUE: QueueDescription,
+    c.EntityKind.TOPIC: TopicDescription,
+    c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
+}
+CHANGES_DIRECTORY = (c.CreateEntity, c.UpdateEntity, c.DeleteEntity, c.CreateRule, c.DeleteRule)
+
+
+class Management:
+    """Carries out the managing commands. Those of CHANGES_DIRECTORY get a turn of their own."""
+
+    def __init__(self, directory: Directory, adopt: Callable[[Entity], None]) -> None:
+        self._directory = directory
+        self._adopt = adopt  # called for each entity that is new or has new settings
+
+    def execute(self, command: c.Command[Any], now: int, commit: Commit) -> Any:
+        """Carry out one command."""
+        match command:
+            case c.CreateEntity():
+                return self._create(command, now, commit)
+            case c.UpdateEntity():
+                return self._update(command.description, now, commit)
+            case c.DeleteEntity():
+                return self.delete(self._directory.entity(command.path), commit)
+            case c.GetEntity():
+                return self._directory.entity(command.path).description
+            case c.ListEntities():
+                return self._list(command)
+            case c.GetRuntimeProperties():
+                return self._directory.entity(command.path).runtime()
+            case c.CreateRule():
+                return self._create_rule(command, now, commit)
+            case c.DeleteRule():
+                return self._delete_rule(command, now, commit)
+            case c.ListRules():
+                rules = self._subscription(command.path).rules
+                return [rules[name].description for name in sorted(rules)]
+        raise InvalidArgumentError(f"a namespace does not know the command {command!r:.100}")
+
+    # -- entities ------------------------------------------------------------------------------
+
+    def _create(self, command: c.CreateEntity, now: int, commit: Commit) -> EntityDescription:
+        description = command.description
+        if self._directory.find(description.path) is not None:
+            raise EntityAlreadyExistsError(
+                f"{description.path} exists already", path=description.path
+            )
+        if isinstance(description, SubscriptionDescription):
+            topic = self._directory.entity(description.topic_path)
+            if not isinstance(topic, Topic):
+                raise InvalidArgumentError(
+                    f"{description.topic_path} is not a topic; only topics have subscriptions"
+                )
+            description = replace(description, topic_path=topic.description.path)
+        elif command.rule is not None:
+            raise InvalidArgumentError("only a subscription takes a rule")
+        self._directory.check_forwarding(description)
+        entity = self._directory.make(self._directory.next_number, description, now)
+        if isinstance(entity, Subscription):
+            rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
+            entity.rules[rule.description.name.lower()] = rule
+        self._note(entity, commit)
+
+        def durable() -> None:
+            self._directory.add(entity)
+            self._adopt(entity)
+
+        commit.on_durable.append(durable)
+        return description
+
+    def _note(self, entity: Entity, commit: Commit) -> None:
+        commit.tentative.facts.append(Fact("entity", str(entity.number), entity.to_fact()))
+        commit.must_sync = True
+
+    def _update(
+        self, description: EntityDescription, now: int, commit: Commit
+    ) -> EntityDescription:
+        entity = self._directory.entity(description.path)
+        current = entity.description
+        if type(current) is not type(description):
+            raise InvalidArgumentError(
+                f"{current.path} is described by a {type(current).__name__}, "
+                f"not a {type(description).__name__}"
+            )
+        for name in _FIXED:
+            if getattr(current, name, None) != getattr(description, name, None):
+                raise InvalidArgumentError(
+                    f"{name} of {current.path} is fixed at creation; delete and create it anew"
+                )
+        self._directory.check_forwarding(description)
+        changed = self._directory.make(entity.number, description, entity.created_us)
+        changed.updated_us = now
+        if isinstance(entity, Subscription) and isinstance(changed, Subscription):
+            changed.rules = entity.rules
+        self._note(changed, commit)
+
+        def durable() -> None:
+            entity.update(description, now)
+            self._adopt(entity)
+
+        commit.on_durable.append(durable)
+        return description
+
+    def delete(self, entity: Entity, commit: Commit) -> None:
+        """Delete an entity, and with a topic its subscriptions."""
+        doomed: list[Entity] = [entity]
+        if isinstance(entity, Topic):
+            doomed = [*entity.subscriptions.values(), entity]
+        for one in doomed:
+            commit.tentative.facts.append(Fact("entity", str(one.number), None))
+        commit.must_sync = True
+
+        def durable() -> None:
+            for one in doomed:
+                self._directory.remove(one)
+                for queue in one.queues:
+                    queue.dissolve(commit)
+
+        commit.on_durable.append(durable)
+
+    def _list(self, command: c.ListEntities) -> Sequence[EntityDescription]:
+        kind = _KINDS[command.kind]
+        found = [e.description for e in self._directory if isinstance(e.description, kind)]
+        if command.topic_path is not None:
+            topic = self._directory.entity(command.topic_path)
+            found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]
+        return sorted(found, key=lambda description: description.path.lower())
+
+    # -- rules ---------------------------------------------------------------------------------
+
+    def _subscription(self, path: str) -> Subscription:
+        entity = self._directory.entity(path)
+        if not isinstance(entity, Subscription):
+            raise InvalidOperationError(f"{path} is not a subscription; only those have rules")
+        return entity
+
+    def _create_rule(self, command: c.CreateRule, now: int, commit: Commit) -> None:
+        subscription = self._subscription(command.path)
+        key = command.rule.name.lower()
+        if key in subscription.rules:
+            raise EntityAlreadyExistsError(f"{command.path} has a rule {command.rule.name} already")
+        rule = Rule.compile(command.rule)
+        self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
+
+    def _delete_rule(self, command: c.DeleteRule, now: int, commit: Commit) -> None:
+        subscription = self._subscription(command.path)
+        key = command.name.lower()
+        if key not in subscription.rules:
+            raise EntityNotFoundError(f"{command.path} has no rule {command.name}")
+        left = {name: rule for name, rule in subscription.rules.items() if name != key}
+        self._change_rules(subscription, left, now, commit)
+
+    def _change_rules(
+        self, subscription: Subscription, rules: dict[str, Rule], now: int, commit: Commit
+    ) -> None:
+        number, description = subscription.number, subscription.description
+        changed = self._directory.make(number, description, subscription.created_us)
+        assert isinstance(changed, Subscription)
+        changed.updated_us, changed.rules = now, rules
+        self._note(changed, commit)
+
+        def durable() -> None:
+            subscription.rules, subscription.updated_us = rules, now
+
+        commit.on_durable.append(durable)

@@ -1,0 +1,455 @@
+"""One namespace: the directory of entities and the one door in.
+
+`Namespace` is pure: it is given commands, `now` and a commit, changes memory, and notes in the
+commit what the log must know. It neither reads a clock nor touches a disk, apart from bodies it
+reads. The writer (writer.py) drives it: tick, execute, serve, commit.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker import commands as c
+from twinbus.broker.commit import Commit, Fact, Ticket
+from twinbus.broker.dead_letter import MAX_REASON_CHARACTERS, Death
+from twinbus.broker.directory import Directory
+from twinbus.broker.entity import Entity
+from twinbus.broker.intake import Asked, Intake
+from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_range
+from twinbus.broker.management import Management
+from twinbus.broker.meter import Load, Meter, load_of
+from twinbus.broker.queue import NOTHING, Queue, Shared, Waiter
+from twinbus.broker.routing import Router
+from twinbus.broker.throttle import Thresholds, Throttle, Usage
+from twinbus.broker.topic import Topic
+from twinbus.broker.transfers import Transfers
+from twinbus.clock import from_us, to_us
+from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.limits import (
+    MAX_LEASE_DURATION,
+    MAX_LEASE_MESSAGES,
+    MAX_MESSAGE_BYTES,
+    MAX_RECEIVE_MESSAGES,
+    MAX_SESSION_STATE_BYTES,
+    MAX_WAIT,
+    NEVER_US,
+    SECOND_US,
+)
+from twinbus.message import Int64s
+
+PARKED = object()  # the reply comes later
+_Handler = Callable[[Any, Ticket, int, Commit], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceSettings:
+    """How a namespace behaves as a whole."""
+
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class Namespace:
+    """Entities, and what may be asked of them."""
+
+    def __init__(self, shared: Shared, settings: NamespaceSettings) -> None:
+        self.shared = shared
+        self.directory = Directory(shared)
+        self.transfers = Transfers()
+        self.meter = Meter()
+        self.storage_bytes = 0  # of the log, told by the writer
+        router = Router(self.directory, shared)
+        self._router = router
+        self._intake = Intake(router, self.transfers, self.meter, settings.max_message_bytes)
+        self._throttle = Throttle(settings.thresholds)
+        self._memory_bytes, self._memory_known_at = 0, -NEVER_US
+        self._management = Management(self.directory, self.adopt)
+        self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
+        self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
+        self._idle: list[Entity] = []
+        self._served: list[Queue] = []
+        self._handlers: dict[type, _Handler] = {
+            c.CancelScheduled: self._cancel,
+            c.Receive: self._receive,
+            c.ReceiveDeferred: self._receive_deferred,
+            c.Peek: self._peek,
+            c.Settle: self._settle,
+            c.RenewLocks: self._renew,
+            c.AcceptSession: self._accept,
+            c.RenewSession: self._renew_session,
+            c.ReleaseSession: self._release_session,
+            c.GetSessionState: self._session_state,
+            c.SetSessionState: self._set_session_state,
+            c.LeaseRange: self._lease,
+            c.RenewRange: self._renew_range,
+            c.ReadRange: self._read_range,
+            c.SettleRange: self._settle_range,
+            c.ReleaseRange: self._release_range,
+            c.ReadMeter: lambda *_: self.meter.table(),
+        }
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def tick(self, now: int, commit: Commit) -> None:
+        """Bring everything up to this time."""
+        while self._alarms and self._alarms[0][0] <= now:
+            when, number = heapq.heappop(self._alarms)
+            if self._armed.get(number) == when:
+                del self._armed[number]
+            queue = self.directory.queue_numbered(number)
+            if queue is not None:
+                queue.tick(now, commit)
+                queue.touch()
+                if queue.idle_at <= now:
+                    self._note_idle(queue, now)
+
+    def execute(
+        self, asked: Sequence[tuple[Ticket, c.Command[Any]]], now: int, commit: Commit
+    ) -> None:
+        """Carry out commands in order; replies and refusals are left in the commit."""
+        sends: dict[str, list[Asked]] = {}
+        for ticket, command in asked:
+            if isinstance(command, c.Send):
+                sends.setdefault(str(command.path).lower(), []).append(Asked(ticket, command))
+            else:
+                self._execute_one(ticket, command, now, commit)
+        for group in sends.values():
+            self._send(group, now, commit)
+
+    def _execute_one(
+        self, ticket: Ticket, command: c.Command[Any], now: int, commit: Commit
+    ) -> None:
+        path = getattr(command, "path", "")
+        try:
+            self._check_rate(path, now)
+            handler = self._handlers.get(type(command))
+            if handler is None:
+                value = self._management.execute(command, now, commit)
+            else:
+                value = handler(command, ticket, now, commit)
+        except MessagingError as error:
+            self.meter.record(str(path), c.kind_of(command), error.code, Load())
+            commit.refuse(ticket, error)
+            return
+        self.meter.record(path, c.kind_of(command), "ok", load_of(value))
+        if value is not PARKED:
+            commit.reply(ticket, value)
+
+    def serve(self, now: int, commit: Commit) -> None:
+        """Give those who wait what has become deliverable, and set the alarms."""
+        self._served = list(self.shared.touched.values())
+        self.shared.touched.clear()
+        for queue in self._served:
+            if queue.waiters:
+                queue.serve(now, commit)
+            self._arm(queue)
+
+    def reclaim(self) -> None:
+        """Between turns: give back the rows of messages that are gone."""
+        for queue in self._served:
+            queue.waiting.reclaim()
+
+    @property
+    def next_event(self) -> int:
+        """When the next turn has something to do, commands apart."""
+        if self.shared.touched:
+            return 0
+        return self._alarms[0][0] if self._alarms else NEVER_US
+
+    def _arm(self, queue: Queue) -> None:
+        when = queue.next_event
+        if when < self._armed.get(queue.entity, NEVER_US):
+            self._armed[queue.entity] = when
+            heapq.heappush(self._alarms, (when, queue.entity))
+
+    def adopt(self, entity: Entity) -> None:
+        """Look after an entity that is new or has new settings."""
+        entity.queue.resend = None
+        if isinstance(entity, Topic) or entity.forward_to is not None:
+            entity.queue.resend = lambda at, cause, now, commit: self._router.resend(
+                entity, at, cause, now, commit
+            )
+        self._accessed(entity, max(entity.accessed_us, entity.updated_us))
+        for queue in entity.queues:
+            queue.touch()
+
+    def _accessed(self, entity: Entity, now: int) -> None:
+        entity.accessed_us = now
+        entity.queue.idle_at = min(now + entity.idle_us, NEVER_US)
+
+    def _note_idle(self, queue: Queue, now: int) -> None:
+        entity = self.directory.entity(queue.path)
+        if any(queue.waiters for queue in entity.queues):
+            self._accessed(entity, now)
+        else:
+            queue.idle_at = NEVER_US
+            self._idle.append(entity)
+
+    def take_idle(self) -> list[str]:
+        """Return the paths of entities that nobody used for their auto_delete_on_idle."""
+        idle, self._idle = self._idle, []
+        return [entity.description.path for entity in idle if entity.queue.idle_at == NEVER_US]
+
+    # -- throttling ----------------------------------------------------------------------------
+
+    def _check_rate(self, path: str, now: int) -> None:
+        entity = self.directory.find(path) if path else None
+        self._throttle.check_rate(path, entity.stores if entity else 1, now)
+
+    def usage(self, now: int) -> Usage:
+        """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
+        if now - self._memory_known_at >= SECOND_US // 10:
+            queues = self.directory.queues()
+            self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
+            self._memory_known_at = now
+        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def _send(self, asked: list[Asked], now: int, commit: Commit) -> None:
+        path = asked[0].command.path
+        admitted = []
+        for one in asked:
+            try:
+                self._check_rate(path, now)
+                entity = self.sendable(path)
+                self._throttle.check_room(self.usage(now))
+            except MessagingError as error:
+                self._intake.refuse(one, error, commit)
+            else:
+                admitted.append(one)
+        if admitted:
+            self._accessed(entity, now)
+            self._intake.take(entity, admitted, now, commit)
+
+    def sendable(self, path: str) -> Entity:
+        """Return the entity of a path if it lets messages in."""
+        entity = self.directory.entity(path)
+        entity.check_send()
+        return entity
+
+    def check_send(self, command: c.Send) -> pa.RecordBatch:
+        """Return a send's batch, or raise what it would be refused for."""
+        return self._intake.check(self.sendable(command.path), command)
+
+    def take_spilled(self, command: c.Send, now: int, commit: Commit) -> None:
+        """Take in a send that was acknowledged already: neither throttle nor quota applies."""
+        entity = self.directory.find(command.path)
+        if entity is not None:  # else deleted meanwhile, and its messages with it
+            asked = [Asked(_Nobody(), command)]
+            self._intake.take(entity, asked, now, commit, unbounded=True)
+
+    def _cancel(self, command: c.CancelScheduled, _: Ticket, now: int, commit: Commit) -> None:
+        entity = self.directory.entity(command.path)
+        self._accessed(entity, now)
+        entity.queue.cancel(_numbers(command.sequence_numbers), commit)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _queue(self, path: str, now: int) -> Queue:
+        """Return a queue for any use."""
+        entity, queue = self.directory.queue(path)
+        self._accessed(entity, now)
+        queue.touch()
+        return queue
+
+    def _receivable(self, path: str, session: c.SessionLock | None, now: int) -> Queue:
+        """Return a queue that lets messages out."""
+        entity, queue = self.directory.queue(path)
+        if queue is entity.queue:
+            entity.check_receive()
+            if entity.forward_to is not None:
+                raise InvalidOperationError(
+                    f"{path} forwards to {entity.forward_to}; receive from there", path=path
+                )
+        if queue.settings.requires_session and session is None:
+            raise InvalidOperationError(
+                f"{path} requires sessions; accept one and receive from it", path=path
+            )
+        if session is not None and not queue.settings.requires_session:
+            raise InvalidOperationError(f"{path} has no sessions; receive without one", path=path)
+        return self._queue(path, now)
+
+    def _receive(self, command: c.Receive, ticket: Ticket, now: int, commit: Commit) -> Any:
+        _check_count("max_messages", command.max_messages, MAX_RECEIVE_MESSAGES)
+        wait = _check_wait(command.wait)
+        queue = self._receivable(command.path, command.session, now)
+        queued = bool(queue.waiters) and command.session is None
+        batch = None if queued else queue.receive(command, now, commit)
+        if batch is not None:
+            return batch
+        return self._park(queue, Waiter(ticket, command, now + wait), now) if wait else NOTHING
+
+    def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
+        self._throttle.check_receives(self.usage(now))
+        queue.wait(waiter)
+        return PARKED
+
+    def _receive_deferred(
+        self, command: c.ReceiveDeferred, _: Ticket, now: int, commit: Commit
+    ) -> pa.RecordBatch:
+        _check_count("sequence_numbers", len(command.sequence_numbers), MAX_RECEIVE_MESSAGES)
+        queue = self._receivable(command.path, command.session, now)
+        return queue.receive_deferred(command, now, commit)
+
+    def _peek(self, command: c.Peek, _: Ticket, now: int, __: Commit) -> pa.RecordBatch:
+        _check_count("max_messages", command.max_messages, MAX_RECEIVE_MESSAGES)
+        queue = self._queue(command.path, now)
+        return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
+
+    def _settle(self, command: c.Settle, _: Ticket, now: int, commit: Commit) -> None:
+        queue = self._queue(command.path, now)
+        death = None
+        if command.disposition is c.Disposition.DEAD_LETTER:
+            death = Death(_short(command.reason), _short(command.description), queue.path)
+        queue.settle(command.lock_tokens, command.disposition, death, commit)
+
+    def _renew(self, command: c.RenewLocks, _: Ticket, now: int, __: Commit) -> Any:
+        return from_us(self._queue(command.path, now).renew(command.lock_tokens, now))
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def _accept(self, command: c.AcceptSession, ticket: Ticket, now: int, _: Commit) -> Any:
+        wait = _check_wait(command.wait)
+        entity, queue = self.directory.queue(command.path)
+        if not queue.settings.requires_session:
+            raise InvalidOperationError(
+                f"{command.path} has no sessions; receive from it directly", path=command.path
+            )
+        entity.check_receive()
+        self._queue(command.path, now)
+        grant = queue.accept(command.session_id, now)
+        if grant is not None:
+            return grant
+        if not wait:
+            raise queue.no_session(command.session_id)
+        return self._park(queue, Waiter(ticket, command, now + wait), now)
+
+    def _renew_session(self, command: c.RenewSession, _: Ticket, now: int, __: Commit) -> Any:
+        return from_us(self._queue(command.path, now).renew_session(command.session, now))
+
+    def _release_session(self, command: c.ReleaseSession, _: Ticket, now: int, __: Commit) -> None:
+        self._queue(command.path, now).release_session(command.session)
+
+    def _session_state(
+        self, command: c.GetSessionState, _: Ticket, now: int, __: Commit
+    ) -> bytes | None:
+        return self._queue(command.path, now).session_state(command.session)
+
+    def _set_session_state(
+        self, command: c.SetSessionState, _: Ticket, now: int, commit: Commit
+    ) -> None:
+        size = len(command.state or b"")
+        if size > MAX_SESSION_STATE_BYTES:
+            raise InvalidArgumentError(
+                f"session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}"
+            )
+        self._queue(command.path, now).set_session_state(command.session, command.state, commit)
+
+    # -- ranges --------------------------------------------------------------------------------
+
+    def _lease(self, command: c.LeaseRange, _: Ticket, now: int, commit: Commit) -> Any:
+        _check_count("max_messages", command.max_messages, MAX_LEASE_MESSAGES)
+        _check_duration(command.duration)
+        if (command.first is None) != (command.last is None):
+            raise InvalidArgumentError("give both first and last of the range, or neither")
+        queue = self._receivable(command.path, None, now)
+        return lease_range(queue, command, now, commit)
+
+    def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:
+        _check_duration(command.duration)
+        until = now + to_us(command.duration)
+        return from_us(renew_range(self._queue(command.path, now), command.epoch, until, commit))
+
+    def _read_range(self, command: c.ReadRange, _: Ticket, now: int, __: Commit) -> Any:
+        return read_range(self._queue(command.path, now), command)
+
+    def _settle_range(self, command: c.SettleRange, _: Ticket, now: int, commit: Commit) -> None:
+        settle_range(self._queue(command.path, now), command, commit)
+
+    def _release_range(self, command: c.ReleaseRange, _: Ticket, now: int, commit: Commit) -> None:
+        queue = self._queue(command.path, now)
+        queue.leases.get(command.epoch)
+        queue.end_lease(command.epoch, commit)
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def snapshot(self) -> list[Fact]:
+        """Return every fact, so that a segment need not rely on those before it."""
+        queues = self.directory.queues()
+        used = [queue.waiting.get("death", queue.waiting.all()) for queue in queues]
+        self.shared.deaths.keep(
+            {number for numbers in used for number in np.unique(numbers).tolist()}
+        )
+        facts = [
+            Fact.of("next", "entity", self.directory.next_number),
+            Fact.of("next", "batch", self.shared.bodies.next_number),
+        ]
+        for entity in sorted(self.directory, key=lambda entity: entity.number):
+            facts.append(Fact("entity", str(entity.number), entity.to_fact()))
+        for queue in queues:
+            facts.append(Fact.of("sequence", queue.entity, queue.next_sequence))
+            for name, state in queue.sessions.states.items():
+                facts.append(Fact("session", f"{queue.entity}/{name}", state))
+            for lease in queue.leases:
+                facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_json()))
+        for number, death in self.shared.deaths.items():
+            value = [death.reason, death.description, death.source]
+            facts.append(Fact.of("death", number, value))
+        for origin, intervals in self.transfers.origins():
+            facts.append(Fact.of("transferred", origin, intervals))
+        return facts
+
+    def waiting_tickets(self) -> list[Ticket]:
+        """Return everyone whose request waits."""
+        return [waiter.ticket for queue in self.directory.queues() for waiter in queue.waiters]
+
+    def faults(self) -> list[str]:
+        """Return every inconsistency between counters and columns."""
+        return [
+            f"{queue.path}: {fault}"
+            for queue in self.directory.queues()
+            for fault in queue.waiting.faults()
+        ]
+
+
+class _Nobody:
+    """The ticket of a command that was answered before."""
+
+    def answer(self, value: Any) -> None:
+        """Nobody waits."""
+
+    def fail(self, error: MessagingError) -> None:
+        """Nobody waits; what was checked when it was acknowledged is not refused now."""
+        raise error
+
+
+def _numbers(sequence_numbers: Sequence[int]) -> Int64s:
+    return np.asarray(sequence_numbers, np.int64)
+
+
+def _short(text: str | None) -> str | None:
+    return text if text is None else text[:MAX_REASON_CHARACTERS]
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if not isinstance(count, int) or not 1 <= count <= most:
+        raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
+
+
+def _check_wait(wait: timedelta) -> int:
+    if not timedelta(0) <= wait <= MAX_WAIT:
+        raise InvalidArgumentError(f"wait is {wait}; it must be from 0 to {MAX_WAIT}")
+    return to_us(wait)
+
+
+def _check_duration(duration: timedelta) -> None:
+    if not timedelta(0) < duration <= MAX_LEASE_DURATION:
+        raise InvalidArgumentError(
+            f"duration is {duration}; it must be above 0 and at most {MAX_LEASE_DURATION}"
+        )

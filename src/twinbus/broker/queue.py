@@ -1,0 +1,625 @@
+"""A queue: the waiting messages of one entity and everything that may happen to them.
+
+Subscriptions, dead-letter queues and the part of a topic that holds scheduled messages are queues
+too. Methods decide, change memory and note in the commit what the log must know. Every method gets
+`now`; at the start of a turn `tick` brings the queue up to that time, so that afterwards no lock is
+lapsed, nothing is expired and nothing scheduled is overdue.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.bodies import Bodies
+from twinbus.broker.commands import (
+    AcceptSession,
+    Disposition,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    SessionGrant,
+    SessionLock,
+)
+from twinbus.broker.commit import Commit, Entries, Fact, Ticket
+from twinbus.broker.dead_letter import (
+    MAX_DELIVERY_COUNT_EXCEEDED,
+    TTL_EXPIRED,
+    Death,
+    Deaths,
+)
+from twinbus.broker.lifecycle import TABLE, Cause, State
+from twinbus.broker.ranges import Leases
+from twinbus.broker.session import Sessions
+from twinbus.broker.tokens import LockNumbers, token_columns, token_of, tokens_for
+from twinbus.broker.waiting import Indices, Rows, Waiting
+from twinbus.clock import from_us
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidOperationError,
+    MessageLockLostError,
+    MessageNotFoundError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+from twinbus.limits import NEVER_US
+from twinbus.message import DELIVERY_SCHEMA, TIMESTAMP, Int64s, MessageState
+
+_VISIBLE = np.zeros(len(State), np.int8)
+_VISIBLE[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
+_VISIBLE[State.SCHEDULED] = MessageState.SCHEDULED
+_SETTLEMENTS = {
+    Disposition.COMPLETE: Cause.COMPLETED,
+    Disposition.DEFER: Cause.DEFERRED,
+    Disposition.RELEASE: Cause.LAPSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What a queue's behaviour depends on, in the broker's units."""
+
+    lock_us: int
+    time_to_live_us: int
+    max_delivery_count: int
+    dead_letter_on_expiration: bool
+    requires_session: bool
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all queues of a namespace share."""
+
+    bodies: Bodies
+    deaths: Deaths
+    locks: LockNumbers
+    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
+    open_receives: int = 0  # requests that wait
+
+
+Resend = Callable[[Indices, Cause, int, Commit], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A receive or accept that waits for something to deliver."""
+
+    ticket: Ticket
+    command: Receive | AcceptSession
+    deadline: int
+
+
+class Queue:
+    """Waiting messages and their receivers."""
+
+    def __init__(self, entity: int, path: str, settings: QueueSettings, shared: Shared) -> None:
+        self.entity = entity  # the number the log knows it by
+        self.path = path
+        self.settings = settings
+        self.shared = shared
+        self.dead_letter: Queue | None = None  # None: this is one, or a topic's
+        self.resend: Resend | None = None  # set where messages are routed on when their time comes
+        self.waiting = Waiting()
+        self.sessions = Sessions()
+        self.leases = Leases()
+        self.waiters: deque[Waiter] = deque()
+        self.next_sequence = 1
+        self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
+        self.idle_at = NEVER_US  # when its entity has been unused for too long
+
+    def touch(self) -> None:
+        """Have those who wait looked after at the end of the turn."""
+        self.shared.touched[self.entity] = self
+
+    # -- taking in -----------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> Int64s:
+        """Return the next sequence numbers."""
+        first = self.next_sequence
+        self.next_sequence += count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def stage(
+        self, rows: Rows, cause: Cause, session_ids: Sequence[str] | None, commit: Commit
+    ) -> None:
+        """Take rows in as pending; they become visible when the commit is durable."""
+        if session_ids is not None:
+            ids = [self.sessions.id(name) for name in session_ids]
+            rows = replace(rows, session=np.array(ids, np.int32))
+        at = self.waiting.add(rows)
+        self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
+
+        def durable() -> None:
+            self.waiting.step(at, cause)
+            self.shared.bodies.retain(self.waiting.get("batch", at))
+            if session_ids is not None:
+                self.sessions.add(ids, rows.sequence)
+            self.touch()
+
+        def refused() -> None:
+            self.waiting.step(at, Cause.REFUSED)
+            if session_ids is not None:
+                self.sessions.forget_idle(ids)
+
+        commit.on_durable.append(durable)
+        commit.on_refused.append(refused)
+
+    def _note_places(self, entries: Entries, at: Indices, state: State) -> None:
+        get = self.waiting.get
+        names = (
+            "sequence",
+            "failures",
+            "enqueued",
+            "expires",
+            "due",
+            "size",
+            "death",
+            "batch",
+            "row",
+        )
+        columns: dict[str, Any] = {name: get(name, at) for name in names}
+        entries.places.append({"entity": self.entity, "state": state, **columns})
+
+    # -- delivering ----------------------------------------------------------------------------
+
+    def receive(self, command: Receive, now: int, commit: Commit) -> pa.RecordBatch | None:
+        """Deliver what there is, or None."""
+        lock, until = self._lock_for(command.session, now)
+        if command.session is None:
+            at = self.waiting.deliverable(command.max_messages)
+        else:
+            at = self.sessions.deliverable(
+                command.session.session_id, command.max_messages, self.waiting
+            )
+        if not len(at):
+            return None
+        at = self._within(at, command.max_bytes)
+        return self._deliver(at, command.mode, lock, until, commit)
+
+    def receive_deferred(
+        self, command: ReceiveDeferred, now: int, commit: Commit
+    ) -> pa.RecordBatch:
+        """Deliver deferred messages by number, all or none."""
+        lock, until = self._lock_for(command.session, now)
+        numbers = np.asarray(command.sequence_numbers, np.int64)
+        at = self._find_in(numbers, State.DEFERRED, "deferred")
+        return self._deliver(at, command.mode, lock, until, commit)
+
+    def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
+        """Return the lock messages are delivered under, and until when it holds."""
+        if session is None:
+            return self.shared.locks.next(), now + self.settings.lock_us
+        hold = self._hold(session)
+        return hold.lock, hold.until
+
+    def _find_in(self, numbers: Int64s, state: State, word: str) -> Indices:
+        at = self.waiting.find(numbers)
+        found = (at >= 0) & (self.waiting.get("state", at) == state)
+        if not found.all():
+            missing = numbers[~found].tolist()
+            raise MessageNotFoundError(
+                f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
+                "settled, expired, is locked, or never was",
+                path=self.path,
+                sequence_numbers=missing,
+            )
+        return at
+
+    def _deliver(
+        self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
+    ) -> pa.RecordBatch:
+        self.waiting.step(at, Cause.RECEIVED)
+        self.waiting.put("lock", at, lock)
+        if self.settings.requires_session:
+            self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
+        else:
+            self.waiting.set_due(at, until)
+        if mode is ReceiveMode.PEEK_LOCK:
+            return self._batch(at, tokens_for(lock, self.waiting.get("sequence", at)), until)
+        commit.must_sync = True
+        commit.tentative.gone(self.entity, self.waiting.get("sequence", at))
+        commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
+        commit.on_refused.append(lambda: self.waiting.step(at, Cause.LAPSED))
+        return self._batch(at, None, None)
+
+    def _within(self, at: Indices, max_bytes: int) -> Indices:
+        """Return as many rows as fit, at least one."""
+        total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
+        return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
+
+    def _batch(self, at: Indices, tokens: pa.Array | None, until: int | None) -> pa.RecordBatch:
+        get = self.waiting.get
+        messages = self.shared.bodies.fetch(get("batch", at), get("row", at))
+        count = len(at)
+        times = pa.nulls(count, TIMESTAMP)
+        if until is not None:
+            times = pa.array(np.full(count, until)).view(TIMESTAMP)
+        expires = get("expires", at)
+        expiry = pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP)
+        return pa.RecordBatch.from_arrays(
+            [
+                *messages.columns,
+                pa.array(get("sequence", at)),
+                pa.array(get("enqueued", at)).view(TIMESTAMP),
+                expiry,
+                pa.array(get("failures", at)),
+                pa.nulls(count, pa.binary(16)) if tokens is None else tokens,
+                times,
+                pa.array(_VISIBLE[get("state", at)]),
+                *self._death_columns(get("death", at)),
+            ],
+            schema=DELIVERY_SCHEMA,
+        )
+
+    def _death_columns(self, numbers: Any) -> list[pa.Array]:
+        if self.dead_letter is not None or not (numbers >= 0).any():
+            return [pa.nulls(len(numbers), pa.string())] * 3
+        deaths = [
+            self.shared.deaths[number] if number >= 0 else None for number in numbers.tolist()
+        ]
+        return [
+            pa.array([getattr(death, name, None) for death in deaths], pa.string())
+            for name in ("reason", "description", "source")
+        ]
+
+    def peek(self, first: int, limit: int, max_bytes: int) -> pa.RecordBatch:
+        """Browse."""
+        return self.browse(self.waiting.from_number(first, limit), max_bytes)
+
+    def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
+        """Return messages without touching them."""
+        return self._batch(self._within(at, max_bytes), None, None) if len(at) else NOTHING
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def settle(
+        self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
+    ) -> None:
+        """Decide about locked messages; raise for those whose lock is lost."""
+        at, lost = self._held(tokens)
+        if disposition is Disposition.DEAD_LETTER:
+            assert death is not None
+            self.bury(at, Cause.DEAD_LETTERED, death, commit)
+        elif disposition is Disposition.ABANDON:
+            self._give_back(at, Cause.ABANDONED, commit)
+        elif disposition is Disposition.COMPLETE:
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+            self.settle_gone(at, Cause.COMPLETED)
+        else:
+            self.waiting.step(at, _SETTLEMENTS[disposition])
+            if disposition is Disposition.DEFER:
+                self._note_states(at, commit)
+            self._stir(at)
+        if lost:
+            raise self._lock_lost(lost, len(at))
+
+    def renew(self, tokens: pa.Array, now: int) -> int:
+        """Lock messages for another lock duration."""
+        if self.settings.requires_session:
+            raise InvalidOperationError(
+                f"messages of {self.path} are locked by their session; renew the session instead",
+                path=self.path,
+            )
+        at, lost = self._held(tokens)
+        until = now + self.settings.lock_us
+        self.waiting.set_due(at, until)
+        if lost:
+            raise self._lock_lost(lost, len(at))
+        return until
+
+    def _held(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
+        """Return the rows these tokens still lock, and the tokens that lock nothing."""
+        locks, numbers = token_columns(tokens)
+        at = self.waiting.find(numbers)
+        states = self.waiting.get("state", at)
+        good = (at >= 0) & (self.waiting.get("lock", at) == locks)
+        good &= (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
+        if good.all():
+            return at, []
+        lost = [token_of(*pair) for pair in zip(locks[~good], numbers[~good], strict=True)]
+        return at[good], lost
+
+    def _lock_lost(
+        self, lost: list[Any], settled: int
+    ) -> MessageLockLostError | SessionLockLostError:
+        kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
+        return kind(
+            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or lapsed; those "
+            f"messages are delivered again. {settled} other(s) of this request were settled",
+            path=self.path,
+            lock_tokens=lost,
+            settled=settled,
+        )
+
+    def settle_gone(self, at: Indices, cause: Cause) -> None:
+        """Let messages go, and the space they take."""
+        batches = self.waiting.get("batch", at)
+        self.waiting.step(at, cause)
+        self.shared.bodies.release(batches)
+
+    def _give_back(self, at: Indices, cause: Cause, commit: Commit) -> None:
+        """Count a failed delivery; return the messages, or bury those that failed too often."""
+        failures = self.waiting.get("failures", at) + 1
+        self.waiting.put("failures", at, failures)
+        dead = failures >= self.settings.max_delivery_count
+        if dead.any() and self.dead_letter is not None:
+            text = f"delivered {self.settings.max_delivery_count} times without being completed"
+            self.bury(
+                at[dead],
+                Cause.DEAD_LETTERED,
+                Death(MAX_DELIVERY_COUNT_EXCEEDED, text, self.path),
+                commit,
+            )
+            at = at[~dead]
+        self.waiting.step(at, cause)
+        self._note_states(at, commit)
+        self._stir(at)
+
+    def _note_states(self, at: Indices, commit: Commit) -> None:
+        get = self.waiting.get
+        commit.kept.change(self.entity, get("sequence", at), get("state", at), get("failures", at))
+
+    def bury(self, at: Indices, cause: Cause, death: Death, commit: Commit) -> None:
+        """Move messages to the dead-letter queue."""
+        if not len(at):
+            return
+        if self.dead_letter is None:
+            raise InvalidOperationError(
+                f"{self.path} has no dead-letter queue of its own: complete the message or leave it",
+                path=self.path,
+            )
+        number, is_new = self.shared.deaths.number(death)
+        if is_new:
+            value = [death.reason, death.description, death.source]
+            commit.kept.facts.append(Fact.of("death", number, value))
+        self._move(at, cause, self.dead_letter, {"death": number}, commit)
+
+    def _move(
+        self, at: Indices, cause: Cause, target: "Queue", changes: dict[str, Any], commit: Commit
+    ) -> None:
+        """Give messages a new number, here or in another queue, in one commit."""
+        get = self.waiting.get
+        columns = {name: get(name, at) for name in ("enqueued", "size", "batch", "row", "failures")}
+        sessions = get("session", at) if target is self else -1
+        columns |= {"session": sessions, **changes}
+        commit.must_sync = True  # nobody may see the new number before it is durable
+        commit.kept.gone(self.entity, get("sequence", at))
+        self.waiting.step(at, cause)
+        sequence = target.allocate(len(at))
+        rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
+        moved = target.waiting.add(rows)
+        target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - another of its kind
+        target.touch()
+        if target.settings.requires_session:
+            target.sessions.add(target.waiting.get("session", moved).tolist(), sequence)
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def accept(self, session_id: str | None, now: int) -> SessionGrant | None:
+        """Grant a session, or None when none is available now."""
+        name = session_id if session_id is not None else self.sessions.available(self.waiting)
+        if name is None or self.sessions.hold(name) is not None:
+            return None
+        lock, until = self.shared.locks.next(), now + self.settings.lock_us
+        self.sessions.grant(name, lock, until)
+        return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))
+
+    def _hold(self, session: SessionLock) -> Any:
+        hold = self.sessions.hold(session.session_id)
+        if hold is None or token_of(hold.lock, 0) != session.lock_token:
+            raise SessionLockLostError(
+                f"the lock on session {session.session_id!r} of {self.path} has lapsed or was "
+                "released; accept the session again",
+                path=self.path,
+                session_id=session.session_id,
+            )
+        return hold
+
+    def renew_session(self, session: SessionLock, now: int) -> int:
+        """Hold a session for another lock duration."""
+        hold = self._hold(session)
+        hold.until = now + self.settings.lock_us
+        return int(hold.until)
+
+    def release_session(self, session: SessionLock) -> None:
+        """Give a session back; its locked messages return without a failed delivery."""
+        hold = self._hold(session)
+        at = self._locked_by(hold.lock)
+        self.waiting.step(at, Cause.LAPSED)
+        self.sessions.let_go(session.session_id, self.waiting)
+
+    def _locked_by(self, lock: int) -> Indices:
+        at = self.waiting.all()
+        states = self.waiting.get("state", at)
+        held = (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
+        return at[held & (self.waiting.get("lock", at) == lock)]
+
+    def session_state(self, session: SessionLock) -> bytes | None:
+        """Return a session's state."""
+        self._hold(session)
+        return self.sessions.states.get(session.session_id)
+
+    def set_session_state(self, session: SessionLock, state: bytes | None, commit: Commit) -> None:
+        """Store a session's state, durably."""
+        self._hold(session)
+        name = session.session_id
+        commit.must_sync = True
+        commit.tentative.facts.append(Fact("session", f"{self.entity}/{name}", state))
+        commit.on_durable.append(lambda: self.sessions.keep_state(name, state))
+
+    # -- scheduled -----------------------------------------------------------------------------
+
+    def cancel(self, numbers: Int64s, commit: Commit) -> None:
+        """Cancel scheduled messages, all or none."""
+        at = self._find_in(numbers, State.SCHEDULED, "scheduled")
+        commit.must_sync = True
+        commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+        self.settle_gone(at, Cause.CANCELLED)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @property
+    def next_event(self) -> int:
+        """When `tick` has something to do."""
+        waiter = min((waiter.deadline for waiter in self.waiters), default=NEVER_US)
+        return min(
+            self.waiting.next_due,
+            self.waiting.next_expiry,
+            self.sessions.next_due,
+            self.leases.next_due,
+            self.retry_at,
+            self.idle_at,
+            waiter,
+        )
+
+    def tick(self, now: int, commit: Commit) -> None:
+        """Bring the queue up to this time."""
+        for name in self.sessions.lapsed(now):
+            hold = self.sessions.hold(name)
+            assert hold is not None
+            self._give_back(self._locked_by(hold.lock), Cause.LAPSED, commit)
+            self.sessions.let_go(name, self.waiting)
+        for lease in self.leases:
+            if lease.until <= now:
+                self.end_lease(lease.epoch, commit)
+        ripe = self.waiting.due(now)
+        if len(ripe):
+            scheduled = self.waiting.get("state", ripe) == State.SCHEDULED
+            self._give_back(ripe[~scheduled], Cause.LAPSED, commit)
+            self._activate(ripe[scheduled], now, commit)
+        self._expire(self.waiting.expired(now), commit)
+        if now >= self.retry_at:
+            self.retry_at = NEVER_US
+            self._resend_parked(now, commit)
+        self._dismiss(now, commit)
+
+    def _activate(self, at: Indices, now: int, commit: Commit) -> None:
+        if not len(at):
+            return
+        if self.resend is not None:
+            self.resend(at, Cause.ACTIVATED, now, commit)
+            return
+        get = self.waiting.get
+        columns = {"enqueued": get("due", at), "expires": get("expires", at)}
+        self._move(at, Cause.ACTIVATED, self, columns, commit)
+
+    def _resend_parked(self, now: int, commit: Commit) -> None:
+        at = self.waiting.all()
+        at = at[self.waiting.get("state", at) == State.TRANSFERRING]
+        if len(at) and self.resend is not None:
+            self.resend(at, Cause.FORWARDED, now, commit)
+
+    def try_again(self, at: Indices, cause: Cause, now: int) -> None:
+        """After a refused commit: messages that were to be sent on wait for the next turn."""
+        if cause is Cause.FORWARDED:
+            self.retry_at = now
+        else:
+            self.waiting.set_due(at, now)
+
+    def _expire(self, at: Indices, commit: Commit) -> None:
+        if not len(at):
+            return
+        if self.settings.dead_letter_on_expiration and self.dead_letter is not None:
+            death = Death(TTL_EXPIRED, "the message outlived its time to live", self.path)
+            self.bury(at, Cause.EXPIRED, death, commit)
+        else:
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+            self.settle_gone(at, Cause.EXPIRED)
+
+    def end_lease(self, epoch: int, commit: Commit) -> None:
+        """Return what a lease still holds."""
+        self.waiting.step(self.leased(epoch), Cause.LAPSED)
+        self.leases.remove(epoch)
+        commit.kept.facts.append(Fact("lease", f"{self.entity}/{epoch}", None))
+
+    def leased(self, epoch: int) -> Indices:
+        """Return the rows a lease still holds."""
+        lease = self.leases.find(epoch)
+        if lease is None or not lease.intervals:
+            return np.empty(0, np.intp)
+        at = self.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
+        mine = (self.waiting.get("state", at) == State.LEASED) & (
+            self.waiting.get("lock", at) == epoch
+        )
+        return at[mine]
+
+    def _stir(self, at: Indices) -> None:
+        if self.settings.requires_session and len(at):
+            self.sessions.stir(np.unique(self.waiting.get("session", at)).tolist())
+
+    # -- those who wait ------------------------------------------------------------------------
+
+    def wait(self, waiter: Waiter) -> None:
+        """Let a request wait."""
+        self.waiters.append(waiter)
+        self.shared.open_receives += 1
+
+    def serve(self, now: int, commit: Commit) -> None:
+        """Give what is deliverable to those who wait, first come first served."""
+        left: deque[Waiter] = deque()
+        while self.waiters:
+            waiter = self.waiters.popleft()
+            try:
+                served = self._serve_one(waiter, now, commit)
+            except SessionLockLostError as error:
+                commit.refuse(waiter.ticket, error)
+                served = True
+            if served:
+                self.shared.open_receives -= 1
+                continue
+            left.append(waiter)
+            if not self.settings.requires_session:
+                break  # what the first cannot have, the others cannot have either
+        left.extend(self.waiters)
+        self.waiters = left
+
+    def _serve_one(self, waiter: Waiter, now: int, commit: Commit) -> bool:
+        command = waiter.command
+        reply: Any
+        if isinstance(command, AcceptSession):
+            reply = self.accept(command.session_id, now)
+        else:
+            reply = self.receive(command, now, commit)
+        if reply is None:
+            return False
+        commit.reply(waiter.ticket, reply)
+        return True
+
+    def _dismiss(self, now: int, commit: Commit) -> None:
+        """Send those away who have waited long enough."""
+        late = [waiter for waiter in self.waiters if waiter.deadline <= now]
+        for waiter in late:
+            self.waiters.remove(waiter)
+            self.shared.open_receives -= 1
+            if isinstance(waiter.command, Receive):
+                commit.reply(waiter.ticket, NOTHING)
+            else:
+                commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
+
+    def dissolve(self, commit: Commit) -> None:
+        """The entity is deleted: let go of its messages and of those who wait."""
+        self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
+        self.shared.touched.pop(self.entity, None)
+        for waiter in self.waiters:
+            self.shared.open_receives -= 1
+            commit.refuse(
+                waiter.ticket, EntityNotFoundError(f"{self.path} was deleted", path=self.path)
+            )
+        self.waiters.clear()
+
+    def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:
+        """Return the error for a session that did not become free."""
+        what = "no session with messages" if session_id is None else f"session {session_id!r}"
+        return SessionCannotBeLockedError(
+            f"{what} of {self.path} became free in time; try again or wait longer",
+            path=self.path,
+            session_id=session_id,
+        )
+
+
+NOTHING = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, column.type) for column in DELIVERY_SCHEMA], schema=DELIVERY_SCHEMA
+)

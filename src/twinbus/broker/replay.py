@@ -1,0 +1,247 @@
+"""Replay: from the log to the namespace it describes.
+
+The log is read once. Facts are kept by key, the last one wins; places and changes are gathered as
+columns. In the end each message stands where its last place says, in the state its last change
+says, and everything gone is left out. Nothing is looked at message by message.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.bodies import Bodies
+from twinbus.broker.dead_letter import Death
+from twinbus.broker.entity import description_of
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.log import Log, PartKind
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.queue import Queue
+from twinbus.broker.ranges import Lease
+from twinbus.broker.waiting import Rows
+from twinbus.errors import LogDamagedError
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class Replay:
+    """What the log says, gathered."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, dict[str, bytes]] = {}
+        self.transferred: dict[str, list[list[int]]] = {}
+        self._places: list[pa.RecordBatch] = []
+        self._place_order: list[int] = []
+        self._changes: list[pa.RecordBatch] = []
+        self._change_order: list[int] = []
+        self.history: list[pa.RecordBatch] = []
+        self.history_spans: list[tuple[int, int, int]] = []  # segment, first and last time
+
+    def read(self, log: Log, bodies: Bodies) -> None:
+        """Gather the whole log."""
+        for record in log.replay():
+            for part, place in record.parts:
+                if part.kind is PartKind.MESSAGES:
+                    bodies.add(part.number, place, part.columns.num_rows)
+                elif part.kind is PartKind.PLACES:
+                    self._places.append(part.columns)
+                    self._place_order.append(record.number)
+                elif part.kind is PartKind.CHANGES:
+                    self._changes.append(part.columns)
+                    self._change_order.append(record.number)
+                elif part.kind is PartKind.HISTORY:
+                    self.history.append(part.columns)
+                    times = part.columns.column("time").to_numpy()
+                    self.history_spans.append((place.segment, int(times.min()), int(times.max())))
+                else:
+                    self._learn(part.columns)
+
+    def _learn(self, facts: pa.RecordBatch) -> None:
+        rows: Iterable[tuple[str, str, bytes | None]] = zip(
+            *(column.to_pylist() for column in facts.columns), strict=True
+        )
+        for kind, key, value in rows:
+            if kind == "transferred":
+                if value is None:
+                    self.transferred.pop(key, None)
+                else:
+                    self.transferred.setdefault(key, []).extend(json.loads(value))
+            elif value is None:
+                self.facts.get(kind, {}).pop(key, None)
+            else:
+                self.facts.setdefault(kind, {})[key] = value
+
+    def number(self, kind: str, key: str, default: int) -> int:
+        """Return a fact that is a number."""
+        value = self.facts.get(kind, {}).get(key)
+        return default if value is None else int(json.loads(value))
+
+    def highest_epoch(self) -> int:
+        """Return the highest epoch of a lease that is known."""
+        keys = self.facts.get("lease", {})
+        return max((int(key.partition("/")[2]) for key in keys), default=0)
+
+    def standing(self) -> tuple[Columns, dict[int, int]]:
+        """Return the rows of every message that still stands, ordered by entity and number.
+
+        Also the highest number each entity ever gave.
+        """
+        places = _gathered(self._places, self._place_order)
+        highest: dict[int, int] = {}
+        if not places:
+            return {}, highest
+        places = _last_of_each(places)
+        ends = np.flatnonzero(np.diff(places["entity"], append=-1))
+        for entity, number in zip(places["entity"][ends], places["sequence"][ends], strict=True):
+            highest[int(entity)] = int(number)
+        changes = _gathered(self._changes, self._change_order)
+        if changes:
+            _apply(places, _last_of_each(changes))
+        alive = places["state"] != State.GONE
+        if not alive.all():
+            places = {name: column[alive] for name, column in places.items()}
+        return places, highest
+
+
+def _gathered(parts: list[pa.RecordBatch], order: list[int]) -> Columns:
+    """Return parts end to end, with the record each row came from."""
+    if not parts:
+        return {}
+    names = parts[0].schema.names
+    columns: Columns = {
+        name: np.concatenate([part.column(index).to_numpy() for part in parts])
+        for index, name in enumerate(names)
+    }
+    columns["order"] = np.repeat(order, [part.num_rows for part in parts])
+    return columns
+
+
+def _last_of_each(columns: Columns) -> Columns:
+    """Order rows by entity and number, and keep the last of each."""
+    if not _is_ordered(columns):
+        order = np.lexsort((columns["order"], columns["sequence"], columns["entity"]))
+        columns = {name: column[order] for name, column in columns.items()}
+    same = (np.diff(columns["entity"]) == 0) & (np.diff(columns["sequence"]) == 0)
+    if same.any():
+        last = np.append(~same, True)
+        columns = {name: column[last] for name, column in columns.items()}
+    return columns
+
+
+def _is_ordered(columns: Columns) -> bool:
+    entity, sequence = np.diff(columns["entity"]), np.diff(columns["sequence"])
+    return bool(((entity > 0) | ((entity == 0) & (sequence > 0))).all())
+
+
+def _apply(places: Columns, changes: Columns) -> None:
+    """Let the last change of each message decide, unless the message was written anew since."""
+    ends = np.flatnonzero(np.diff(places["entity"], append=-1)) + 1
+    start = 0
+    for end in ends.tolist():
+        entity = places["entity"][start]
+        low, high = np.searchsorted(changes["entity"], [entity, entity + 1])
+        numbers = changes["sequence"][low:high]
+        if len(numbers):
+            at = np.minimum(
+                np.searchsorted(numbers, places["sequence"][start:end]), len(numbers) - 1
+            )
+            found = numbers[at] == places["sequence"][start:end]
+            found &= changes["order"][low:high][at] >= places["order"][start:end]
+            rows = np.flatnonzero(found)
+            for name in ("state", "failures"):
+                places[name][start + rows] = changes[name][low:high][at[rows]]
+        start = end
+
+
+def restore(namespace: Namespace, replay: Replay, now: int) -> None:
+    """Fill an empty namespace with what the log says."""
+    directory, shared = namespace.directory, namespace.shared
+    directory.next_number = replay.number("next", "entity", 1)
+    saved = {int(key): json.loads(value) for key, value in replay.facts.get("entity", {}).items()}
+    for number in sorted(saved):
+        entity = directory.make(number, description_of(saved[number]), saved[number]["created"])
+        entity.restore(saved[number])
+        directory.add(entity)
+    for key, value in replay.facts.get("death", {}).items():
+        shared.deaths.learn(int(key), Death(*json.loads(value)))
+    for origin, intervals in replay.transferred.items():
+        namespace.transfers.take(origin, intervals)
+    rows, highest = replay.standing()
+    _restore_rows(namespace, rows)
+    for queue in directory.queues():
+        known = replay.number("sequence", str(queue.entity), 1)
+        queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
+    _restore_keyed(namespace, replay)
+    _restore_history(namespace, replay.history)
+    for entity in directory:
+        entity.accessed_us = now  # idle time counts from the start
+        namespace.adopt(entity)
+
+
+def _restore_rows(namespace: Namespace, rows: Columns) -> None:
+    if not rows:
+        return
+    bodies = namespace.shared.bodies
+    ends = np.flatnonzero(np.diff(rows["entity"], append=-1)) + 1
+    start = 0
+    for end in ends.tolist():
+        queue = namespace.directory.queue_numbered(int(rows["entity"][start]))
+        part = {name: column[start:end] for name, column in rows.items()}
+        start = end
+        if queue is None:  # its entity was deleted
+            continue
+        if not bodies.holds(part["batch"]).all():
+            missing = part["sequence"][~bodies.holds(part["batch"])]
+            raise LogDamagedError(
+                f"the bodies of {len(missing)} message(s) of {queue.path} are missing, the first "
+                f"is sequence number {missing[0]}: a segment of the log was removed. Restore it "
+                "from a backup",
+                path=queue.path,
+                sequence_number=int(missing[0]),
+            )
+        columns = {name: part[name] for name in part if name not in ("entity", "order")}
+        queue.waiting.add(Rows(session=_session_numbers(queue, bodies, part), **columns))
+        bodies.retain(part["batch"])
+
+
+def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
+    if not queue.settings.requires_session:
+        return -1
+    names = bodies.texts("session_id", rows["batch"], rows["row"])
+    numbers = [queue.sessions.id(name) for name in names]
+    queue.sessions.add(numbers, rows["sequence"])
+    return np.array(numbers, np.int32)
+
+
+def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
+    """Restore session states and leases."""
+    for key, value in replay.facts.get("session", {}).items():
+        number, _, name = key.partition("/")
+        queue = namespace.directory.queue_numbered(int(number))
+        if queue is not None:
+            queue.sessions.keep_state(name, value)
+    for key, value in replay.facts.get("lease", {}).items():
+        queue = namespace.directory.queue_numbered(int(key.partition("/")[0]))
+        if queue is None:
+            continue
+        lease = Lease.from_json(value)
+        queue.leases.put(lease)
+        for first, last in lease.intervals:
+            at = queue.waiting.between(first, last)
+            at = at[queue.waiting.get("state", at) == State.ACTIVE]
+            queue.waiting.step(at, Cause.LEASED)
+            queue.waiting.put("lock", at, lease.epoch)
+
+
+def _restore_history(namespace: Namespace, parts: list[pa.RecordBatch]) -> None:
+    by_number = {entity.number: entity for entity in namespace.directory}
+    for part in parts:
+        for number, message_id, time in zip(
+            *(column.to_pylist() for column in part.columns), strict=True
+        ):
+            entity = by_number.get(number)
+            if entity is not None and entity.history is not None:
+                entity.history.note(message_id, time)

@@ -1,0 +1,202 @@
+"""Routing: from the entity a batch was sent to, to the queues its rows end up in.
+
+A topic hands copies to its subscriptions, `forward_to` hands everything on. Rows whose forward
+target cannot take them are parked in the forwarding queue and tried again.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.commit import Commit, Fact
+from twinbus.broker.dead_letter import SESSION_ID_MISSING, TOO_MANY_FORWARDS, Death
+from twinbus.broker.directory import Directory
+from twinbus.broker.entity import Entity
+from twinbus.broker.lifecycle import Cause
+from twinbus.broker.queue import Queue, Shared
+from twinbus.broker.topic import Topic
+from twinbus.broker.waiting import Indices, Rows
+from twinbus.limits import FORWARD_RETRY_US, MAX_FORWARD_HOPS, NEVER_US
+from twinbus.message import Int64s, sizes
+
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Rows of the outbound batch that go to a queue."""
+
+    queue: Queue
+    rows: Numbers
+    cause: Cause
+    time_to_live: Int64s
+    death: Death | None = None
+
+
+@dataclass(slots=True)
+class Outbound:
+    """A batch on its way: the rows as sent, the copies that actions changed, and where each goes."""
+
+    pieces: list[pa.RecordBatch]
+    placements: list[Placement] = field(default_factory=list)
+
+    def batch(self) -> pa.RecordBatch:
+        """Return all rows as one batch."""
+        return self.pieces[0] if len(self.pieces) == 1 else pa.concat_batches(self.pieces)
+
+    def add(self, changed: pa.RecordBatch) -> Numbers:
+        """Take changed copies along; return their rows."""
+        first = sum(piece.num_rows for piece in self.pieces)
+        self.pieces.append(changed)
+        return np.arange(first, first + changed.num_rows, dtype=np.int32)
+
+
+class Router:
+    """Decides where rows go, and stages them there."""
+
+    def __init__(self, directory: Directory, shared: Shared) -> None:
+        self._directory = directory
+        self._shared = shared
+
+    def can_forward(self, entity: Entity) -> bool:
+        """Whether an entity's forward target takes messages now."""
+        if isinstance(entity, Topic):
+            return True
+        target = self._directory.find(entity.forward_to or "")
+        if target is None or not target.description.status.allows_send:
+            return False
+        return target.size_in_bytes < target.max_bytes
+
+    def route(
+        self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
+    ) -> None:
+        """Add the placements of these rows."""
+        queue = entity.queue
+        life = np.minimum(time_to_live, queue.settings.time_to_live_us)
+        if hops > MAX_FORWARD_HOPS:
+            death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
+            assert queue.dead_letter is not None
+            outbound.placements.append(
+                Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death)
+            )
+        elif isinstance(entity, Topic):
+            self._fan_out(entity, rows, life, outbound, hops)
+        elif entity.forward_to is None:
+            self._arrive(queue, rows, life, outbound)
+        elif self.can_forward(entity):
+            target = self._directory.entity(entity.forward_to)
+            self.route(target, rows, life, outbound, hops + 1)
+        else:
+            outbound.placements.append(Placement(queue, rows, Cause.PARKED, life))
+
+    def _fan_out(
+        self, topic: Topic, rows: Numbers, life: Int64s, outbound: Outbound, hops: int
+    ) -> None:
+        batch = outbound.batch()
+        if len(rows) != batch.num_rows:
+            batch = batch.take(pa.array(rows))
+        for subscription in topic.subscriptions.values():
+            if not subscription.description.status.allows_send:
+                continue
+            for copy in subscription.copies(batch):
+                copied = rows[copy.rows]
+                if copy.change is not None:
+                    copied = outbound.add(copy.change(batch.take(pa.array(copy.rows))))
+                self.route(subscription, copied, life[copy.rows], outbound, hops + 1)
+
+    def _arrive(self, queue: Queue, rows: Numbers, life: Int64s, outbound: Outbound) -> None:
+        if queue.settings.requires_session:
+            sessions = outbound.batch().column("session_id").take(pa.array(rows))
+            missing = sessions.is_null().to_numpy(zero_copy_only=False)
+            if missing.any():
+                assert queue.dead_letter is not None
+                death = Death(SESSION_ID_MISSING, "the queue requires a session_id", queue.path)
+                outbound.placements.append(
+                    Placement(
+                        queue.dead_letter, rows[missing], Cause.ENQUEUED, life[missing], death
+                    )
+                )
+                rows, life = rows[~missing], life[~missing]
+        if len(rows):
+            outbound.placements.append(Placement(queue, rows, Cause.ENQUEUED, life))
+
+    # -- staging -------------------------------------------------------------------------------
+
+    def stage(
+        self, outbound: Outbound, due: Int64s | None, now: int, commit: Commit
+    ) -> list[Int64s]:
+        """Stage every placement; return the sequence numbers each got."""
+        if not outbound.placements:
+            return []
+        batch = outbound.batch()
+        number = commit.add_batch(batch)
+        size = sizes(batch)
+        return [
+            self._place(placement, batch, number, size[placement.rows], due, now, commit)
+            for placement in outbound.placements
+        ]
+
+    def _place(  # noqa: PLR0913 - the facts of one placement
+        self,
+        placement: Placement,
+        batch: pa.RecordBatch,
+        number: int,
+        size: Int64s,
+        due: Int64s | None,
+        now: int,
+        commit: Commit,
+    ) -> Int64s:
+        queue, rows = placement.queue, placement.rows
+        sequence = queue.allocate(len(rows))
+        scheduled = placement.cause is Cause.SCHEDULED and due is not None
+        begins = due[rows] if scheduled and due is not None else np.int64(now)
+        life = np.minimum(placement.time_to_live, NEVER_US - begins)
+        sessions = None
+        if queue.settings.requires_session:
+            sessions = batch.column("session_id").take(pa.array(rows)).to_pylist()
+        queue.stage(
+            Rows(
+                sequence=sequence,
+                enqueued=begins,
+                size=size,
+                batch=number,
+                row=rows,
+                expires=NEVER_US if queue.dead_letter is None and not scheduled else begins + life,
+                due=begins if scheduled else NEVER_US,
+                death=self._death(placement.death, commit),
+            ),
+            placement.cause,
+            sessions,
+            commit,
+        )
+        if placement.cause is Cause.PARKED:
+            queue.retry_at = now + FORWARD_RETRY_US
+        return sequence
+
+    def _death(self, death: Death | None, commit: Commit) -> int:
+        if death is None:
+            return -1
+        number, is_new = self._shared.deaths.number(death)
+        if is_new:
+            value = [death.reason, death.description, death.source]
+            commit.kept.facts.append(Fact.of("death", number, value))
+        return number
+
+    def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
+        """Send messages on that waited in a topic or a forwarding queue."""
+        queue = entity.queue
+        if cause is Cause.FORWARDED and not self.can_forward(entity):
+            queue.retry_at = now + FORWARD_RETRY_US
+            return
+        get = queue.waiting.get
+        outbound = Outbound([self._shared.bodies.fetch(get("batch", at), get("row", at))])
+        left = get("expires", at)
+        life = np.where(left == NEVER_US, NEVER_US, np.maximum(left - now, 0))
+        self.route(entity, np.arange(len(at), dtype=np.int32), life, outbound)
+        self.stage(outbound, None, now, commit)
+        commit.must_sync = True
+        commit.tentative.gone(queue.entity, get("sequence", at))
+        commit.on_durable.append(lambda: queue.settle_gone(at, cause))
+        commit.on_refused.append(lambda: queue.try_again(at, cause, now))

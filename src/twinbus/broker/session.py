@@ -1,0 +1,141 @@
+"""Sessions of one entity: which messages each has, who holds it, and its state.
+
+A session is exclusive to its holder until the lock lapses; its messages come in order. Sessions
+with neither messages nor a holder take no memory, except for state that was stored with them.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinbus.broker.lifecycle import State
+from twinbus.broker.waiting import Indices, Waiting
+from twinbus.limits import NEVER_US
+from twinbus.message import Int64s
+
+_SCAN = 4096
+
+
+@dataclass(slots=True)
+class Hold:
+    """An exclusive lock on a session."""
+
+    lock: int
+    until: int
+
+
+@dataclass(slots=True)
+class _Session:
+    name: str
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))  # of its messages, in order
+
+
+class Sessions:
+    """The sessions of an entity, by name and by the small number that rows carry."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, _Session] = {}
+        self._ids: dict[str, int] = {}
+        self._free: list[int] = []
+        self._holds: dict[str, Hold] = {}
+        self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
+        self.states: dict[str, bytes] = {}
+
+    def id(self, name: str) -> int:
+        """Return the number rows carry for this session."""
+        known = self._ids.get(name)
+        if known is None:
+            known = self._free.pop() if self._free else len(self._ids)
+            self._ids[name] = known
+            self._sessions[known] = _Session(name)
+        return known
+
+    def add(self, ids: Iterable[int], numbers: Int64s) -> None:
+        """Note messages of sessions."""
+        for session_id, number in zip(ids, numbers.tolist(), strict=True):
+            self._sessions[session_id].numbers.append(number)
+            self._candidates.setdefault(session_id)
+
+    def stir(self, ids: Iterable[int]) -> None:
+        """Note that messages of these sessions may be deliverable again."""
+        for session_id in ids:
+            if session_id in self._sessions:
+                self._candidates.setdefault(session_id)
+
+    def keep_state(self, name: str, state: bytes | None) -> None:
+        """Note a session's state; None forgets it."""
+        if state is None:
+            self.states.pop(name, None)
+        else:
+            self.states[name] = state
+
+    # -- holding -------------------------------------------------------------------------------
+
+    def hold(self, name: str) -> Hold | None:
+        """Return who holds a session."""
+        return self._holds.get(name)
+
+    def grant(self, name: str, lock: int, until: int) -> None:
+        """Give a free session to a holder."""
+        self.id(name)
+        self._holds[name] = Hold(lock, until)
+
+    def let_go(self, name: str, waiting: Waiting) -> None:
+        """Take a session from its holder."""
+        del self._holds[name]
+        self._candidates.setdefault(self._ids[name])
+        self.deliverable(name, 1, waiting)  # drops the numbers of messages that are gone
+        self.forget_idle([self._ids[name]])
+
+    def lapsed(self, now: int) -> list[str]:
+        """Return the sessions whose locks have run out."""
+        return [name for name, hold in self._holds.items() if hold.until <= now]
+
+    @property
+    def next_due(self) -> int:
+        """When the next session lock runs out."""
+        return min((hold.until for hold in self._holds.values()), default=NEVER_US)
+
+    def available(self, waiting: Waiting) -> str | None:
+        """Return a free session with something to deliver, the one that waited longest."""
+        for session_id in list(self._candidates):
+            session = self._sessions[session_id]
+            if session.name in self._holds:
+                continue
+            if len(self.deliverable(session.name, 1, waiting)):
+                return session.name
+            del self._candidates[session_id]
+            self.forget_idle([session_id])
+        return None
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def deliverable(self, name: str, limit: int, waiting: Waiting) -> Indices:
+        """Return the first active messages of a session, in order."""
+        session = self._sessions[self._ids[name]]
+        found: list[Indices] = []
+        missing, start = limit, 0
+        while missing > 0 and start < len(session.numbers):
+            window = np.array(session.numbers[start : start + _SCAN], np.int64)
+            at = waiting.find(window)
+            if start == 0:
+                gone = int(np.argmax(at >= 0)) if (at >= 0).any() else len(at)
+                del session.numbers[:gone]
+                at = at[gone:]
+            start += len(at)
+            at = at[at >= 0]
+            at = at[waiting.get("state", at) == State.ACTIVE][:missing]
+            missing -= len(at)
+            found.append(at)
+        return np.concatenate(found) if found else np.empty(0, np.intp)
+
+    def forget_idle(self, ids: Iterable[int]) -> None:
+        """Free those of these sessions that have neither messages nor a holder."""
+        for session_id in ids:
+            session = self._sessions.get(session_id)
+            if session and session.name not in self._holds and not session.numbers:
+                self._candidates.pop(session_id, None)
+                del self._sessions[session_id], self._ids[session.name]
+                self._free.append(session_id)

@@ -1,0 +1,46 @@
+"""The few calls through which the log touches the disk: the seam where tests inject its troubles."""
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+_MOST_BUFFERS = 1024  # IOV_MAX on Linux
+
+
+class Storage(Protocol):
+    """Writes and syncs an open file."""
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
+        """Append all bytes, or raise OSError after any part of them."""
+        ...
+
+    def sync(self, descriptor: int) -> None:
+        """Return when everything written is on the disk."""
+        ...
+
+
+class DiskStorage:
+    """The operating system's files."""
+
+    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
+        """Append all bytes, or raise OSError after any part of them."""
+        left = list(buffers)
+        while left:
+            written = os.writev(descriptor, left[:_MOST_BUFFERS])
+            while left and written >= left[0].nbytes:
+                written -= left.pop(0).nbytes
+            if written:
+                left[0] = left[0][written:]
+
+    def sync(self, descriptor: int) -> None:
+        """Return when everything written is on the disk."""
+        os.fdatasync(descriptor)
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make created, renamed and removed files of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

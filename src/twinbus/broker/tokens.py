@@ -1,0 +1,52 @@
+"""Lock tokens: UUIDs that hold the number of the lock and the number of the message.
+
+    bytes 0..8   lock number, big-endian
+    bytes 8..16  sequence number, big-endian (0 for a session)
+
+Lock numbers begin at the time of the start in microseconds and no broker gives a million locks a
+second, so they keep growing across restarts and a token from before one matches nothing.
+"""
+
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.errors import InvalidArgumentError
+from twinbus.message import LOCK_TOKEN, Int64s
+
+
+class LockNumbers:
+    """Numbers for locks and lease epochs: never the same twice, always growing."""
+
+    def __init__(self, start: int) -> None:
+        self._next = start
+
+    def next(self) -> int:
+        """Return a number nobody had."""
+        self._next += 1
+        return self._next
+
+
+def token_of(lock: int, number: int) -> UUID:
+    """Return one token."""
+    return UUID(int=(int(lock) << 64) | int(number))
+
+
+def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
+    """Return the tokens of messages under one lock."""
+    pairs = np.empty((len(numbers), 2), ">i8")
+    pairs[:, 0] = lock
+    pairs[:, 1] = numbers
+    return pa.FixedSizeBinaryArray.from_buffers(
+        LOCK_TOKEN, len(numbers), [None, pa.py_buffer(pairs.tobytes())]
+    )
+
+
+def token_columns(tokens: pa.Array) -> tuple[Int64s, Int64s]:
+    """Return lock numbers and sequence numbers of tokens."""
+    if tokens.type != LOCK_TOKEN or tokens.null_count:
+        raise InvalidArgumentError("lock tokens must be a column of 16 bytes each, none missing")
+    content = tokens.buffers()[1]
+    pairs = np.frombuffer(content, ">i8", 2 * len(tokens), 16 * tokens.offset).reshape(-1, 2)
+    return pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)

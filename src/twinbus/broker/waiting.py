@@ -1,0 +1,305 @@
+"""The waiting messages of one entity, in columns: one row per message, ordered by number.
+
+    always    sequence int64 | state uint8 | failures int32 | enqueued int64 | size int32
+              batch int64    | row int32                     (where its body lies, see bodies.py)
+    on first  expires int64  | due int64 | lock int64 | session int32 | death int32
+    use       (37 bytes a message at rest, 53 once locked)
+
+`due` is when a lock lapses or a schedule is up; `lock` the number of the lock or lease epoch.
+Indices are positions in the columns; they hold until `reclaim`, which only runs between turns.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinbus.broker.lifecycle import Cause, State, step
+from twinbus.limits import NEVER_US
+from twinbus.message import Int64s
+
+Indices = npt.NDArray[np.intp]
+
+_ALWAYS: dict[str, type] = {
+    "sequence": np.int64,
+    "state": np.uint8,
+    "failures": np.int32,
+    "enqueued": np.int64,
+    "size": np.int32,
+    "batch": np.int64,
+    "row": np.int32,
+}
+_ON_USE: dict[str, tuple[type, int]] = {
+    "expires": (np.int64, NEVER_US),
+    "due": (np.int64, NEVER_US),
+    "lock": (np.int64, 0),
+    "session": (np.int32, -1),
+    "death": (np.int32, -1),
+}
+_SMALLEST = 64
+_SCAN = 4096  # rows looked at in one step when searching for deliverable ones
+_TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
+_EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """New rows, one array (or one value for all) per column."""
+
+    sequence: Int64s
+    enqueued: Any
+    size: Any
+    batch: Any
+    row: Any
+    state: Any = State.PENDING
+    failures: Any = 0
+    expires: Any = NEVER_US
+    due: Any = NEVER_US
+    lock: Any = 0
+    session: Any = -1
+    death: Any = -1
+
+
+class Waiting:
+    """Columns of waiting messages; steps them through the lifecycle and keeps the counts."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.empty(_SMALLEST, kind) for name, kind in _ALWAYS.items()
+        }
+        self._capacity = _SMALLEST
+        self._end = 0
+        self._first_active = 0  # no deliverable row lies before
+        self.counts = np.zeros(len(State), np.int64)
+        self.size_in_bytes = 0
+        self.next_due = NEVER_US  # a lower bound: nothing is due before
+        self.next_expiry = NEVER_US  # a lower bound: nothing expires before
+
+    def __len__(self) -> int:
+        return int(self.counts.sum() - self.counts[State.GONE])
+
+    def count(self, *states: State) -> int:
+        """Return how many messages are in these states."""
+        return int(self.counts[list(states)].sum())
+
+    def memory_bytes(self) -> int:
+        """Return the bytes its rows occupy."""
+        width = sum(column.itemsize for column in self._columns.values())
+        return width * self._end
+
+    # -- columns -------------------------------------------------------------------------------
+
+    def get(self, name: str, at: Indices) -> npt.NDArray[Any]:
+        """Return a column's values at these indices; an unused column gives its default."""
+        column = self._columns.get(name)
+        if column is None:
+            kind, default = _ON_USE[name]
+            return np.full(len(at), default, kind)
+        return column[at]
+
+    def put(self, name: str, at: Indices, values: Any) -> None:
+        """Set a column's values at these indices."""
+        column = self._columns.get(name)
+        if column is None:
+            column = self._make(name)
+        column[at] = values
+
+    def _make(self, name: str) -> npt.NDArray[Any]:
+        kind, default = _ON_USE[name]
+        column = np.empty(self._capacity, kind)  # rows to come cost nothing until they come
+        column[: self._end] = default
+        self._columns[name] = column
+        return column
+
+    def all(self) -> Indices:
+        """Return the indices of every row that is not gone, in order."""
+        return np.flatnonzero(self._columns["state"][: self._end] != State.GONE)
+
+    # -- adding --------------------------------------------------------------------------------
+
+    def add(self, rows: Rows) -> Indices:
+        """Append rows, whose numbers must be above all others; return where they are."""
+        count = len(rows.sequence)
+        self._make_room(count)
+        start, end = self._end, self._end + count
+        for name in _ALWAYS:
+            self._columns[name][start:end] = getattr(rows, name)
+        for name, (_, default) in _ON_USE.items():
+            values = getattr(rows, name)
+            column = self._columns.get(name)
+            if column is None:
+                if np.isscalar(values) and values == default:
+                    continue
+                if not np.isscalar(values) and (values == default).all():
+                    continue
+                column = self._make(name)
+            column[start:end] = values
+        self._end = end
+        at = np.arange(start, end)
+        states = self._columns["state"][start:end]
+        self._count(states, self._columns["size"][start:end], 1)
+        self._note_times(at)
+        return at
+
+    def _make_room(self, count: int) -> None:
+        if self._end + count <= self._capacity:
+            return
+        self._capacity = 2 * (self._end + count)
+        for name, column in self._columns.items():
+            grown = np.empty(self._capacity, column.dtype)
+            grown[: self._end] = column[: self._end]
+            self._columns[name] = grown
+
+    def _count(self, states: npt.NDArray[np.uint8], size: Any, sign: int) -> None:
+        self.counts += sign * np.bincount(states, minlength=len(State))
+        self.size_in_bytes += sign * int(size[states != State.GONE].sum())
+
+    def _note_times(self, at: Indices) -> None:
+        """Lower the bounds for rows that were added or changed."""
+        if not len(at):
+            return
+        if "due" in self._columns:
+            self.next_due = min(self.next_due, int(self._columns["due"][at].min()))
+        if "expires" in self._columns:
+            self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
+        if (self._columns["state"][at] == State.ACTIVE).any():
+            self._first_active = min(self._first_active, int(at.min()))
+
+    # -- finding -------------------------------------------------------------------------------
+
+    def find(self, sequence: Int64s) -> Indices:
+        """Return where these numbers are; -1 for one that is not here or gone."""
+        if not self._end:
+            return np.full(len(sequence), -1, np.intp)
+        numbers = self._columns["sequence"][: self._end]
+        at = np.searchsorted(numbers, sequence)
+        at[at == len(numbers)] = 0
+        found = numbers[at] == sequence
+        found &= self._columns["state"][at] != State.GONE
+        return np.where(found, at, -1)
+
+    def between(self, first: int, last: int) -> Indices:
+        """Return the rows numbered first to last, both included, that are not gone."""
+        numbers = self._columns["sequence"][: self._end]
+        low = int(np.searchsorted(numbers, first))
+        high = int(np.searchsorted(numbers, last, side="right"))
+        return np.flatnonzero(self._columns["state"][low:high] != State.GONE) + low
+
+    def in_batches(self, first: int, last: int) -> Indices:
+        """Return the rows whose bodies lie in these batches."""
+        batch = self._columns["batch"][: self._end]
+        held = (batch >= first) & (batch <= last)
+        held &= self._columns["state"][: self._end] > State.PENDING
+        return np.flatnonzero(held)
+
+    def from_number(self, first: int, limit: int) -> Indices:
+        """Return up to `limit` visible rows numbered `first` or above."""
+        low = int(np.searchsorted(self._columns["sequence"][: self._end], first))
+        return self._scan(low, limit, lambda states: states > State.PENDING)[0]
+
+    def deliverable(self, limit: int) -> Indices:
+        """Return the first `limit` active rows, in order."""
+        at, self._first_active = self._scan(
+            self._first_active, limit, lambda states: states == State.ACTIVE
+        )
+        return at
+
+    def _scan(self, start: int, limit: int, wanted: Any) -> tuple[Indices, int]:
+        """Return up to `limit` wanted rows from `start`, and where the first of them is."""
+        found: list[Indices] = []
+        states = self._columns["state"]
+        missing = limit
+        position, width = start, max(_SCAN, limit)
+        while missing > 0 and position < self._end:
+            end = min(position + width, self._end)
+            hits = np.flatnonzero(wanted(states[position:end]))[:missing] + position
+            if len(hits):
+                found.append(hits)
+                missing -= len(hits)
+            position, width = end, width * 4
+        if not found:
+            return np.empty(0, np.intp), self._end
+        return (found[0] if len(found) == 1 else np.concatenate(found)), int(found[0][0])
+
+    def due(self, now: int) -> Indices:
+        """Return rows whose lock lapsed or whose schedule is up, and renew the bound."""
+        if now < self.next_due:
+            return np.empty(0, np.intp)
+        state = self._columns["state"][: self._end]
+        due = self._columns["due"][: self._end]
+        timed = np.isin(state, _TIMED)
+        ripe = timed & (due <= now)
+        later = due[timed & ~ripe]
+        self.next_due = int(later.min()) if len(later) else NEVER_US
+        return np.flatnonzero(ripe)
+
+    def expired(self, now: int) -> Indices:
+        """Return rows past their time to live, and renew the bound."""
+        if now < self.next_expiry:
+            return np.empty(0, np.intp)
+        state = self._columns["state"][: self._end]
+        expires = self._columns["expires"][: self._end]
+        old = (expires <= now) & np.isin(state, _EXPIRING)
+        later = expires[(expires > now) & (state != State.GONE)]
+        self.next_expiry = int(later.min()) if len(later) else NEVER_US
+        return np.flatnonzero(old)
+
+    # -- stepping ------------------------------------------------------------------------------
+
+    def step(self, at: Indices, cause: Cause) -> None:
+        """Step these rows through the lifecycle; nothing changes if one may not."""
+        if not len(at):
+            return
+        before = self._columns["state"][at]
+        after = step(before, cause)
+        size = self._columns["size"][at]
+        self._count(before, size, -1)
+        self._columns["state"][at] = after
+        self._count(after, size, 1)
+        if (after == State.ACTIVE).any():
+            self._first_active = min(self._first_active, int(at[after == State.ACTIVE].min()))
+        if "expires" in self._columns:  # it may have expired while it was locked
+            self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
+
+    def set_due(self, at: Indices, due: int) -> None:
+        """Set when these rows' locks lapse."""
+        self.put("due", at, due)
+        self.next_due = min(self.next_due, due)
+
+    # -- space ---------------------------------------------------------------------------------
+
+    def reclaim(self) -> None:
+        """Give back the rows of messages that are gone, once they are half of all."""
+        gone = int(self.counts[State.GONE])
+        if gone < _SMALLEST or 2 * gone < self._end:
+            return
+        at = self.all()
+        live = len(at)
+        capacity = max(_SMALLEST, live + live // 4)
+        for name, column in self._columns.items():
+            kept = np.empty(capacity, column.dtype)
+            kept[:live] = column[at]
+            self._columns[name] = kept
+        self._end, self._capacity = live, capacity
+        self._first_active = 0
+        self.counts[State.GONE] = 0
+
+    # -- invariants ----------------------------------------------------------------------------
+
+    def faults(self) -> list[str]:
+        """Return what is inconsistent: counts and sizes must follow from the columns."""
+        found = []
+        rows = slice(self._end)
+        state = self._columns["state"][rows]
+        if (np.bincount(state, minlength=len(State)) != self.counts).any():
+            found.append(f"counts {self.counts.tolist()} do not follow from the states")
+        if (np.diff(self._columns["sequence"][rows]) <= 0).any():
+            found.append("sequence numbers are not ascending")
+        size = int(self._columns["size"][rows][state != State.GONE].sum())
+        if size != self.size_in_bytes:
+            found.append(f"size {self.size_in_bytes} should be {size}")
+        active = np.flatnonzero(state == State.ACTIVE)
+        if len(active) and active[0] < self._first_active:
+            found.append("a deliverable message lies before the first known one")
+        return found

@@ -1,0 +1,363 @@
+"""Descriptions of queues, topics, subscriptions and rules: values that are checked when made.
+
+A path is case-insensitive. Subscriptions and dead-letter queues are reached by paths too:
+
+    orders                                  queue or topic
+    orders/$DeadLetterQueue                 its dead-letter queue
+    news/Subscriptions/sport                subscription
+    news/Subscriptions/sport/$DeadLetterQueue
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, TypeVar
+from uuid import UUID
+
+from twinbus.clock import MICROSECOND, from_us, moment_us
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    DEFAULT_DUPLICATE_WINDOW,
+    DEFAULT_LOCK_DURATION,
+    DEFAULT_MAX_DELIVERY_COUNT,
+    DEFAULT_SIZE_MEGABYTES,
+    MAX_DUPLICATE_WINDOW,
+    MAX_LOCK_DURATION,
+    MAX_MAX_DELIVERY_COUNT,
+    MAX_PATH_CHARACTERS,
+    MAX_SIZE_MEGABYTES,
+    MAX_SQL_CHARACTERS,
+    MAX_SUBSCRIPTION_NAME_CHARACTERS,
+    MAX_USER_METADATA_CHARACTERS,
+    MIN_AUTO_DELETE_ON_IDLE,
+    MIN_DUPLICATE_WINDOW,
+    MIN_LOCK_DURATION,
+    MIN_TIME_TO_LIVE,
+    UNLIMITED,
+)
+
+DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
+SUBSCRIPTIONS = "/Subscriptions/"
+DEFAULT_RULE = "$Default"
+_PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_NAME = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class EntityStatus(Enum):
+    """What an entity lets happen."""
+
+    ACTIVE = "active"
+    DISABLED = "disabled"
+    SEND_DISABLED = "send_disabled"
+    RECEIVE_DISABLED = "receive_disabled"
+
+    @property
+    def allows_send(self) -> bool:
+        """Whether messages may come in."""
+        return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
+
+    @property
+    def allows_receive(self) -> bool:
+        """Whether messages may go out."""
+        return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
+
+
+def dead_letter_path(path: str) -> str:
+    """Return the path of an entity's dead-letter queue."""
+    return path + DEAD_LETTER_SUFFIX
+
+
+def subscription_path(topic_path: str, name: str) -> str:
+    """Return the path a subscription is received from."""
+    return f"{topic_path}{SUBSCRIPTIONS}{name}"
+
+
+def _check_path(what: str, path: str) -> None:
+    if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > MAX_PATH_CHARACTERS:
+        raise InvalidArgumentError(
+            f"{what} {path!r:.80} is not a valid name: use letters, digits, '.', '-', '_' and '/' "
+            f"between parts, start each part with a letter or digit, at most "
+            f"{MAX_PATH_CHARACTERS} characters"
+        )
+    if SUBSCRIPTIONS.lower() in f"/{path.lower()}/":
+        raise InvalidArgumentError(f"{what} {path!r} uses the reserved part 'Subscriptions'")
+
+
+def _check_name(what: str, name: str) -> None:
+    longest = MAX_SUBSCRIPTION_NAME_CHARACTERS
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > longest:
+        raise InvalidArgumentError(
+            f"{what} {name!r:.80} is not a valid name: use letters, digits, '.', '-' and '_', "
+            f"start with a letter or digit, at most {longest} characters"
+        )
+
+
+def _check_between(what: str, value: Any, low: Any, high: Any) -> None:
+    if type(value) is not type(low) or not low <= value <= high:
+        raise InvalidArgumentError(f"{what} is {value!r}; it must be from {low} to {high}")
+
+
+def _check_settings(description: Any) -> None:
+    """Check every setting that several kinds of entity have."""
+    bounds: dict[str, tuple[Any, Any]] = {
+        "max_size_in_megabytes": (1, MAX_SIZE_MEGABYTES),
+        "max_delivery_count": (1, MAX_MAX_DELIVERY_COUNT),
+        "default_message_time_to_live": (MIN_TIME_TO_LIVE, UNLIMITED),
+        "auto_delete_on_idle": (MIN_AUTO_DELETE_ON_IDLE, UNLIMITED),
+        "lock_duration": (MIN_LOCK_DURATION, MAX_LOCK_DURATION),
+        "duplicate_detection_history_time_window": (MIN_DUPLICATE_WINDOW, MAX_DUPLICATE_WINDOW),
+    }
+    for name in (f.name for f in fields(description)):
+        value = getattr(description, name)
+        if name in bounds:
+            _check_between(name, value, *bounds[name])
+        elif name in ("requires_session", "enable_partitioning") or name.startswith("enable_"):
+            _check_between(name, value, False, True)
+    if not isinstance(description.status, EntityStatus):
+        raise InvalidArgumentError(f"status is {description.status!r}; use an EntityStatus")
+    metadata = description.user_metadata
+    if metadata is not None and len(metadata) > MAX_USER_METADATA_CHARACTERS:
+        raise InvalidArgumentError(
+            f"user_metadata has {len(metadata)} characters; "
+            f"the limit is {MAX_USER_METADATA_CHARACTERS}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDescription:
+    """The settings of a queue."""
+
+    path: str
+    max_size_in_megabytes: int = DEFAULT_SIZE_MEGABYTES  # per message store
+    max_delivery_count: int = DEFAULT_MAX_DELIVERY_COUNT  # failed deliveries before it dies
+    default_message_time_to_live: timedelta = UNLIMITED  # an upper bound for each message's own
+    auto_delete_on_idle: timedelta = UNLIMITED
+    lock_duration: timedelta = DEFAULT_LOCK_DURATION
+    enable_dead_lettering_on_message_expiration: bool = False  # False: expired means dropped
+    enable_batched_operations: bool = True  # group commit is always on; kept for compatibility
+    requires_session: bool = False  # fixed at creation
+    requires_duplicate_detection: bool = False  # fixed at creation
+    duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
+    enable_partitioning: bool = False  # fixed at creation; several message stores
+    forward_to: str | None = None  # path of the queue or topic that gets every message
+    status: EntityStatus = EntityStatus.ACTIVE
+    user_metadata: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_path("path", self.path)
+        if self.forward_to is not None:
+            _check_path("forward_to", self.forward_to)
+        _check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """The settings of a topic."""
+
+    path: str
+    max_size_in_megabytes: int = DEFAULT_SIZE_MEGABYTES  # over all subscriptions
+    default_message_time_to_live: timedelta = UNLIMITED
+    auto_delete_on_idle: timedelta = UNLIMITED
+    enable_batched_operations: bool = True
+    requires_duplicate_detection: bool = False  # fixed at creation
+    duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
+    enable_partitioning: bool = False  # fixed at creation
+    status: EntityStatus = EntityStatus.ACTIVE
+    user_metadata: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_path("path", self.path)
+        _check_settings(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionDescription:
+    """The settings of a subscription."""
+
+    topic_path: str
+    name: str
+    max_delivery_count: int = DEFAULT_MAX_DELIVERY_COUNT
+    default_message_time_to_live: timedelta = UNLIMITED
+    auto_delete_on_idle: timedelta = UNLIMITED
+    lock_duration: timedelta = DEFAULT_LOCK_DURATION
+    enable_dead_lettering_on_message_expiration: bool = False
+    enable_batched_operations: bool = True
+    requires_session: bool = False  # fixed at creation
+    forward_to: str | None = None
+    status: EntityStatus = EntityStatus.ACTIVE
+    user_metadata: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_path("topic_path", self.topic_path)
+        _check_name("name", self.name)
+        if self.forward_to is not None:
+            _check_path("forward_to", self.forward_to)
+        _check_settings(self)
+
+    @property
+    def path(self) -> str:
+        """The path messages are received from."""
+        return subscription_path(self.topic_path, self.name)
+
+
+EntityDescription = QueueDescription | TopicDescription | SubscriptionDescription
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Selects messages by a SQL condition over `sys.` fields and application properties."""
+
+    expression: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # values of @name
+
+    def __post_init__(self) -> None:
+        _check_sql("filter", self.expression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrelationFilter:
+    """Selects messages whose fields equal all the given ones; None means any."""
+
+    message_id: str | None = None
+    session_id: str | None = None
+    correlation_id: str | None = None
+    content_type: str | None = None
+    subject: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    reply_to_session_id: str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrueFilter:
+    """Selects every message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FalseFilter:
+    """Selects no message."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqlAction:
+    """Changes the selected copy: `SET name = expression; REMOVE name`."""
+
+    expression: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_sql("action", self.expression)
+
+
+RuleFilter = SqlFilter | CorrelationFilter | TrueFilter | FalseFilter
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDescription:
+    """A named filter of a subscription, with an optional action."""
+
+    name: str
+    filter: RuleFilter = field(default_factory=TrueFilter)
+    action: SqlAction | None = None
+
+    def __post_init__(self) -> None:
+        _check_name("rule name", self.name)
+
+
+def _check_sql(what: str, expression: str) -> None:
+    if not isinstance(expression, str) or not 0 < len(expression) <= MAX_SQL_CHARACTERS:
+        raise InvalidArgumentError(f"a SQL {what} is text of 1 to {MAX_SQL_CHARACTERS} characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeProperties:
+    """What an entity holds right now."""
+
+    path: str
+    active_message_count: int  # deliverable, locked, leased or deferred
+    dead_letter_message_count: int
+    scheduled_message_count: int
+    transfer_message_count: int  # parked until their forward target takes them
+    size_in_bytes: int  # of all of these but the dead-lettered
+    created_at_utc: datetime
+    updated_at_utc: datetime
+    accessed_at_utc: datetime
+    subscription_count: int = 0  # of a topic
+
+
+# -- JSON: how descriptions are kept in the log and travel -----------------------------------------
+
+_KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        QueueDescription,
+        TopicDescription,
+        SubscriptionDescription,
+        RuleDescription,
+        SqlFilter,
+        CorrelationFilter,
+        TrueFilter,
+        FalseFilter,
+        SqlAction,
+        RuntimeProperties,
+    )
+}
+_D = TypeVar("_D")
+
+
+def to_json(description: object) -> str:
+    """Return a description as JSON that `from_json` turns back into an equal value."""
+    return json.dumps(_plain(description), separators=(",", ":"))
+
+
+def from_json(text: str, kind: type[_D]) -> _D:
+    """Return the description in this JSON; it must be of the given kind."""
+    value = _value(json.loads(text))
+    if not isinstance(value, kind):
+        raise InvalidArgumentError(f"expected a {kind.__name__}, found {type(value).__name__}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if type(value).__name__ in _KINDS:
+        held = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": type(value).__name__, **held}
+    if isinstance(value, EntityStatus):
+        return {"kind": "status", "value": value.value}
+    if isinstance(value, timedelta):
+        return {"kind": "timedelta", "us": value // MICROSECOND}
+    if isinstance(value, datetime):
+        return {"kind": "datetime", "us": moment_us(value)}
+    if isinstance(value, UUID):
+        return {"kind": "uuid", "hex": value.hex}
+    if isinstance(value, bytes):
+        return {"kind": "bytes", "hex": value.hex()}
+    if isinstance(value, Mapping):
+        return {"kind": "map", "items": {name: _plain(held) for name, held in value.items()}}
+    return value
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    kind = plain["kind"]
+    if kind in _KINDS:
+        held = {name: _value(value) for name, value in plain.items() if name != "kind"}
+        return _KINDS[kind](**held)
+    if kind == "status":
+        return EntityStatus(plain["value"])
+    if kind == "timedelta":
+        return timedelta(microseconds=plain["us"])
+    if kind == "datetime":
+        return from_us(plain["us"])
+    if kind == "uuid":
+        return UUID(hex=plain["hex"])
+    if kind == "bytes":
+        return bytes.fromhex(plain["hex"])
+    if kind == "map":
+        return {name: _value(held) for name, held in plain["items"].items()}
+    raise InvalidArgumentError(f"a description holds an unknown kind {kind!r}")

@@ -1,0 +1,187 @@
+"""Every error Twinbus raises, who is at fault, and whether trying again can help.
+
+    MessagingError                   fault     transient
+    ├── InvalidArgumentError         caller    no    a value breaks a rule: the text names it
+    │   └── MessageSizeExceededError caller    no
+    ├── InvalidOperationError        caller    no    right values, wrong time or entity
+    ├── EntityNotFoundError          caller    no
+    ├── EntityAlreadyExistsError     caller    no
+    ├── MessageNotFoundError         caller    no
+    ├── MessageLockLostError         caller    no    the lock lapsed or never was
+    ├── SessionLockLostError         caller    no
+    ├── SessionCannotBeLockedError   caller    yes   another receiver holds it
+    ├── RangeUnavailableError        caller    yes   another syphon holds the lease
+    ├── StaleEpochError              caller    no    a newer lease took the range over
+    ├── EntityDisabledError          operator  no
+    ├── QuotaExceededError           operator  no    receive, or raise max_size_in_megabytes
+    ├── NamespaceInUseError          operator  no    another process writes this directory
+    ├── LogDamagedError              operator  no
+    ├── NewerFormatError             operator  no
+    ├── NamespaceClosedError         caller    no
+    ├── ServerBusyError              broker    yes   wait 10 s
+    ├── OperationTimeoutError        broker    yes   the outcome is unknown
+    ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
+    └── BrokerRestartingError        broker    yes   the broker heals itself
+
+An error's facts are attributes; `code` names its class on the wire.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import ClassVar
+
+
+class Fault(Enum):
+    """Who has to act so that the error goes away."""
+
+    CALLER = "caller"
+    OPERATOR = "operator"
+    BROKER = "broker"
+
+
+class MessagingError(Exception):
+    """The root of the tree; raised itself only for failures that no kind below describes."""
+
+    is_transient: ClassVar[bool] = False
+    fault: ClassVar[Fault] = Fault.BROKER
+
+    def __init__(self, text: str, **facts: object) -> None:
+        super().__init__(text)
+        self.text = text
+        self.facts: Mapping[str, object] = facts
+
+    def __getattr__(self, name: str) -> object:
+        """Facts read as attributes: `error.path`, `error.limit`."""
+        facts = self.__dict__.get("facts", {})
+        if name in facts:
+            return facts[name]
+        raise AttributeError(f"{type(self).__name__} carries no fact named {name!r}")
+
+    @property
+    def code(self) -> str:
+        """The name of this kind, stable across doors and versions."""
+        return type(self).__name__.removesuffix("Error")
+
+
+class TransientError(MessagingError):
+    """A passing failure of no more precise kind."""
+
+    is_transient = True
+
+
+class InvalidArgumentError(MessagingError):
+    """A value breaks a rule; the text names the value and the rule."""
+
+    fault = Fault.CALLER
+
+
+class MessageSizeExceededError(InvalidArgumentError):
+    """A message is larger than the namespace takes."""
+
+
+class InvalidOperationError(MessagingError):
+    """The operation does not fit the entity or its state."""
+
+    fault = Fault.CALLER
+
+
+class EntityNotFoundError(MessagingError):
+    """There is no entity of that path."""
+
+    fault = Fault.CALLER
+
+
+class EntityAlreadyExistsError(MessagingError):
+    """An entity or rule of that name is there already."""
+
+    fault = Fault.CALLER
+
+
+class MessageNotFoundError(MessagingError):
+    """No such message in the state the operation needs."""
+
+    fault = Fault.CALLER
+
+
+class MessageLockLostError(MessagingError):
+    """A lock token is unknown or its lock has lapsed; the message will be delivered again."""
+
+    fault = Fault.CALLER
+
+
+class SessionLockLostError(MessagingError):
+    """The session lock has lapsed, was released, or never was."""
+
+    fault = Fault.CALLER
+
+
+class SessionCannotBeLockedError(MessagingError):
+    """Another receiver holds the session, or none became free in time."""
+
+    fault = Fault.CALLER
+    is_transient = True
+
+
+class RangeUnavailableError(MessagingError):
+    """Part of the range is leased to another owner."""
+
+    fault = Fault.CALLER
+    is_transient = True
+
+
+class StaleEpochError(MessagingError):
+    """The lease of this epoch has lapsed, was released, or was taken over."""
+
+    fault = Fault.CALLER
+
+
+class EntityDisabledError(MessagingError):
+    """The entity's status does not allow the operation."""
+
+    fault = Fault.OPERATOR
+
+
+class QuotaExceededError(MessagingError):
+    """The entity is full."""
+
+    fault = Fault.OPERATOR
+
+
+class NamespaceInUseError(MessagingError):
+    """Another process is the writer of this directory."""
+
+    fault = Fault.OPERATOR
+
+
+class LogDamagedError(MessagingError):
+    """A record in the middle of the log fails its checksum."""
+
+    fault = Fault.OPERATOR
+
+
+class NewerFormatError(MessagingError):
+    """The directory was written by a newer version of Twinbus."""
+
+    fault = Fault.OPERATOR
+
+
+class NamespaceClosedError(MessagingError):
+    """The namespace was closed."""
+
+    fault = Fault.CALLER
+
+
+class ServerBusyError(TransientError):
+    """A threshold of the namespace is crossed; wait before the next request."""
+
+
+class OperationTimeoutError(TransientError):
+    """No answer in time; whether the work was done is unknown."""
+
+
+class StoreUnavailableError(TransientError):
+    """The disk refuses writes; nothing of the request was accepted."""
+
+
+class BrokerRestartingError(TransientError):
+    """The broker found itself inconsistent and restarts from its log."""

@@ -1,0 +1,88 @@
+"""Every bound and default of Twinbus, each with the reason for its number.
+
+Times inside the broker are whole microseconds since 1970 (UTC), so that they fit a column.
+"""
+
+from datetime import timedelta
+from typing import Final
+
+SECOND_US: Final = 1_000_000
+NEVER_US: Final = (
+    2**63 - 1
+)  # later than any time: sorts last, and a comparison needs no special case
+UNLIMITED: Final = timedelta.max
+
+# Messages
+MAX_MESSAGE_BYTES: Final = 256 * 1024  # the Standard tier of Service Bus; code written for it fits
+MAX_BATCH_BYTES: Final = 64 * 1024 * 1024  # one commit record stays far below Arrow's 2 GiB columns
+MAX_BATCH_MESSAGES: Final = 100_000  # bounds the time the one writer spends on one command
+MAX_ID_CHARACTERS: Final = 128  # message_id, session_id and partition_key, as in Service Bus
+MAX_PROPERTY_NAME_CHARACTERS: Final = 256
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+
+# Entities
+MAX_PATH_CHARACTERS: Final = 260  # as in Service Bus
+MAX_SUBSCRIPTION_NAME_CHARACTERS: Final = 50  # as in Service Bus
+MAX_USER_METADATA_CHARACTERS: Final = 1024
+MAX_SIZE_MEGABYTES: Final = 81_920  # 16 partitions of the largest Standard queue (5120)
+DEFAULT_SIZE_MEGABYTES: Final = 1024
+DEFAULT_MAX_DELIVERY_COUNT: Final = 10
+MAX_MAX_DELIVERY_COUNT: Final = 2**31 - 1  # what backlog queues are made with: never give up
+DEFAULT_LOCK_DURATION: Final = timedelta(minutes=1)
+MIN_LOCK_DURATION: Final = timedelta(seconds=1)
+MAX_LOCK_DURATION: Final = timedelta(
+    minutes=5
+)  # longer work renews; a dead consumer blocks no more
+MIN_AUTO_DELETE_ON_IDLE: Final = timedelta(minutes=5)  # shorter would race an ordinary restart
+MIN_TIME_TO_LIVE: Final = timedelta(seconds=1)
+DEFAULT_DUPLICATE_WINDOW: Final = timedelta(minutes=10)
+MIN_DUPLICATE_WINDOW: Final = timedelta(seconds=20)
+MAX_DUPLICATE_WINDOW: Final = timedelta(days=7)
+PARTITION_COUNT: Final = 16  # message stores of a partitioned entity, as in Service Bus
+MAX_FORWARD_HOPS: Final = 4  # a longer chain is a mistake or a loop
+FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward target this often
+MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
+
+# Receiving
+MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
+MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
+MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not for ever
+MAX_SESSION_STATE_BYTES: Final = 256 * 1024
+DEFAULT_LEASE_DURATION: Final = timedelta(minutes=1)
+MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon holds its range no longer
+MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change is one vector step
+
+# The log
+SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
+COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
+COMPACTION_GARBAGE_RATIO: Final = (
+    0.5  # rewrite when half is dead: writes stay within twice the data
+)
+MERGE_ROWS: Final = 1_000  # single sends of one turn share a record up to this many rows
+OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
+
+# Storage trouble
+SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
+SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
+SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
+SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
+MAX_SPILL_AGE: Final = timedelta(minutes=15)  # a spilled message appears within this, by design
+
+# Throttling (None: that facet is not limited)
+DEFAULT_OPERATIONS_PER_SECOND: Final = None
+DEFAULT_ENTITY_OPERATIONS_PER_SECOND: Final = None
+DEFAULT_MEMORY_BYTES: Final = 8 * 1024**3  # of column state: over 100 million waiting messages
+DEFAULT_STORAGE_BYTES: Final = None
+DEFAULT_OPEN_RECEIVES: Final = 10_000
+SERVER_BUSY_RETRY_S: Final = 10  # what clients are told to wait
+
+# Self-healing
+SELF_CHECK_INTERVAL_US: Final = 60 * SECOND_US  # one entity per interval: too cheap to notice
+KEPT_DIAGNOSTIC_BUNDLES: Final = 10
+RECENT_COMMANDS: Final = 100  # named in a diagnostic bundle
+
+assert MIN_LOCK_DURATION <= DEFAULT_LOCK_DURATION <= MAX_LOCK_DURATION
+assert MIN_DUPLICATE_WINDOW <= DEFAULT_DUPLICATE_WINDOW <= MAX_DUPLICATE_WINDOW
+assert MAX_MESSAGE_BYTES <= MAX_RECEIVE_BYTES <= MAX_BATCH_BYTES
+assert DEFAULT_LEASE_DURATION <= MAX_LEASE_DURATION
+assert DEFAULT_SIZE_MEGABYTES <= MAX_SIZE_MEGABYTES

@@ -1,0 +1,416 @@
+"""Messages: the object an application touches, and the Arrow batch everything else moves.
+
+One module owns both views. `to_batch` and `to_messages` convert at the edge; between the edges
+a batch stays a batch. A batch has the columns of MESSAGE_SCHEMA; what a broker delivers has
+those of DELIVERY_SCHEMA, which adds what the broker knows.
+
+Application properties keep their Python type. A value is a struct with one child per type, named
+after it, and exactly one child is set:
+
+    properties: map<string, struct<str, int, float, bool, bytes, datetime, timedelta, uuid>>
+
+The size of a message is what the application put in: body, texts (UTF-8), 8 bytes per time, and
+for each property its name and value (numbers and times 8, bool 1, UUID 16). Nothing else counts.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twinbus.clock import MICROSECOND, from_us, moment_us, to_us
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    MAX_ID_CHARACTERS,
+    MAX_PROPERTY_NAME_CHARACTERS,
+    NEVER_US,
+    PING_CONTENT_TYPE,
+)
+
+PropertyValue = str | int | float | bool | bytes | datetime | timedelta | UUID
+Int64s = npt.NDArray[np.int64]
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+DURATION = pa.duration("us")
+LOCK_TOKEN = pa.binary(16)
+TEXT_COLUMNS = (
+    "message_id",
+    "session_id",
+    "correlation_id",
+    "content_type",
+    "subject",
+    "to",
+    "reply_to",
+    "reply_to_session_id",
+    "partition_key",
+)
+BOUNDED_TEXTS = ("message_id", "session_id", "partition_key", "reply_to_session_id")
+PROPERTY_TYPES = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "bytes": pa.binary(),
+    "datetime": TIMESTAMP,
+    "timedelta": DURATION,
+    "uuid": pa.binary(16),
+}
+FIXED_PROPERTY_BYTES = {"int": 8, "float": 8, "bool": 1, "datetime": 8, "timedelta": 8, "uuid": 16}
+PROPERTIES_TYPE = pa.map_(pa.string(), pa.struct(list(PROPERTY_TYPES.items())))
+
+MESSAGE_SCHEMA = pa.schema(
+    [
+        pa.field("body", pa.binary(), nullable=False),
+        *(pa.field(name, pa.string()) for name in TEXT_COLUMNS),
+        pa.field("time_to_live", DURATION),
+        pa.field("scheduled_enqueue_time_utc", TIMESTAMP),
+        pa.field("properties", PROPERTIES_TYPE),
+    ]
+)
+DELIVERY_SCHEMA = pa.schema(
+    [
+        *MESSAGE_SCHEMA,
+        pa.field("sequence_number", pa.int64()),
+        pa.field("enqueued_time_utc", TIMESTAMP),
+        pa.field("expires_at_utc", TIMESTAMP),
+        pa.field("delivery_count", pa.int32()),
+        pa.field("lock_token", LOCK_TOKEN),
+        pa.field("locked_until_utc", TIMESTAMP),
+        pa.field("state", pa.int8()),
+        pa.field("dead_letter_reason", pa.string()),
+        pa.field("dead_letter_error_description", pa.string()),
+        pa.field("dead_letter_source", pa.string()),
+    ]
+)
+
+
+class MessageState(IntEnum):
+    """What a browser sees of a message's life."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class BrokeredMessage:
+    """One message. The first block is the application's, the second is filled in by the broker.
+
+    Use `dataclasses.replace` to change one: a message is a value.
+    """
+
+    body: bytes = b""
+    message_id: str = field(default_factory=lambda: uuid4().hex)  # what duplicates are known by
+    session_id: str | None = None  # messages of one session are delivered in order
+    correlation_id: str | None = None
+    content_type: str | None = None
+    subject: str | None = None  # also called label
+    to: str | None = None
+    reply_to: str | None = None
+    reply_to_session_id: str | None = None
+    partition_key: str | None = None  # equals session_id where both are set
+    time_to_live: timedelta | None = None  # None: the entity's default
+    scheduled_enqueue_time_utc: datetime | None = None  # None: now
+    application_properties: Mapping[str, PropertyValue] = field(default_factory=dict)
+
+    sequence_number: int | None = None  # monotonic within its entity
+    enqueued_time_utc: datetime | None = None
+    expires_at_utc: datetime | None = None  # None: never
+    delivery_count: int | None = None  # deliveries that failed before this one
+    lock_token: UUID | None = None  # None: browsed, or received and deleted
+    locked_until_utc: datetime | None = None
+    state: MessageState | None = None
+    dead_letter_reason: str | None = None
+    dead_letter_error_description: str | None = None
+    dead_letter_source: str | None = None  # path of the entity it died in
+
+    def __post_init__(self) -> None:
+        if type(self.body) is not bytes:
+            raise InvalidArgumentError(
+                f"body must be bytes, not {type(self.body).__name__}; encode text first, "
+                "for example body=text.encode()"
+            )
+        for name in BOUNDED_TEXTS:
+            text = getattr(self, name)
+            if text is not None and len(text) > MAX_ID_CHARACTERS:
+                raise InvalidArgumentError(
+                    f"{name} has {len(text)} characters; the limit is {MAX_ID_CHARACTERS}"
+                )
+        if self.application_properties:
+            for name, value in self.application_properties.items():
+                property_child(name, value)
+        _require_aware("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against the size limit and the quota."""
+        return int(sizes(to_batch([self]))[0])
+
+
+def _require_aware(name: str, moment: datetime | None) -> None:
+    if moment is not None and moment.tzinfo is None:
+        raise InvalidArgumentError(
+            f"{name} has no time zone; give an aware datetime such as datetime.now(UTC)"
+        )
+
+
+def property_child(name: str, value: object) -> str:
+    """Return the child of the property struct that holds this value, or say what is wrong."""
+    if type(name) is not str or not 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
+        raise InvalidArgumentError(
+            f"property name {name!r:.60} must be text of 1 to "
+            f"{MAX_PROPERTY_NAME_CHARACTERS} characters"
+        )
+    child = _CHILD_OF_TYPE.get(type(value))
+    if child is None:
+        raise InvalidArgumentError(
+            f"property {name!r} is a {type(value).__name__}; use one of "
+            "str, int, float, bool, bytes, datetime, timedelta, UUID"
+        )
+    if child == "int" and not -(2**63) <= value < 2**63:  # type: ignore[operator]
+        raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits")
+    if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
+        raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
+    if child == "datetime":
+        _require_aware(f"property {name!r}", value)  # type: ignore[arg-type]
+    return child
+
+
+_CHILD_OF_TYPE: Mapping[type, str] = {
+    str: "str",
+    int: "int",
+    float: "float",
+    bool: "bool",
+    bytes: "bytes",
+    datetime: "datetime",
+    timedelta: "timedelta",
+    UUID: "uuid",
+}
+
+
+def stored_property(child: str, value: Any) -> Any:
+    """Return a property value as its Arrow child stores it."""
+    if child == "datetime":
+        return moment_us(value)
+    if child == "timedelta":
+        return value // MICROSECOND
+    return value.bytes if child == "uuid" else value
+
+
+# -- messages to columns -------------------------------------------------------------------------
+
+
+def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
+    """Return the messages as one batch; broker-set fields are left behind."""
+    count = len(messages)
+    try:
+        columns = [pa.array([m.body for m in messages], pa.binary())]
+        for name in TEXT_COLUMNS:
+            columns.append(_column([getattr(m, name) for m in messages], pa.string()))
+        lives = [None if m.time_to_live is None else to_us(m.time_to_live) for m in messages]
+        columns.append(_column(lives, DURATION))
+        times = [m.scheduled_enqueue_time_utc for m in messages]
+        columns.append(_column([None if t is None else moment_us(t) for t in times], TIMESTAMP))
+        columns.append(to_properties_column([m.application_properties for m in messages]))
+    except (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(
+            f"a field of one of {count} messages has a value of the wrong type: {error}"
+        ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return an array; a column nobody set skips the conversion."""
+    if all(value is None for value in values):
+        return pa.nulls(len(values), kind)
+    return pa.array(values, kind)
+
+
+def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
+    """Return each message's properties as one column."""
+    offsets = np.zeros(len(bags) + 1, np.int32)
+    names: list[str] = []
+    values: dict[str, list[Any]] = {}
+    for at, bag in enumerate(bags):
+        for name, value in bag.items():
+            child = property_child(name, value)
+            column = values.setdefault(child, [])
+            column.extend([None] * (len(names) - len(column)))
+            column.append(stored_property(child, value))
+            names.append(name)
+        offsets[at + 1] = len(names)
+    count = len(names)
+    children = []
+    for child, kind in PROPERTY_TYPES.items():
+        column = values.get(child)
+        if column is None:
+            children.append(pa.nulls(count, kind))
+        else:
+            children.append(pa.array(column + [None] * (count - len(column)), kind))
+    structs = pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
+    keys = pa.array(names, pa.string())
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, structs, type=PROPERTIES_TYPE)
+
+
+# -- columns to messages -------------------------------------------------------------------------
+
+
+def to_messages(batch: pa.RecordBatch) -> list[BrokeredMessage]:
+    """Return the rows of a batch as messages; broker columns are read where present."""
+    count = batch.num_rows
+    columns: dict[str, list[Any]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == "properties":
+            columns["application_properties"] = properties_of(column)
+        elif column.null_count != count:
+            columns[name] = _decode(name, column)
+    names = tuple(columns)
+    rows = zip(*columns.values(), strict=True)
+    return [BrokeredMessage(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def _decode(name: str, column: pa.Array) -> list[Any]:
+    decode = _DECODERS.get(name)
+    if decode is None:
+        return list(column.to_pylist())
+    if pa.types.is_temporal(column.type):
+        column = column.cast(pa.int64())
+    return [None if value is None else decode(value) for value in column.to_pylist()]
+
+
+def _span(us: int) -> timedelta:
+    return timedelta.max if us == NEVER_US else timedelta(microseconds=us)
+
+
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "time_to_live": _span,
+    "scheduled_enqueue_time_utc": from_us,
+    "enqueued_time_utc": from_us,
+    "expires_at_utc": from_us,
+    "locked_until_utc": from_us,
+    "lock_token": lambda value: UUID(bytes=value),
+    "state": MessageState,
+    "message_id": lambda value: value,
+}
+
+
+def properties_of(column: pa.Array) -> list[Mapping[str, PropertyValue]]:
+    """Return each row's properties as a dict with the types they were sent with."""
+    count = len(column)
+    offsets = column.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first == last:
+        return [{} for _ in range(count)]
+    names = column.keys.slice(first, last - first).to_pylist()
+    items = column.items.slice(first, last - first)
+    values: list[Any] = [None] * len(names)
+    for child in PROPERTY_TYPES:
+        held = items.field(child)
+        if held.null_count == len(names):
+            continue
+        at = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
+        for index, value in zip(at.tolist(), property_values(child, held.take(at)), strict=True):
+            values[index] = value
+    bounds = (offsets - first).tolist()
+    return [
+        dict(zip(names[start:end], values[start:end], strict=True))
+        for start, end in itertools.pairwise(bounds)
+    ]
+
+
+def property_values(child: str, column: pa.Array) -> list[Any]:
+    """Return the values of one child, none of them null, as they were sent."""
+    if child == "datetime":
+        return [from_us(us) for us in column.cast(pa.int64()).to_pylist()]
+    if child == "timedelta":
+        return [timedelta(microseconds=us) for us in column.cast(pa.int64()).to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return [UUID(bytes=value) for value in values] if child == "uuid" else values
+
+
+# -- what the broker asks of a batch -------------------------------------------------------------
+
+
+def sizes(batch: pa.RecordBatch) -> Int64s:
+    """Return the size of each message, as the module docstring defines it."""
+    count = batch.num_rows
+    total = _lengths(batch.column("body"))
+    for name in TEXT_COLUMNS:
+        column = batch.column(name)
+        if column.null_count != count:
+            total = total + _lengths(column)
+    for name in ("time_to_live", "scheduled_enqueue_time_utc"):
+        column = batch.column(name)
+        if column.null_count != count:
+            total = total + 8 * column.is_valid().to_numpy(zero_copy_only=False)
+    properties = batch.column("properties")
+    offsets = properties.offsets.to_numpy()
+    if offsets[0] != offsets[-1]:
+        total = total + _property_sizes(properties, offsets)
+    return total
+
+
+def _lengths(column: pa.Array) -> Int64s:
+    """Return the byte length of each value; null counts as empty."""
+    lengths = pc.binary_length(column)
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int64s:
+    first, last = int(offsets[0]), int(offsets[-1])
+    total = _lengths(properties.keys.slice(first, last - first))
+    items = properties.items.slice(first, last - first)
+    for child in PROPERTY_TYPES:
+        held = items.field(child)
+        if held.null_count == len(held):
+            continue
+        if child in FIXED_PROPERTY_BYTES:
+            present = held.is_valid().to_numpy(zero_copy_only=False)
+            total = total + FIXED_PROPERTY_BYTES[child] * present
+        else:
+            total = total + _lengths(held)
+    running = np.concatenate([[0], np.cumsum(total)])
+    return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
+
+
+def ping_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are pings, or None when none is."""
+    content_type = batch.column("content_type")
+    if content_type.null_count == batch.num_rows:
+        return None
+    pings = pc.equal(content_type, PING_CONTENT_TYPE).fill_null(False)
+    mask: npt.NDArray[np.bool_] = pings.to_numpy(zero_copy_only=False)
+    return mask if mask.any() else None
+
+
+def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with exactly the columns of MESSAGE_SCHEMA, or say what does not fit."""
+    if batch.schema == MESSAGE_SCHEMA:
+        return batch
+    try:
+        return pa.RecordBatch.from_arrays(
+            [
+                batch.column(name).cast(MESSAGE_SCHEMA.field(name).type)
+                for name in MESSAGE_SCHEMA.names
+            ],
+            schema=MESSAGE_SCHEMA,
+        )
+    except (KeyError, pa.ArrowException) as error:
+        raise InvalidArgumentError(
+            f"the batch does not have the columns of a message batch: {error}"
+        ) from error
+
+
+def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
+    """Return lock tokens as a column."""
+    return pa.array([token.bytes for token in lock_tokens], LOCK_TOKEN)

@@ -1,0 +1,31 @@
+"""The contract every way to reach a namespace fulfils.
+
+A namespace takes commands (twinbus.broker.commands lists them) and gives futures, so that callers
+may keep many in flight. `ask` is the blocking form. An error is the same whatever the way.
+
+Who implements it: embedded.py in this process; later ones over a network. Who calls it: clients,
+from any thread. Each implementation must pass tests/contracts unchanged.
+"""
+
+from concurrent.futures import Future
+from typing import Protocol, TypeVar
+
+from twinbus.broker.commands import Command
+
+R = TypeVar("R")
+
+
+class Namespace(Protocol):
+    """A place that carries out commands."""
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over; never blocks, never raises."""
+        ...
+
+    def ask(self, command: Command[R]) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        ...
+
+    def close(self) -> None:
+        """Finish what was handed over and let go of everything."""
+        ...
