@@ -58,7 +58,7 @@ COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a f
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
-MERGE_ROWS: Final = 1_000  # single sends of one turn share a record up to this many rows
+GATHER_S: Final = 0.001  # a caller takes some 20 µs to come back: enough for fifty of them
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
 
 # Storage trouble

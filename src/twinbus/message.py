@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
+from os import urandom
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +91,7 @@ DELIVERY_SCHEMA = pa.schema(
         pa.field("dead_letter_source", pa.string()),
     ]
 )
+_NO_PROPERTIES = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_type))
 
 
 class MessageState(IntEnum):
@@ -108,7 +110,7 @@ class BrokeredMessage:
     """
 
     body: bytes = b""
-    message_id: str = field(default_factory=lambda: uuid4().hex)  # what duplicates are known by
+    message_id: str = field(default_factory=lambda: urandom(16).hex())  # what duplicates are known by
     session_id: str | None = None  # messages of one session are delivered in order
     correlation_id: str | None = None
     content_type: str | None = None
@@ -229,13 +231,17 @@ def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     """Return an array; a column nobody set skips the conversion."""
-    if all(value is None for value in values):
+    if values.count(None) == len(values):
         return pa.nulls(len(values), kind)
     return pa.array(values, kind)
 
 
 def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
     """Return each message's properties as one column."""
+    if not any(bags):
+        return pa.MapArray.from_arrays(
+            pa.array(np.zeros(len(bags) + 1, np.int32)), *_NO_PROPERTIES, type=PROPERTIES_TYPE
+        )
     offsets = np.zeros(len(bags) + 1, np.int32)
     names: list[str] = []
     values: dict[str, list[Any]] = {}
@@ -341,29 +347,31 @@ def property_values(child: str, column: pa.Array) -> list[Any]:
 
 def sizes(batch: pa.RecordBatch) -> Int64s:
     """Return the size of each message, as the module docstring defines it."""
-    count = batch.num_rows
-    total = _lengths(batch.column("body"))
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    total = _lengths(columns["body"])
     for name in TEXT_COLUMNS:
-        column = batch.column(name)
-        if column.null_count != count:
-            total = total + _lengths(column)
+        if columns[name].null_count != len(total):
+            total += _lengths(columns[name])
     for name in ("time_to_live", "scheduled_enqueue_time_utc"):
-        column = batch.column(name)
-        if column.null_count != count:
-            total = total + 8 * column.is_valid().to_numpy(zero_copy_only=False)
-    properties = batch.column("properties")
+        if columns[name].null_count != len(total):
+            total += 8 * columns[name].is_valid().to_numpy(zero_copy_only=False)
+    properties = columns["properties"]
     offsets = properties.offsets.to_numpy()
     if offsets[0] != offsets[-1]:
-        total = total + _property_sizes(properties, offsets)
+        total += _property_sizes(properties, offsets)
     return total
 
 
 def _lengths(column: pa.Array) -> Int64s:
     """Return the byte length of each value; null counts as empty."""
-    lengths = pc.binary_length(column)
-    if lengths.null_count:
-        lengths = lengths.fill_null(0)
-    return lengths.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    count = len(column)
+    if not count:
+        return np.zeros(0, np.int64)
+    offsets = np.frombuffer(column.buffers()[1], np.int32, count + 1, 4 * column.offset)
+    lengths = np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    return lengths
 
 
 def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int64s:

@@ -67,18 +67,21 @@ class Bodies:
 
     def retain(self, numbers: Int64s) -> None:
         """Count one more place for each row referred to."""
-        at = numbers - self._first
-        np.add.at(self._columns["live"], at, 1)
-        self.live_bytes += self._bytes_per_row(at)
+        self._count_places(numbers, 1)
 
     def release(self, numbers: Int64s) -> None:
         """Count one place less for each row referred to."""
-        at = numbers - self._first
-        np.subtract.at(self._columns["live"], at, 1)
-        self.live_bytes -= self._bytes_per_row(at)
+        self._count_places(numbers, -1)
 
-    def _bytes_per_row(self, at: Int64s) -> float:
-        return float((self._columns["length"][at] / self._columns["rows"][at]).sum())
+    def _count_places(self, numbers: Int64s, sign: int) -> None:
+        if not len(numbers):
+            return
+        first = int(numbers.min())
+        places = sign * np.bincount(numbers - first)
+        at = slice(first - self._first, first - self._first + len(places))
+        self._columns["live"][at] += places.astype(np.int32)
+        rows = np.maximum(self._columns["rows"][at], 1)
+        self.live_bytes += float((self._columns["length"][at] / rows * places).sum())
 
     def fetch(self, numbers: Int64s, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """Return these messages, in this order, as one batch."""

@@ -132,19 +132,26 @@ class Commit:
 def _joined(kind: PartKind, entries: list[dict[str, Any]]) -> list[Any]:
     """Return the columns of several entries end to end."""
     columns = []
-    for column in SCHEMAS[kind]:
-        pieces = [
-            np.broadcast_to(
-                np.asarray(entry[column.name], column.type.to_pandas_dtype()),
-                len(entry["sequence"]),
-            )
-            for entry in entries
-        ]
+    for name, dtype in _DTYPES[kind]:
+        pieces = [_spread(entry[name], len(entry["sequence"]), dtype) for entry in entries]
         columns.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
     return columns
 
 
+def _spread(value: Any, count: int, dtype: Any) -> Any:
+    """Return a column, made from one value for all where that is what the entry has."""
+    if isinstance(value, np.ndarray):
+        return value if value.dtype == dtype else value.astype(dtype)
+    return np.full(count, value, dtype)
+
+
 def _part(kind: PartKind, columns: Sequence[Any]) -> Part:
     schema = SCHEMAS[kind]
-    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, schema.types, strict=True)]
     return Part(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+_DTYPES = {
+    kind: [(column.name, np.dtype(column.type.to_pandas_dtype())) for column in SCHEMAS[kind]]
+    for kind in (PartKind.PLACES, PartKind.CHANGES)
+}

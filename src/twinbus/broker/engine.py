@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinbus.broker.bodies import Bodies
-from twinbus.broker.commands import Command, Send, SendReceipt, kind_of
+from twinbus.broker.commands import Command, Send, SendReceipt
 from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
@@ -79,7 +79,7 @@ class Engine:
         self._settings = settings
         self._clock = clock
         self._storages = storages
-        self._recent: deque[str] = deque(maxlen=RECENT_COMMANDS)
+        self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
         self._now = clock.now_us()
         self.restarts = 0  # times it healed itself
         self._open()
@@ -142,8 +142,9 @@ class Engine:
 
     def turn(self, askers: Sequence[Asker]) -> None:
         """Carry out commands and whatever time brings; every asker is answered or waits."""
-        for asker in askers:
-            self._recent.append(f"{kind_of(asker.command)} {getattr(asker.command, 'path', '')}")
+        self._recent.extend(
+            (type(asker.command), getattr(asker.command, "path", "")) for asker in askers
+        )
         try:
             self._turn(askers)
         except Exception as error:  # noqa: BLE001 - whatever it is, the log is right and memory is not
@@ -151,8 +152,7 @@ class Engine:
 
     def _turn(self, askers: Sequence[Asker]) -> None:
         now = self._time()
-        commit = Commit(self.namespace.shared.bodies.next_number, self._kept)
-        self._kept = Entries()
+        commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
         self.namespace.tick(now, commit)
         if self.health.spilling:
@@ -166,7 +166,15 @@ class Engine:
         if now >= self._next_check:
             self._check_one(now)
         self._finish(commit, askers)
+        while self.namespace.has_more_to_serve:  # what became visible with this commit
+            commit = self._new_commit()
+            self.namespace.serve(now, commit)
+            self._finish(commit, ())
         self.namespace.reclaim()
+
+    def _new_commit(self) -> Commit:
+        kept, self._kept = self._kept, Entries()
+        return Commit(self.namespace.shared.bodies.next_number, kept)
 
     def _finish(self, commit: Commit, askers: Sequence[Asker]) -> None:
         if not commit.must_sync:
@@ -289,7 +297,7 @@ class Engine:
             error,
             self.namespace,
             self.log,
-            self._recent,
+            [f"{kind.__name__} {path}" for kind, path in self._recent],
             self._time(),
         )
         _log.error("restarting from the log after %r; see %s", error, folder)
@@ -308,7 +316,7 @@ class Engine:
         """Write what rides, and let go of the files."""
         if self._kept:
             try:
-                self._append(Commit(self.namespace.shared.bodies.next_number, self._kept))
+                self._append(self._new_commit())
             except StoreUnavailableError as error:
                 _log.warning("settlements were not written: %s", error)
         self.spill.close()

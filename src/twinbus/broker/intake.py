@@ -7,6 +7,7 @@ before and duplicates.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,14 @@ class Asked:
     command: Send
 
 
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The messages of one or more sends, and how large each is."""
+
+    batch: pa.RecordBatch
+    size: Int64s
+
+
 class Intake:
     """Takes sends in."""
 
@@ -57,7 +66,7 @@ class Intake:
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
         """Return a send's batch, or raise what it would be refused for."""
-        return self._checked(entity, [command])
+        return self._checked(entity, [command]).batch
 
     def take(
         self,
@@ -70,7 +79,7 @@ class Intake:
     ) -> None:
         """Stage the sends that are in order, refuse the others; `unbounded` ignores the quota."""
         try:  # nearly always all are in order, and looking at them together is cheaper
-            batch = self._checked(entity, [one.command for one in asked])
+            incoming = self._checked(entity, [one.command for one in asked])
         except MessagingError as error:
             if len(asked) == 1:
                 self.refuse(asked[0], error, commit)
@@ -78,9 +87,9 @@ class Intake:
             asked = [one for one in asked if self._is_in_order(entity, one, commit)]
             if not asked:
                 return
-            batch = _merged([one.command for one in asked])
+            incoming = _merged([one.command for one in asked])
         room = NEVER_US if unbounded else entity.max_bytes - entity.size_in_bytes
-        self._take(entity, asked, batch, room, now, commit)
+        self._take(entity, asked, incoming, room, now, commit)
 
     def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:
         try:
@@ -90,7 +99,7 @@ class Intake:
             return False
         return True
 
-    def _checked(self, entity: Entity, commands: Sequence[Send]) -> pa.RecordBatch:
+    def _checked(self, entity: Entity, commands: Sequence[Send]) -> Incoming:
         for command in commands:
             count, origin = len(command.messages), command.origin
             if not 0 < count <= MAX_BATCH_MESSAGES:
@@ -99,46 +108,66 @@ class Intake:
                 )
             if origin is not None and len(origin.numbers) != count:
                 raise InvalidArgumentError("an origin needs one number for each message")
-        batch = _merged(commands)
-        self._check(entity, batch)
-        return batch
+        incoming = _merged(commands)
+        self._check(entity, incoming)
+        return incoming
 
     def _take(
         self,
         entity: Entity,
         asked: Sequence[Asked],
-        batch: pa.RecordBatch,
+        incoming: Incoming,
         room: int,
         now: int,
         commit: Commit,
     ) -> None:
-        bounds = np.cumsum([0, *(len(one.command.messages) for one in asked)])
-        size = sizes(batch)
-        wanted = np.ones(batch.num_rows, bool)
-        pings = ping_rows(batch)
+        wanted = np.ones(incoming.batch.num_rows, bool)
+        pings = ping_rows(incoming.batch)
         if pings is not None:
             wanted &= ~pings
             commit.must_sync = True  # a ping proves that the entity can store, not only answer
+        bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
+        rows = [slice(first, last) for first, last in pairwise(bounds)]
+        accepted = list(zip(asked, rows, strict=True))
+        if room <= 0 or int(incoming.size[wanted].sum()) > room:
+            accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
+        for one, held in accepted:
+            if one.command.origin is not None:
+                wanted[held] &= self._untransferred(one.command, commit)
+        self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
+        numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
+        for one, held in accepted:
+            commit.reply(one.ticket, SendReceipt(numbers[held]))
+        if accepted:
+            size = incoming.size
+            if len(accepted) < len(asked):
+                size = np.concatenate([size[held] for _, held in accepted])
+            load = load_of_sizes(size)
+            self._meter.record(entity.description.path, "Send", "ok", load, len(accepted))
+
+    def _fitting(
+        self,
+        entity: Entity,
+        asked: list[tuple[Asked, slice]],
+        incoming: Incoming,
+        wanted: Mask,
+        room: int,
+        commit: Commit,
+    ) -> list[tuple[Asked, slice]]:
+        """Return the sends that fit, first come first served; refuse the others."""
         accepted = []
-        for one, first, last in zip(asked, bounds, bounds[1:], strict=False):
-            rows = slice(int(first), int(last))
-            need = int(size[rows][wanted[rows]].sum())
-            if need > room or room <= 0:
+        for one, rows in asked:
+            need = int(incoming.size[rows][wanted[rows]].sum())
+            if room <= 0 or need > room:
                 self.refuse(one, _full(entity), commit)
                 wanted[rows] = False
-                continue
-            room -= need
-            accepted.append((one, rows))
-            if one.command.origin is not None:
-                wanted[rows] &= self._untransferred(one.command, commit)
-        self._drop_duplicates(entity, batch, wanted, now, commit)
-        numbers = self._stage(entity, batch, wanted, now, commit)
-        for one, rows in accepted:
-            self._meter.record(entity.description.path, "Send", "ok", load_of_sizes(size[rows]))
-            commit.reply(one.ticket, SendReceipt(numbers[rows].tolist()))
+            else:
+                room -= need
+                accepted.append((one, rows))
+        return accepted
 
-    def _check(self, entity: Entity, batch: pa.RecordBatch) -> None:
-        size = sizes(batch)
+    def _check(self, entity: Entity, incoming: Incoming) -> None:
+        batch, size = incoming.batch, incoming.size
         largest = int(size.max())
         if largest > self._max_message_bytes:
             raise MessageSizeExceededError(
@@ -199,13 +228,14 @@ class Intake:
             commit.on_refused.append(lambda: history.withdraw(noted))
 
     def _stage(
-        self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
+        self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit
     ) -> Int64s:
         """Route and stage the wanted rows; return the sequence number of each row, or 0."""
+        batch = incoming.batch
         numbers = np.zeros(batch.num_rows, np.int64)
         if not wanted.any():
             return numbers
-        outbound = Outbound([batch])
+        outbound = Outbound([batch], [incoming.size])
         life = _micros(batch.column("time_to_live"), NEVER_US)
         due = None
         now_rows = np.flatnonzero(wanted).astype(np.int32)
@@ -226,7 +256,7 @@ class Intake:
         return numbers
 
 
-def _merged(commands: Sequence[Send]) -> pa.RecordBatch:
+def _merged(commands: Sequence[Send]) -> Incoming:
     """Return the messages of several sends as one batch; objects are converted together."""
     pieces: list[pa.RecordBatch] = []
     objects: list[BrokeredMessage] = []
@@ -241,7 +271,8 @@ def _merged(commands: Sequence[Send]) -> pa.RecordBatch:
             objects.extend(messages)
     if objects:
         pieces.append(to_batch(objects))
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    return Incoming(batch, sizes(batch))
 
 
 def _micros(column: pa.Array, missing: int) -> Int64s:

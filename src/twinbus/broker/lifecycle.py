@@ -81,6 +81,10 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 
+# Causes after which a message is gone, whatever state it was in; no cause is both.
+FINAL = frozenset(cause for (_, cause), after in TABLE.items() if after is State.GONE)
+assert all(after is State.GONE for (_, cause), after in TABLE.items() if cause in FINAL)
+
 # What a row in the log says of a state: locks are not kept (a crash gives them back) and leases
 # are kept apart, by interval.
 DURABLE: dict[State, State] = {
@@ -106,7 +110,7 @@ class IllegalStepError(MessagingError):
 
 def step(states: UInt8s, cause: Cause) -> UInt8s:
     """Return the states after the cause; a pair that is not in the table raises."""
-    after: UInt8s = _STEPS[states, cause]
+    after: UInt8s = _STEPS[states, cause.value]
     if (after == _ILLEGAL).any():
         at = int(np.flatnonzero(after == _ILLEGAL)[0])
         raise IllegalStepError(

@@ -49,10 +49,10 @@ class Meter:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str, str], list[int]] = {}
 
-    def record(self, path: str, operation: str, outcome: str, load: Load) -> None:
-        """Count one operation."""
+    def record(self, path: str, operation: str, outcome: str, load: Load, count: int = 1) -> None:
+        """Count operations and what they carried together."""
         totals = self._totals.setdefault((path, operation, outcome), [0, 0, 0, 0])
-        totals[0] += 1
+        totals[0] += count
         totals[1] += load.messages
         totals[2] += load.size
         totals[3] += load.units

@@ -29,7 +29,12 @@ from twinbus.broker.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.topic import Topic
 from twinbus.broker.transfers import Transfers
 from twinbus.clock import from_us, to_us
-from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.errors import (
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    ServerBusyError,
+)
 from twinbus.limits import (
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
@@ -72,7 +77,7 @@ class Namespace:
         self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
         self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
         self._idle: list[Entity] = []
-        self._served: list[Queue] = []
+        self._changed: dict[int, Queue] = {}  # in this turn
         self._handlers: dict[type, _Handler] = {
             c.CancelScheduled: self._cancel,
             c.Receive: self._receive,
@@ -142,23 +147,27 @@ class Namespace:
 
     def serve(self, now: int, commit: Commit) -> None:
         """Give those who wait what has become deliverable, and set the alarms."""
-        self._served = list(self.shared.touched.values())
-        self.shared.touched.clear()
-        for queue in self._served:
+        touched, self.shared.touched = self.shared.touched, {}
+        self._changed.update(touched)
+        for queue in touched.values():
             if queue.waiters:
                 queue.serve(now, commit)
             self._arm(queue)
 
+    @property
+    def has_more_to_serve(self) -> bool:
+        """Whether a queue changed since the last `serve`."""
+        return bool(self.shared.touched)
+
     def reclaim(self) -> None:
         """Between turns: give back the rows of messages that are gone."""
-        for queue in self._served:
+        for queue in self._changed.values():
             queue.waiting.reclaim()
+        self._changed.clear()
 
     @property
     def next_event(self) -> int:
         """When the next turn has something to do, commands apart."""
-        if self.shared.touched:
-            return 0
         return self._alarms[0][0] if self._alarms else NEVER_US
 
     def _arm(self, queue: Queue) -> None:
@@ -213,19 +222,26 @@ class Namespace:
 
     def _send(self, asked: list[Asked], now: int, commit: Commit) -> None:
         path = asked[0].command.path
-        admitted = []
-        for one in asked:
-            try:
-                self._check_rate(path, now)
-                entity = self.sendable(path)
-                self._throttle.check_room(self.usage(now))
-            except MessagingError as error:
+        try:
+            entity = self.sendable(path)
+            self._throttle.check_room(self.usage(now))
+        except MessagingError as error:
+            for one in asked:
                 self._intake.refuse(one, error, commit)
-            else:
-                admitted.append(one)
-        if admitted:
+            return
+        if self._throttle.limits_rates:
+            asked = [one for one in asked if self._within_rate(one, now, commit)]
+        if asked:
             self._accessed(entity, now)
-            self._intake.take(entity, admitted, now, commit)
+            self._intake.take(entity, asked, now, commit)
+
+    def _within_rate(self, one: Asked, now: int, commit: Commit) -> bool:
+        try:
+            self._check_rate(one.command.path, now)
+        except ServerBusyError as error:
+            self._intake.refuse(one, error, commit)
+            return False
+        return True
 
     def sendable(self, path: str) -> Entity:
         """Return the entity of a path if it lets messages in."""
@@ -382,10 +398,7 @@ class Namespace:
     def snapshot(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
         queues = self.directory.queues()
-        used = [queue.waiting.get("death", queue.waiting.all()) for queue in queues]
-        self.shared.deaths.keep(
-            {number for numbers in used for number in np.unique(numbers).tolist()}
-        )
+        self.shared.deaths.keep(set().union(*(queue.waiting.deaths() for queue in queues)))
         facts = [
             Fact.of("next", "entity", self.directory.next_number),
             Fact.of("next", "batch", self.shared.bodies.next_number),

@@ -40,6 +40,7 @@ class Outbound:
     """A batch on its way: the rows as sent, the copies that actions changed, and where each goes."""
 
     pieces: list[pa.RecordBatch]
+    sizes: list[Int64s]  # of the messages of each piece
     placements: list[Placement] = field(default_factory=list)
 
     def batch(self) -> pa.RecordBatch:
@@ -50,6 +51,7 @@ class Outbound:
         """Take changed copies along; return their rows."""
         first = sum(piece.num_rows for piece in self.pieces)
         self.pieces.append(changed)
+        self.sizes.append(sizes(changed))
         return np.arange(first, first + changed.num_rows, dtype=np.int32)
 
 
@@ -132,7 +134,7 @@ class Router:
             return []
         batch = outbound.batch()
         number = commit.add_batch(batch)
-        size = sizes(batch)
+        size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
         return [
             self._place(placement, batch, number, size[placement.rows], due, now, commit)
             for placement in outbound.placements
@@ -191,7 +193,8 @@ class Router:
             queue.retry_at = now + FORWARD_RETRY_US
             return
         get = queue.waiting.get
-        outbound = Outbound([self._shared.bodies.fetch(get("batch", at), get("row", at))])
+        batch = self._shared.bodies.fetch(get("batch", at), get("row", at))
+        outbound = Outbound([batch], [get("size", at).astype(np.int64)])
         left = get("expires", at)
         life = np.where(left == NEVER_US, NEVER_US, np.maximum(left - now, 0))
         self.route(entity, np.arange(len(at), dtype=np.int32), life, outbound)

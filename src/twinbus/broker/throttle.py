@@ -65,6 +65,12 @@ class Throttle:
         self._namespace: Bucket | None = None
         self._entities: dict[str, Bucket] = {}
 
+    @property
+    def limits_rates(self) -> bool:
+        """Whether any rate is limited."""
+        facets = self.thresholds
+        return (facets.operations_per_second or facets.entity_operations_per_second) is not None
+
     def check_rate(self, path: str, stores: int, now: int) -> None:
         """Refuse when the namespace or this entity gets too many requests."""
         rate = self.thresholds.operations_per_second

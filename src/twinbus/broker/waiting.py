@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinbus.broker.lifecycle import Cause, State, step
+from twinbus.broker.lifecycle import FINAL, Cause, State, step
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s
 
@@ -37,6 +37,9 @@ _ON_USE: dict[str, tuple[type, int]] = {
     "session": (np.int32, -1),
     "death": (np.int32, -1),
 }
+_GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.value  # numpy is
+# five times quicker with plain numbers
+_STATES = len(State)
 _SMALLEST = 64
 _SCAN = 4096  # rows looked at in one step when searching for deliverable ones
 _TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
@@ -114,7 +117,13 @@ class Waiting:
 
     def all(self) -> Indices:
         """Return the indices of every row that is not gone, in order."""
-        return np.flatnonzero(self._columns["state"][: self._end] != State.GONE)
+        return np.flatnonzero(self._columns["state"][: self._end] != _GONE)
+
+    def deaths(self) -> set[int]:
+        """Return the numbers of the deaths its messages died."""
+        if "death" not in self._columns:
+            return set()
+        return set(np.unique(self.get("death", self.all())).tolist())
 
     # -- adding --------------------------------------------------------------------------------
 
@@ -129,18 +138,21 @@ class Waiting:
             values = getattr(rows, name)
             column = self._columns.get(name)
             if column is None:
-                if np.isscalar(values) and values == default:
-                    continue
-                if not np.isscalar(values) and (values == default).all():
+                used = values != default
+                if not (used.any() if isinstance(values, np.ndarray) else used):
                     continue
                 column = self._make(name)
             column[start:end] = values
         self._end = end
-        at = np.arange(start, end)
-        states = self._columns["state"][start:end]
-        self._count(states, self._columns["size"][start:end], 1)
-        self._note_times(at)
-        return at
+        new = slice(start, end)
+        self.counts += np.bincount(self._columns["state"][new], minlength=_STATES)
+        self.size_in_bytes += int(self._columns["size"][new].sum())
+        if "due" in self._columns:
+            self.next_due = min(self.next_due, int(self._columns["due"][new].min()))
+        if "expires" in self._columns:
+            self.next_expiry = min(self.next_expiry, int(self._columns["expires"][new].min()))
+        self._first_active = min(self._first_active, start)
+        return np.arange(start, end)
 
     def _make_room(self, count: int) -> None:
         if self._end + count <= self._capacity:
@@ -150,21 +162,6 @@ class Waiting:
             grown = np.empty(self._capacity, column.dtype)
             grown[: self._end] = column[: self._end]
             self._columns[name] = grown
-
-    def _count(self, states: npt.NDArray[np.uint8], size: Any, sign: int) -> None:
-        self.counts += sign * np.bincount(states, minlength=len(State))
-        self.size_in_bytes += sign * int(size[states != State.GONE].sum())
-
-    def _note_times(self, at: Indices) -> None:
-        """Lower the bounds for rows that were added or changed."""
-        if not len(at):
-            return
-        if "due" in self._columns:
-            self.next_due = min(self.next_due, int(self._columns["due"][at].min()))
-        if "expires" in self._columns:
-            self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
-        if (self._columns["state"][at] == State.ACTIVE).any():
-            self._first_active = min(self._first_active, int(at.min()))
 
     # -- finding -------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class Waiting:
         at = np.searchsorted(numbers, sequence)
         at[at == len(numbers)] = 0
         found = numbers[at] == sequence
-        found &= self._columns["state"][at] != State.GONE
+        found &= self._columns["state"][at] != _GONE
         return np.where(found, at, -1)
 
     def between(self, first: int, last: int) -> Indices:
@@ -184,24 +181,24 @@ class Waiting:
         numbers = self._columns["sequence"][: self._end]
         low = int(np.searchsorted(numbers, first))
         high = int(np.searchsorted(numbers, last, side="right"))
-        return np.flatnonzero(self._columns["state"][low:high] != State.GONE) + low
+        return np.flatnonzero(self._columns["state"][low:high] != _GONE) + low
 
     def in_batches(self, first: int, last: int) -> Indices:
         """Return the rows whose bodies lie in these batches."""
         batch = self._columns["batch"][: self._end]
         held = (batch >= first) & (batch <= last)
-        held &= self._columns["state"][: self._end] > State.PENDING
+        held &= self._columns["state"][: self._end] > _PENDING
         return np.flatnonzero(held)
 
     def from_number(self, first: int, limit: int) -> Indices:
         """Return up to `limit` visible rows numbered `first` or above."""
         low = int(np.searchsorted(self._columns["sequence"][: self._end], first))
-        return self._scan(low, limit, lambda states: states > State.PENDING)[0]
+        return self._scan(low, limit, lambda states: states > _PENDING)[0]
 
     def deliverable(self, limit: int) -> Indices:
         """Return the first `limit` active rows, in order."""
         at, self._first_active = self._scan(
-            self._first_active, limit, lambda states: states == State.ACTIVE
+            self._first_active, limit, lambda states: states == _ACTIVE
         )
         return at
 
@@ -241,7 +238,7 @@ class Waiting:
         state = self._columns["state"][: self._end]
         expires = self._columns["expires"][: self._end]
         old = (expires <= now) & np.isin(state, _EXPIRING)
-        later = expires[(expires > now) & (state != State.GONE)]
+        later = expires[(expires > now) & (state != _GONE)]
         self.next_expiry = int(later.min()) if len(later) else NEVER_US
         return np.flatnonzero(old)
 
@@ -253,12 +250,14 @@ class Waiting:
             return
         before = self._columns["state"][at]
         after = step(before, cause)
-        size = self._columns["size"][at]
-        self._count(before, size, -1)
         self._columns["state"][at] = after
-        self._count(after, size, 1)
-        if (after == State.ACTIVE).any():
-            self._first_active = min(self._first_active, int(at[after == State.ACTIVE].min()))
+        self.counts += np.bincount(after, minlength=_STATES)
+        self.counts -= np.bincount(before, minlength=_STATES)
+        if cause in FINAL:
+            self.size_in_bytes -= int(self._columns["size"][at].sum())
+            return
+        if (after == _ACTIVE).any():
+            self._first_active = min(self._first_active, int(at.min()))
         if "expires" in self._columns:  # it may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
 
@@ -292,14 +291,14 @@ class Waiting:
         found = []
         rows = slice(self._end)
         state = self._columns["state"][rows]
-        if (np.bincount(state, minlength=len(State)) != self.counts).any():
+        if (np.bincount(state, minlength=_STATES) != self.counts).any():
             found.append(f"counts {self.counts.tolist()} do not follow from the states")
         if (np.diff(self._columns["sequence"][rows]) <= 0).any():
             found.append("sequence numbers are not ascending")
-        size = int(self._columns["size"][rows][state != State.GONE].sum())
+        size = int(self._columns["size"][rows][state != _GONE].sum())
         if size != self.size_in_bytes:
             found.append(f"size {self.size_in_bytes} should be {size}")
-        active = np.flatnonzero(state == State.ACTIVE)
+        active = np.flatnonzero(state == _ACTIVE)
         if len(active) and active[0] < self._first_active:
             found.append("a deliverable message lies before the first known one")
         return found

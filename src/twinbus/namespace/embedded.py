@@ -38,7 +38,7 @@ class EmbeddedNamespace:
 
     def ask(self, command: Command[R]) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        return self._writer.submit(command).result()
+        return self._writer.ask(command)
 
     def close(self) -> None:
         """Finish what was handed over and let go of the directory."""
