@@ -1,6 +1,6 @@
 """The broker against the disk: durable sends, receives, group commit, memory, start, depth.
 
-    make bench NAME=broker [QUICK=1]
+make bench NAME=broker [QUICK=1]
 """
 
 import argparse
@@ -176,7 +176,9 @@ def bench_depth(folder: Path, waiting: int, rounds: int, report: Report) -> None
     shallow.close()
     deep.close()
     print(f"{'memory per waiting message':<40} {held / waiting:>12.1f} bytes")
-    report.add(f"bytes of memory per message at {waiting:,} waiting", held / waiting, 64, at_most=True)
+    report.add(
+        f"bytes of memory per message at {waiting:,} waiting", held / waiting, 64, at_most=True
+    )
     report.add(
         f"cost per message at {waiting:,} waiting / at 10,000",
         ratio(deep_s, shallow_s),

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
+from operator import attrgetter
 from os import urandom
 from typing import Any
 from uuid import UUID
@@ -110,7 +111,9 @@ class BrokeredMessage:
     """
 
     body: bytes = b""
-    message_id: str = field(default_factory=lambda: urandom(16).hex())  # what duplicates are known by
+    message_id: str = field(
+        default_factory=lambda: urandom(16).hex()
+    )  # what duplicates are known by
     session_id: str | None = None  # messages of one session are delivered in order
     correlation_id: str | None = None
     content_type: str | None = None
@@ -212,27 +215,35 @@ def stored_property(child: str, value: Any) -> Any:
 
 def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
     """Return the messages as one batch; broker-set fields are left behind."""
-    count = len(messages)
+    body, *texts, lives, times, bags = zip(*map(_APPLICATION_FIELDS, messages), strict=True)
     try:
-        columns = [pa.array([m.body for m in messages], pa.binary())]
-        for name in TEXT_COLUMNS:
-            columns.append(_column([getattr(m, name) for m in messages], pa.string()))
-        lives = [None if m.time_to_live is None else to_us(m.time_to_live) for m in messages]
-        columns.append(_column(lives, DURATION))
-        times = [m.scheduled_enqueue_time_utc for m in messages]
-        columns.append(_column([None if t is None else moment_us(t) for t in times], TIMESTAMP))
-        columns.append(to_properties_column([m.application_properties for m in messages]))
+        columns = [
+            pa.array(body, pa.binary()),
+            *(_column(values, pa.string()) for values in texts),
+            _column(lives, DURATION, to_us),
+            _column(times, TIMESTAMP, moment_us),
+            to_properties_column(bags),
+        ]
     except (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
-            f"a field of one of {count} messages has a value of the wrong type: {error}"
+            f"a field of one of {len(messages)} messages has a value of the wrong type: {error}"
         ) from error
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+_APPLICATION_FIELDS = attrgetter(
+    "body", *TEXT_COLUMNS, "time_to_live", "scheduled_enqueue_time_utc", "application_properties"
+)
+
+
+def _column(
+    values: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], int] | None = None
+) -> pa.Array:
     """Return an array; a column nobody set skips the conversion."""
     if values.count(None) == len(values):
         return pa.nulls(len(values), kind)
+    if convert is not None:
+        values = [None if value is None else convert(value) for value in values]
     return pa.array(values, kind)
 
 
@@ -256,11 +267,11 @@ def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Arra
     count = len(names)
     children = []
     for child, kind in PROPERTY_TYPES.items():
-        column = values.get(child)
-        if column is None:
+        held = values.get(child)
+        if held is None:
             children.append(pa.nulls(count, kind))
         else:
-            children.append(pa.array(column + [None] * (count - len(column)), kind))
+            children.append(pa.array(held + [None] * (count - len(held)), kind))
     structs = pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
     keys = pa.array(names, pa.string())
     return pa.MapArray.from_arrays(pa.array(offsets), keys, structs, type=PROPERTIES_TYPE)

@@ -1,6 +1,7 @@
 """Duplicate detection: within the window a second send of a message_id is taken and ignored."""
 
 from datetime import timedelta
+from typing import Any
 
 from tests.contracts.conftest import World
 from tests.contracts.words import (
@@ -25,7 +26,7 @@ from twinbus.message import BrokeredMessage
 WINDOW = timedelta(seconds=30)
 
 
-def watched(world: World, **settings: object) -> None:
+def watched(world: World, **settings: Any) -> None:
     queue(
         world,
         requires_duplicate_detection=True,

@@ -238,7 +238,7 @@ def test_a_message_scheduled_on_a_topic_can_be_cancelled(world: World) -> None:
     assert receive(world, sport) == []
 
 
-def test_many_waits_wake_a_receive_once_per_scheduled_message(world: World) -> None:
+def test_each_waiting_receive_gets_a_scheduled_message_in_its_time(world: World) -> None:
     queue(world)
     send(world, in_minutes(world, 0.1, "a"), in_minutes(world, 0.2, "b"))
     first = start(world, Receive(QUEUE, wait=timedelta(hours=1)))

@@ -1,6 +1,7 @@
 """Sessions: held by one receiver at a time, in order, with a state of their own."""
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -54,7 +55,7 @@ HOUR = timedelta(hours=1)
 LOCK_LOST = SessionLockLostError
 
 
-def sessions(world: World, **settings: object) -> None:
+def sessions(world: World, **settings: Any) -> None:
     queue(world, requires_session=True, **settings)
 
 
@@ -504,3 +505,21 @@ def test_sessions_of_a_partitioned_queue_stay_in_order(world: World) -> None:
         send(world, *(of(str(n), body) for n in range(20)))
     for n in range(20):
         assert bodies(receive(world, session=accept(world, str(n)))) == list("abcd")
+
+
+def test_the_wait_for_messages_ends_when_the_session_is_released(world: World) -> None:
+    sessions(world)
+    lock = accept(world, "s")
+    waiting = start(world, Receive(QUEUE, wait=HOUR, session=lock))
+    world.ask(ReleaseSession(QUEUE, lock))
+    with pytest.raises(LOCK_LOST):
+        waiting.result(timeout=10)
+
+
+def test_the_wait_for_messages_ends_when_the_session_lock_lapses(world: World) -> None:
+    sessions(world)
+    lock = accept(world, "s")
+    waiting = start(world, Receive(QUEUE, wait=HOUR, session=lock))
+    world.wait(seconds=61)
+    with pytest.raises(LOCK_LOST):
+        waiting.result(timeout=10)

@@ -25,8 +25,8 @@ from tests.contracts.words import (
     start,
     subscription,
     take,
-    topic,
     tokens,
+    topic,
 )
 from twinbus.broker.commands import (
     CreateEntity,

@@ -63,7 +63,7 @@ class Bodies:
         position = numbers - self._first
         inside = (position >= 0) & (position < self._count)
         rows = self._columns["rows"][np.where(inside, position, 0)]
-        return inside & (rows > 0)  # type: ignore[no-any-return]
+        return inside & (rows > 0)
 
     def retain(self, numbers: Int64s) -> None:
         """Count one more place for each row referred to."""

@@ -12,17 +12,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from types import NoneType
 from typing import Generic, TypeVar
 from uuid import UUID
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
+from twinbus.errors import InvalidArgumentError
 from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_RECEIVE_BYTES
-from twinbus.message import BrokeredMessage
+from twinbus.message import LOCK_TOKEN, BrokeredMessage
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
+
+
+def _check_numbers(what: str, numbers: object) -> None:
+    """Refuse anything but whole numbers that fit a column."""
+    if isinstance(numbers, range) or (
+        isinstance(numbers, np.ndarray) and numbers.dtype == np.int64
+    ):
+        return
+    whole = isinstance(numbers, Sequence) and all(
+        type(number) is int and -(2**63) <= number < 2**63 for number in numbers
+    )
+    if not whole:
+        raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of 64 bits")
+
+
+def _check_type(what: str, value: object, *kinds: type) -> None:
+    """Refuse a value of another type: a command that exists can be carried out or refused."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidArgumentError(f"{what} must be {names}, not {type(value).__name__}")
+
+
+def _check_tokens(tokens: object) -> None:
+    if not isinstance(tokens, pa.Array) or tokens.type != LOCK_TOKEN or tokens.null_count:
+        raise InvalidArgumentError(
+            "lock_tokens must be a column of lock tokens, none missing; see message.tokens_of"
+        )
 
 
 class Command(Generic[R_co]):
@@ -35,7 +66,7 @@ class Command(Generic[R_co]):
 class EntityCommand(Command[R_co]):
     """A request about one entity."""
 
-    path: str
+    path: str  # case does not matter
 
 
 class ReceiveMode(Enum):
@@ -66,7 +97,13 @@ class Origin:
     """
 
     source: str
-    numbers: Sequence[int]
+    numbers: Sequence[int] | npt.NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        _check_type("source", self.source, str)
+        if not self.source:
+            raise InvalidArgumentError("an origin needs a source that names it")
+        _check_numbers("numbers", self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +127,9 @@ class CancelScheduled(EntityCommand[None]):
 
     sequence_numbers: Sequence[int]
 
+    def __post_init__(self) -> None:
+        _check_numbers("sequence_numbers", self.sequence_numbers)
+
 
 # -- receiving ---------------------------------------------------------------------------------
 
@@ -100,6 +140,10 @@ class SessionLock:
 
     session_id: str
     lock_token: UUID
+
+    def __post_init__(self) -> None:
+        _check_type("session_id", self.session_id, str)
+        _check_type("lock_token", self.lock_token, UUID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +156,12 @@ class Receive(EntityCommand[pa.RecordBatch]):
     session: SessionLock | None = None
     max_bytes: int = MAX_RECEIVE_BYTES  # at least one message comes whatever its size
 
+    def __post_init__(self) -> None:
+        _check_type("max_messages", self.max_messages, int)
+        _check_type("max_bytes", self.max_bytes, int)
+        _check_type("wait", self.wait, timedelta)
+        _check_type("mode", self.mode, ReceiveMode)
+
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
@@ -121,6 +171,10 @@ class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
     session: SessionLock | None = None
 
+    def __post_init__(self) -> None:
+        _check_numbers("sequence_numbers", self.sequence_numbers)
+        _check_type("mode", self.mode, ReceiveMode)
+
 
 @dataclass(frozen=True, slots=True)
 class Peek(EntityCommand[pa.RecordBatch]):
@@ -129,6 +183,11 @@ class Peek(EntityCommand[pa.RecordBatch]):
     from_sequence_number: int = 0
     max_messages: int = 1
     max_bytes: int = MAX_RECEIVE_BYTES
+
+    def __post_init__(self) -> None:
+        _check_numbers("from_sequence_number", [self.from_sequence_number])
+        _check_type("max_messages", self.max_messages, int)
+        _check_type("max_bytes", self.max_bytes, int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +199,21 @@ class Settle(EntityCommand[None]):
     reason: str | None = None  # with DEAD_LETTER
     description: str | None = None  # with DEAD_LETTER
 
+    def __post_init__(self) -> None:
+        _check_tokens(self.lock_tokens)
+        _check_type("disposition", self.disposition, Disposition)
+        _check_type("reason", self.reason, str, NoneType)
+        _check_type("description", self.description, str, NoneType)
+
 
 @dataclass(frozen=True, slots=True)
 class RenewLocks(EntityCommand[datetime]):
     """Lock these messages for another lock duration from now; returns until when."""
 
     lock_tokens: pa.Array
+
+    def __post_init__(self) -> None:
+        _check_tokens(self.lock_tokens)
 
 
 # -- sessions ----------------------------------------------------------------------------------
@@ -165,6 +233,10 @@ class AcceptSession(EntityCommand[SessionGrant]):
 
     session_id: str | None = None
     wait: timedelta = NO_WAIT
+
+    def __post_init__(self) -> None:
+        _check_type("session_id", self.session_id, str, NoneType)
+        _check_type("wait", self.wait, timedelta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +266,9 @@ class SetSessionState(EntityCommand[None]):
 
     session: SessionLock
     state: bytes | None
+
+    def __post_init__(self) -> None:
+        _check_type("state", self.state, bytes, NoneType)
 
 
 # -- ranges ------------------------------------------------------------------------------------
@@ -226,6 +301,12 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     last: int | None = None
     duration: timedelta = DEFAULT_LEASE_DURATION
 
+    def __post_init__(self) -> None:
+        _check_type("owner", self.owner, str)
+        _check_type("max_messages", self.max_messages, int)
+        _check_type("duration", self.duration, timedelta)
+        _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
+
 
 @dataclass(frozen=True, slots=True)
 class RenewRange(EntityCommand[datetime]):
@@ -233,6 +314,10 @@ class RenewRange(EntityCommand[datetime]):
 
     epoch: int
     duration: timedelta = DEFAULT_LEASE_DURATION
+
+    def __post_init__(self) -> None:
+        _check_type("epoch", self.epoch, int)
+        _check_type("duration", self.duration, timedelta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +329,10 @@ class ReadRange(EntityCommand[pa.RecordBatch]):
     last: int
     max_bytes: int = MAX_RECEIVE_BYTES
 
+    def __post_init__(self) -> None:
+        _check_numbers("epoch, first and last", [self.epoch, self.first, self.last])
+        _check_type("max_bytes", self.max_bytes, int)
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPart:
@@ -252,6 +341,11 @@ class DeadLetterPart:
     sequence_numbers: Sequence[int]
     reason: str
     description: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers("sequence_numbers", self.sequence_numbers)
+        _check_type("reason", self.reason, str)
+        _check_type("description", self.description, str, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,12 +356,24 @@ class SettleRange(EntityCommand[None]):
     completed: Sequence[tuple[int, int]] = ()  # sequence numbers, both included
     dead_lettered: Sequence[DeadLetterPart] = ()
 
+    def __post_init__(self) -> None:
+        _check_type("epoch", self.epoch, int)
+        for interval in self.completed:
+            _check_numbers("completed", interval)
+            if len(interval) != 2:
+                raise InvalidArgumentError("completed holds pairs of first and last")
+        for part in self.dead_lettered:
+            _check_type("dead_lettered", part, DeadLetterPart)
+
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRange(EntityCommand[None]):
     """Give a lease back; what is not settled becomes deliverable."""
 
     epoch: int
+
+    def __post_init__(self) -> None:
+        _check_type("epoch", self.epoch, int)
 
 
 # -- managing ----------------------------------------------------------------------------------

@@ -46,6 +46,15 @@ class Fact:
         return cls(kind, str(key), json.dumps(value, separators=(",", ":")).encode())
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Where a batch goes that goes to one entity whole: no places need to be written."""
+
+    entity: int
+    first_sequence: int
+    time: int
+
+
 @dataclass(slots=True)
 class Entries:
     """Facts, places and changes on their way to the log."""
@@ -75,7 +84,7 @@ class Commit:
         self.first_batch = first_batch
         self.kept = kept or Entries()
         self.tentative = Entries()
-        self.batches: list[pa.RecordBatch] = []
+        self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
         self.origins: dict[str, Intervals] = {}  # transfers taken in this turn
         self.must_sync = False  # replies wait for the disk
@@ -92,11 +101,13 @@ class Commit:
         """Refuse a request when the turn is over."""
         self.refusals.append((ticket, error))
 
-    def add_batch(self, batch: pa.RecordBatch) -> int:
+    def add_batch(self, batch: pa.RecordBatch, whole: "Whole | None" = None) -> int:
         """Take a message batch along; return its number."""
-        self.batches.append(batch)
+        number = self.first_batch + len(self.batches)
+        where = (whole.entity, whole.first_sequence, whole.time) if whole else ()
+        self.batches.append(Part(PartKind.MESSAGES, batch, number, *where))
         self.must_sync = True
-        return self.first_batch + len(self.batches) - 1
+        return number
 
     @property
     def is_empty(self) -> bool:
@@ -110,8 +121,7 @@ class Commit:
         if facts:
             columns = [[getattr(f, name) for f in facts] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns))
-        for index, batch in enumerate(self.batches):
-            parts.append(Part(PartKind.MESSAGES, batch, self.first_batch + index))
+        parts.extend(self.batches)
         for kind, entries in (
             (PartKind.PLACES, self.kept.places + self.tentative.places),
             (PartKind.CHANGES, self.kept.changes + self.tentative.changes),

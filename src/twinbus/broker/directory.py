@@ -101,16 +101,37 @@ class Directory:
                 del topic.subscriptions[entity.description.name.lower()]
 
     def check_forwarding(self, description: EntityDescription) -> None:
-        """Refuse a forward target that is missing, leads back, or is too far."""
-        seen = [description.path.lower()]
+        """Refuse a forward target that is missing, leads back, or makes a chain too long."""
         forward_to = getattr(description, "forward_to", None)
-        while forward_to is not None:
-            target = self.entity(forward_to)
-            seen.append(target.description.path.lower())
-            if seen[-1] in seen[:-1] or len(seen) > MAX_FORWARD_HOPS + 1:
-                raise InvalidArgumentError(
-                    f"forwarding {' -> '.join(seen)} leads back or takes more than "
-                    f"{MAX_FORWARD_HOPS} steps",
-                    path=description.path,
-                )
-            forward_to = target.forward_to
+        if forward_to is None:
+            return
+        self.entity(forward_to)
+        steps = {path: self._next(entity.description) for path, entity in self._entities.items()}
+        steps[description.path.lower()] = self._next(description)
+        if isinstance(description, SubscriptionDescription):
+            steps[description.topic_path.lower()].add(description.path.lower())
+        for path in steps:
+            _follow(path, steps, ())
+
+    def _next(self, description: EntityDescription) -> set[str]:
+        """Return where messages of an entity go from there."""
+        if isinstance(description, TopicDescription):
+            topic = self.find(description.path)
+            held = topic.subscriptions.values() if isinstance(topic, Topic) else ()
+            return {subscription.description.path.lower() for subscription in held}
+        forward_to = getattr(description, "forward_to", None)
+        return set() if forward_to is None else {forward_to.lower()}
+
+
+def _follow(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
+    """Walk every way from a path; raise where it leads back or takes too many hops."""
+    if path in trail:
+        raise InvalidArgumentError(f"forwarding {' -> '.join((*trail, path))} leads back")
+    trail = (*trail, path)
+    hops = sum(SUBSCRIPTIONS.lower() not in step for step in trail[1:])
+    if hops > MAX_FORWARD_HOPS:
+        raise InvalidArgumentError(
+            f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops"
+        )
+    for onward in steps.get(path, ()):
+        _follow(onward, steps, trail)

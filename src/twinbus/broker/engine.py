@@ -155,6 +155,9 @@ class Engine:
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
         self.namespace.tick(now, commit)
+        if commit.on_durable:  # the commands of this turn shall see what time has brought
+            self._finish(commit, ())
+            commit = self._new_commit()
         if self.health.spilling:
             askers = self._spill_sends(askers)
             if now >= self.health.retry_at:
@@ -306,8 +309,7 @@ class Engine:
             bundle=str(folder),
         )
         waiting = self.namespace.waiting_tickets()
-        self.log.close()
-        self.spill.close()
+        self.abandon()
         self._open()
         for ticket in [*askers, *waiting]:
             ticket.fail(restarting)
@@ -319,5 +321,9 @@ class Engine:
                 self._append(self._new_commit())
             except StoreUnavailableError as error:
                 _log.warning("settlements were not written: %s", error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as they are."""
         self.spill.close()
         self.log.close()

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.tokens import TokenType
+from sqlglot.tokenizer_core import TokenType
 
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
 from twinbus.errors import InvalidArgumentError
@@ -50,6 +50,11 @@ _COMPARISONS: dict[type[exp.Expression], Callable[..., Any]] = {
     exp.LTE: pc.less_equal,
     exp.GT: pc.greater,
     exp.GTE: pc.greater_equal,
+}
+_CALCULATIONS: dict[type[exp.Expression], Callable[..., Any]] = {
+    exp.Add: pc.add,
+    exp.Sub: pc.subtract,
+    exp.Mul: pc.multiply,
 }
 _LARGEST = 2.0**63
 
@@ -84,7 +89,7 @@ def _mask(condition: Any, count: int) -> Mask:
     return pc.fill_null(condition, False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _parse(what: str, text: str) -> exp.Expression:
+def _parse(what: str, text: str) -> Any:
     try:
         return sqlglot.parse_one(text, dialect="tsql", into=exp.Condition)
     except SqlglotError as error:
@@ -176,10 +181,14 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
     if not isinstance(pattern, str):
         raise _refuse(node)
     regex = _like_regex(pattern, escape)
+    negate = bool(node.args.get("negate"))
 
     def evaluate(batch: pa.RecordBatch) -> Any:
         texts = value(batch).get("str")
-        return _UNKNOWN if texts is None else pc.match_substring_regex(texts, regex)
+        if texts is None:
+            return _UNKNOWN
+        alike = pc.match_substring_regex(texts, regex)
+        return pc.invert(alike) if negate else alike
 
     return evaluate
 
@@ -244,9 +253,10 @@ def _constant(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
     if isinstance(node, exp.HexString):
         return int(node.this, 16)
     if isinstance(node, exp.Parameter):
-        if node.name not in parameters:
-            raise InvalidArgumentError(f"@{node.name} has no value in the rule's parameters")
-        return parameters[node.name]
+        for name in (node.name, f"@{node.name}"):
+            if name in parameters:
+                return parameters[name]
+        raise InvalidArgumentError(f"@{node.name} has no value in the rule's parameters")
     raise _refuse(node)
 
 
@@ -308,7 +318,7 @@ def _calculate(kind: type[exp.Expression], ones: Any, others: Any, *, whole: boo
         if kind is exp.Div:
             return quotient
         return pc.subtract(ones, pc.multiply(others, quotient if whole else pc.trunc(quotient)))
-    calculate = {exp.Add: pc.add, exp.Sub: pc.subtract, exp.Mul: pc.multiply}[kind]
+    calculate = _CALCULATIONS[kind]
     result = calculate(ones, others)
     if whole:
         size = pc.abs(calculate(pc.cast(ones, pa.float64()), pc.cast(others, pa.float64())))

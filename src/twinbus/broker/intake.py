@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.commands import Send, SendReceipt
+from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.broker.commit import Commit, Fact, Ticket
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
@@ -129,11 +129,14 @@ class Intake:
         bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
-        if room <= 0 or int(incoming.size[wanted].sum()) > room:
+        for one, held in accepted:
+            if one.command.origin is not None:
+                wanted[held] &= self._untransferred(one.command.origin, commit)
+        if int(incoming.size[wanted].sum()) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for one, held in accepted:
             if one.command.origin is not None:
-                wanted[held] &= self._untransferred(one.command, commit)
+                self._note_transfer(one.command.origin, wanted[held], commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
@@ -158,7 +161,7 @@ class Intake:
         accepted = []
         for one, rows in asked:
             need = int(incoming.size[rows][wanted[rows]].sum())
-            if room <= 0 or need > room:
+            if need > room:
                 self.refuse(one, _full(entity), commit)
                 wanted[rows] = False
             else:
@@ -191,24 +194,30 @@ class Intake:
                 path=entity.description.path,
             )
         _check_partition_key(batch)
+        lives = batch.column("time_to_live")
+        if lives.null_count != batch.num_rows and (_micros(lives, 1) <= 0).any():
+            raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
-    def _untransferred(self, command: Send, commit: Commit) -> Mask:
-        """Return which rows were never taken from their origin, and note that they are now."""
-        assert command.origin is not None
-        source = command.origin.source
-        numbers = np.asarray(command.origin.numbers, np.int64)
+    def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
+        """Return which rows were never taken from their origin, before or in this turn."""
+        numbers = np.asarray(origin.numbers, np.int64)
+        fresh = np.zeros(len(numbers), bool)
+        fresh[np.unique(numbers, return_index=True)[1]] = True
+        fresh &= ~self._transfers.taken(origin.source, numbers)
+        staged = commit.origins.get(origin.source)
+        return fresh if staged is None else fresh & ~staged.contains(numbers)
+
+    def _note_transfer(self, origin: Origin, fresh: Mask, commit: Commit) -> None:
+        """Remember what is taken from an origin, in the same commit."""
+        source = origin.source
+        taken = runs(np.sort(np.asarray(origin.numbers, np.int64)[fresh]))
+        if not taken:
+            return
+        commit.tentative.facts.append(Fact.of("transferred", source, taken))
+        commit.on_durable.append(lambda: self._transfers.take(source, taken))
         staged = commit.origins.setdefault(source, Intervals())
-        fresh = ~(self._transfers.taken(source, numbers) | staged.contains(numbers))
-        once = np.zeros(len(numbers), bool)
-        once[np.unique(numbers, return_index=True)[1]] = True
-        fresh &= once
-        taken = runs(np.sort(numbers[fresh]))
-        if taken:
-            commit.tentative.facts.append(Fact.of("transferred", source, taken))
-            commit.on_durable.append(lambda: self._transfers.take(source, taken))
-            for first, last in taken:
-                staged.add(first, last)
-        return fresh
+        for first, last in taken:
+            staged.add(first, last)
 
     def _drop_duplicates(
         self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
@@ -278,7 +287,8 @@ def _merged(commands: Sequence[Send]) -> Incoming:
 def _micros(column: pa.Array, missing: int) -> Int64s:
     if column.null_count == len(column):
         return np.full(len(column), missing, np.int64)
-    return column.cast(pa.int64()).fill_null(missing).to_numpy()
+    values: Int64s = column.cast(pa.int64()).fill_null(missing).to_numpy()
+    return values
 
 
 def _check_partition_key(batch: pa.RecordBatch) -> None:

@@ -69,8 +69,7 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
         )
     for epoch in epochs:
         queue.end_lease(epoch, commit)
-    at = at[queue.waiting.get("state", at) == State.ACTIVE]
-    return at[: command.max_messages]
+    return queue.waiting.in_state(at, State.ACTIVE)[: command.max_messages]
 
 
 def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
@@ -89,9 +88,8 @@ def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
 
 
 def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
-    at = queue.waiting.between(first, last)
-    get = queue.waiting.get
-    return at[(get("state", at) == State.LEASED) & (get("lock", at) == epoch)]
+    at = queue.waiting.in_state(queue.waiting.between(first, last), State.LEASED)
+    return queue.waiting.locked_by(at, epoch)
 
 
 def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
@@ -104,8 +102,7 @@ def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
     for part in command.dead_lettered:
         numbers = np.asarray(part.sequence_numbers, np.int64)
         at = queue.waiting.find(numbers)
-        at = at[at >= 0]
-        get = queue.waiting.get
-        at = at[(get("state", at) == State.LEASED) & (get("lock", at) == command.epoch)]
+        at = queue.waiting.in_state(at[at >= 0], State.LEASED)
+        at = queue.waiting.locked_by(at, command.epoch)
         death = Death(part.reason, part.description, queue.path)
         queue.bury(at, Cause.DEAD_LETTERED, death, commit)

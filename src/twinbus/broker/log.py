@@ -1,4 +1,4 @@
-r"""The log: append-only segments of commit records, one checksum and one sync per record.
+"""The log: append-only segments of commit records, one checksum and one sync per record.
 
     segment file   NNNNNNNNNNNNNNNNNNNN.log, numbered in order
     +0   8  magic "TWINBUS\\n"          +24  8  number of its first record
@@ -9,12 +9,16 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     record         starts at a multiple of 64; a commit is one record, so it is there whole or not
     +0   4  magic "TBR1"               +16  8  record number, one more than the last
     +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
-    +8   8  payload length             +32     payload, padded to a multiple of 64
+    +8   8  payload length             +32     zeros to +64, then the payload
 
-    payload        a table of parts (32 bytes each, padded to 64), then the parts, each padded to 64
-    +0   4  kind                       +8   8  batch number (MESSAGES), else 0
-    +4   4  zero                       +16  8  length                     then zeros to +32
-            a part is one Arrow IPC record batch message of the schema of its kind
+    payload        one header of 64 bytes per part, then the parts, each padded to 64
+    +0   4  kind                       +24  8  first sequence number \
+    +4   4  entity                     +32  8  time                   of MESSAGES, else 0
+    +8   8  batch number (MESSAGES)    +40     zeros to +64
+    +16  8  length                     a part is one Arrow IPC record batch of its kind's schema
+
+    A MESSAGES part with an entity went there whole and in order at that time, each message active
+    and without expiry: the common case costs no columns. Everything else is told by PLACES.
 
 Each record is synced before the next is written, so only the last can be torn. A torn tail is
 cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
@@ -48,9 +52,9 @@ ALIGNMENT = 64
 _SEGMENT_MAGIC = b"TWINBUS\n"
 _RECORD_MAGIC = b"TBR1"
 _SEGMENT_HEADER = struct.Struct("<8sIIQQQ")
-_RECORD_HEADER = struct.Struct("<4sIQQQ")
+_RECORD_HEADER = struct.Struct("<4sIQQQ32x")
 _CHECKED_HEADER = struct.Struct("<IQQ")
-_PART_HEADER = struct.Struct("<IIQQ8x")
+_PART_HEADER = struct.Struct("<IIQQQQ24x")
 _CHECKSUM = struct.Struct("<Q")
 
 
@@ -105,6 +109,9 @@ class Part:
     kind: PartKind
     columns: pa.RecordBatch
     number: int = 0  # of the message batch
+    entity: int = 0  # that all its messages went to; 0: see PLACES
+    first_sequence: int = 0
+    time: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,14 +276,15 @@ class Log:
     def _parse(self, segment: Segment, content: pa.Buffer, offset: int) -> Record:
         _, count, _, number, _ = _RECORD_HEADER.unpack_from(content, offset)
         table = offset + _RECORD_HEADER.size
-        at = table + _padded(_RECORD_HEADER.size + count * _PART_HEADER.size) - _RECORD_HEADER.size
+        at = table + count * _PART_HEADER.size
         parts = []
         for index in range(count):
             header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
-            kind, _, batch_number, length = header
+            kind, entity, batch_number, length, first_sequence, time = header
             place = Place(segment.number, at, length)
             columns = pa.ipc.read_record_batch(content.slice(at, length), SCHEMAS[PartKind(kind)])
-            parts.append((Part(PartKind(kind), columns, batch_number), place))
+            part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time)
+            parts.append((part, place))
             at += _padded(length)
         return Record(number, tuple(parts))
 
@@ -317,16 +325,15 @@ class Log:
             ) from error
 
     def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
-        bodies = [memoryview(part.columns.serialize()) for part in parts]
-        head = _padded(_RECORD_HEADER.size + len(parts) * _PART_HEADER.size)
-        table = bytearray(head - _RECORD_HEADER.size)
-        places = []
-        offset = segment.size + head
-        buffers = []
-        for index, (part, body) in enumerate(zip(parts, bodies, strict=True)):
-            _PART_HEADER.pack_into(
-                table, index * _PART_HEADER.size, part.kind, 0, part.number, body.nbytes
-            )
+        table = bytearray(len(parts) * _PART_HEADER.size)
+        offset = segment.size + _RECORD_HEADER.size + len(table)
+        places: list[Place] = []
+        buffers: list[memoryview] = []
+        for index, part in enumerate(parts):
+            body = memoryview(part.columns.serialize())
+            numbers = (part.number, body.nbytes, part.first_sequence, part.time)
+            at = index * _PART_HEADER.size
+            _PART_HEADER.pack_into(table, at, part.kind, part.entity, *numbers)
             places.append(Place(segment.number, offset, body.nbytes))
             padding = _padded(body.nbytes) - body.nbytes
             buffers += [body, memoryview(bytes(padding))]
@@ -334,9 +341,11 @@ class Log:
         payload = offset - segment.size - _RECORD_HEADER.size
         checked = _CHECKED_HEADER.pack(len(parts), payload, self._next_record)
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
-        for buffer in (table, *buffers):
+        digest.update(table)
+        for buffer in buffers:
             digest.update(buffer)
-        header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
+        checksum = _CHECKSUM.pack(digest.intdigest())
+        header = (_RECORD_MAGIC + checked + checksum).ljust(_RECORD_HEADER.size, b"\0")
         self._storage.write(self._descriptor, [memoryview(header), memoryview(table), *buffers])
         self._storage.sync(self._descriptor)
         segment.size = offset

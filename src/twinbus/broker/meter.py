@@ -1,5 +1,6 @@
 """What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +61,7 @@ class Meter:
     def table(self) -> pa.RecordBatch:
         """Return the totals, one row per entity, operation and outcome."""
         rows = [(*key, *totals) for key, totals in sorted(self._totals.items())]
-        columns = list(zip(*rows, strict=True)) if rows else [[]] * len(METER_SCHEMA)
+        columns: Iterable[Sequence[object]] = zip(*rows, strict=True) if rows else [()] * 7
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(column, kind.type)

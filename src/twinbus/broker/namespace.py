@@ -26,7 +26,7 @@ from twinbus.broker.meter import Load, Meter, load_of
 from twinbus.broker.queue import NOTHING, Queue, Shared, Waiter
 from twinbus.broker.routing import Router
 from twinbus.broker.throttle import Thresholds, Throttle, Usage
-from twinbus.broker.topic import Topic
+from twinbus.broker.topic import Subscription, Topic
 from twinbus.broker.transfers import Transfers
 from twinbus.clock import from_us, to_us
 from twinbus.errors import (
@@ -76,7 +76,6 @@ class Namespace:
         self._management = Management(self.directory, self.adopt)
         self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
         self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
-        self._idle: list[Entity] = []
         self._changed: dict[int, Queue] = {}  # in this turn
         self._handlers: dict[type, _Handler] = {
             c.CancelScheduled: self._cancel,
@@ -111,7 +110,7 @@ class Namespace:
                 queue.tick(now, commit)
                 queue.touch()
                 if queue.idle_at <= now:
-                    self._note_idle(queue, now)
+                    self._delete_idle(queue, now, commit)
 
     def execute(
         self, asked: Sequence[tuple[Ticket, c.Command[Any]]], now: int, commit: Commit
@@ -191,18 +190,13 @@ class Namespace:
         entity.accessed_us = now
         entity.queue.idle_at = min(now + entity.idle_us, NEVER_US)
 
-    def _note_idle(self, queue: Queue, now: int) -> None:
+    def _delete_idle(self, queue: Queue, now: int, commit: Commit) -> None:
         entity = self.directory.entity(queue.path)
         if any(queue.waiters for queue in entity.queues):
-            self._accessed(entity, now)
+            self._accessed(entity, now)  # somebody waits for a message: that is use
         else:
             queue.idle_at = NEVER_US
-            self._idle.append(entity)
-
-    def take_idle(self) -> list[str]:
-        """Return the paths of entities that nobody used for their auto_delete_on_idle."""
-        idle, self._idle = self._idle, []
-        return [entity.description.path for entity in idle if entity.queue.idle_at == NEVER_US]
+            self._management.delete(entity, commit)
 
     # -- throttling ----------------------------------------------------------------------------
 
@@ -246,6 +240,10 @@ class Namespace:
     def sendable(self, path: str) -> Entity:
         """Return the entity of a path if it lets messages in."""
         entity = self.directory.entity(path)
+        if isinstance(entity, Subscription):
+            raise InvalidOperationError(
+                f"{path} is filled by its topic; send to the topic", path=path
+            )
         entity.check_send()
         return entity
 
@@ -374,6 +372,8 @@ class Namespace:
         _check_duration(command.duration)
         if (command.first is None) != (command.last is None):
             raise InvalidArgumentError("give both first and last of the range, or neither")
+        if command.first is not None and command.last is not None and command.first > command.last:
+            raise InvalidArgumentError(f"range {command.first}..{command.last} is empty")
         queue = self._receivable(command.path, None, now)
         return lease_range(queue, command, now, commit)
 

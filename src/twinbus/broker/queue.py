@@ -130,7 +130,6 @@ class Queue:
             ids = [self.sessions.id(name) for name in session_ids]
             rows = replace(rows, session=np.array(ids, np.int32))
         at = self.waiting.add(rows)
-        self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
 
         def durable() -> None:
             self.waiting.step(at, cause)
@@ -146,6 +145,11 @@ class Queue:
 
         commit.on_durable.append(durable)
         commit.on_refused.append(refused)
+
+    def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
+        """Tell the log where staged rows stand; a batch that came whole needs no telling."""
+        at = self.waiting.find(sequence)
+        self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
 
     def _note_places(self, entries: Entries, at: Indices, state: State) -> None:
         get = self.waiting.get
@@ -185,7 +189,10 @@ class Queue:
         """Deliver deferred messages by number, all or none."""
         lock, until = self._lock_for(command.session, now)
         numbers = np.asarray(command.sequence_numbers, np.int64)
-        at = self._find_in(numbers, State.DEFERRED, "deferred")
+        session = -1
+        if command.session is not None:
+            session = self.sessions.id(command.session.session_id)
+        at = self._find_in(numbers, State.DEFERRED, "deferred", session)
         return self._deliver(at, command.mode, lock, until, commit)
 
     def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
@@ -195,9 +202,11 @@ class Queue:
         hold = self._hold(session)
         return hold.lock, hold.until
 
-    def _find_in(self, numbers: Int64s, state: State, word: str) -> Indices:
+    def _find_in(self, numbers: Int64s, state: State, word: str, session: int = -1) -> Indices:
         at = self.waiting.find(numbers)
-        found = (at >= 0) & (self.waiting.get("state", at) == state)
+        found = (at >= 0) & (self.waiting.get("state", at) == state.value)
+        if session >= 0:
+            found &= self.waiting.get("session", at) == session
         if not found.all():
             missing = numbers[~found].tolist()
             raise MessageNotFoundError(
@@ -382,7 +391,8 @@ class Queue:
     ) -> None:
         """Give messages a new number, here or in another queue, in one commit."""
         get = self.waiting.get
-        columns = {name: get(name, at) for name in ("enqueued", "size", "batch", "row", "failures")}
+        names = ("enqueued", "size", "batch", "row", "failures")
+        columns: dict[str, Any] = {name: get(name, at) for name in names}
         sessions = get("session", at) if target is self else -1
         columns |= {"session": sessions, **changes}
         commit.must_sync = True  # nobody may see the new number before it is durable
@@ -432,10 +442,8 @@ class Queue:
         self.sessions.let_go(session.session_id, self.waiting)
 
     def _locked_by(self, lock: int) -> Indices:
-        at = self.waiting.all()
-        states = self.waiting.get("state", at)
-        held = (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
-        return at[held & (self.waiting.get("lock", at) == lock)]
+        at = self.waiting.in_state(self.waiting.all(), State.LOCKED, State.DEFERRED_LOCKED)
+        return self.waiting.locked_by(at, lock)
 
     def session_state(self, session: SessionLock) -> bytes | None:
         """Return a session's state."""
@@ -499,6 +507,7 @@ class Queue:
     def _activate(self, at: Indices, now: int, commit: Commit) -> None:
         if not len(at):
             return
+        at = at[np.argsort(self.waiting.get("due", at), kind="stable")]
         if self.resend is not None:
             self.resend(at, Cause.ACTIVATED, now, commit)
             return
@@ -507,8 +516,7 @@ class Queue:
         self._move(at, Cause.ACTIVATED, self, columns, commit)
 
     def _resend_parked(self, now: int, commit: Commit) -> None:
-        at = self.waiting.all()
-        at = at[self.waiting.get("state", at) == State.TRANSFERRING]
+        at = self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
         if len(at) and self.resend is not None:
             self.resend(at, Cause.FORWARDED, now, commit)
 
@@ -541,10 +549,7 @@ class Queue:
         if lease is None or not lease.intervals:
             return np.empty(0, np.intp)
         at = self.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
-        mine = (self.waiting.get("state", at) == State.LEASED) & (
-            self.waiting.get("lock", at) == epoch
-        )
-        return at[mine]
+        return self.waiting.locked_by(self.waiting.in_state(at, State.LEASED), epoch)
 
     def _stir(self, at: Indices) -> None:
         if self.settings.requires_session and len(at):

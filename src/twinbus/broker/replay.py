@@ -17,12 +17,14 @@ from twinbus.broker.bodies import Bodies
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import Cause, State
-from twinbus.broker.log import Log, PartKind
+from twinbus.broker.log import SCHEMAS, Log, Part, PartKind
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
 from twinbus.broker.waiting import Rows
 from twinbus.errors import LogDamagedError
+from twinbus.limits import NEVER_US
+from twinbus.message import sizes
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -33,9 +35,9 @@ class Replay:
     def __init__(self) -> None:
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transferred: dict[str, list[list[int]]] = {}
-        self._places: list[pa.RecordBatch] = []
+        self._places: list[Columns] = []
         self._place_order: list[int] = []
-        self._changes: list[pa.RecordBatch] = []
+        self._changes: list[Columns] = []
         self._change_order: list[int] = []
         self.history: list[pa.RecordBatch] = []
         self.history_spans: list[tuple[int, int, int]] = []  # segment, first and last time
@@ -46,11 +48,14 @@ class Replay:
             for part, place in record.parts:
                 if part.kind is PartKind.MESSAGES:
                     bodies.add(part.number, place, part.columns.num_rows)
+                    if part.entity:
+                        self._places.append(_whole_places(part))
+                        self._place_order.append(record.number)
                 elif part.kind is PartKind.PLACES:
-                    self._places.append(part.columns)
+                    self._places.append(_numpy(part.columns))
                     self._place_order.append(record.number)
                 elif part.kind is PartKind.CHANGES:
-                    self._changes.append(part.columns)
+                    self._changes.append(_numpy(part.columns))
                     self._change_order.append(record.number)
                 elif part.kind is PartKind.HISTORY:
                     self.history.append(part.columns)
@@ -106,16 +111,43 @@ class Replay:
         return places, highest
 
 
-def _gathered(parts: list[pa.RecordBatch], order: list[int]) -> Columns:
+def _numpy(part: pa.RecordBatch) -> Columns:
+    return {
+        name: column.to_numpy()
+        for name, column in zip(part.schema.names, part.columns, strict=True)
+    }
+
+
+def _whole_places(part: Part) -> Columns:
+    """Return the places of a batch that went to one entity whole."""
+    count = part.columns.num_rows
+    numbers = np.arange(count)
+    constants = {
+        "entity": part.entity,
+        "state": State.ACTIVE.value,
+        "failures": 0,
+        "enqueued": part.time,
+        "expires": NEVER_US,
+        "due": NEVER_US,
+        "death": -1,
+        "batch": part.number,
+    }
+    columns: Columns = {
+        name: np.full(count, value, _DTYPES[name]) for name, value in constants.items()
+    }
+    columns |= {"sequence": part.first_sequence + numbers, "row": numbers.astype(np.int32)}
+    return columns | {"size": sizes(part.columns).astype(np.int32)}
+
+
+_DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[PartKind.PLACES]}
+
+
+def _gathered(parts: list[Columns], order: list[int]) -> Columns:
     """Return parts end to end, with the record each row came from."""
     if not parts:
         return {}
-    names = parts[0].schema.names
-    columns: Columns = {
-        name: np.concatenate([part.column(index).to_numpy() for part in parts])
-        for index, name in enumerate(names)
-    }
-    columns["order"] = np.repeat(order, [part.num_rows for part in parts])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["order"] = np.repeat(order, [len(part["sequence"]) for part in parts])
     return columns
 
 
@@ -211,7 +243,7 @@ def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
     if not queue.settings.requires_session:
         return -1
     names = bodies.texts("session_id", rows["batch"], rows["row"])
-    numbers = [queue.sessions.id(name) for name in names]
+    numbers = [queue.sessions.id(name or "") for name in names]
     queue.sessions.add(numbers, rows["sequence"])
     return np.array(numbers, np.int32)
 
@@ -230,8 +262,7 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
         lease = Lease.from_json(value)
         queue.leases.put(lease)
         for first, last in lease.intervals:
-            at = queue.waiting.between(first, last)
-            at = at[queue.waiting.get("state", at) == State.ACTIVE]
+            at = queue.waiting.in_state(queue.waiting.between(first, last), State.ACTIVE)
             queue.waiting.step(at, Cause.LEASED)
             queue.waiting.put("lock", at, lease.epoch)
 

@@ -4,17 +4,18 @@ A topic hands copies to its subscriptions, `forward_to` hands everything on. Row
 target cannot take them are parked in the forwarding queue and tried again.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.commit import Commit, Fact
+from twinbus.broker.commit import Commit, Fact, Whole
 from twinbus.broker.dead_letter import SESSION_ID_MISSING, TOO_MANY_FORWARDS, Death
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
-from twinbus.broker.lifecycle import Cause
+from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue, Shared
 from twinbus.broker.topic import Topic
 from twinbus.broker.waiting import Indices, Rows
@@ -62,14 +63,12 @@ class Router:
         self._directory = directory
         self._shared = shared
 
-    def can_forward(self, entity: Entity) -> bool:
-        """Whether an entity's forward target takes messages now."""
-        if isinstance(entity, Topic):
-            return True
+    def _room(self, entity: Entity) -> int:
+        """Return how many bytes an entity's forward target takes now."""
         target = self._directory.find(entity.forward_to or "")
         if target is None or not target.description.status.allows_send:
-            return False
-        return target.size_in_bytes < target.max_bytes
+            return 0
+        return target.max_bytes - target.size_in_bytes
 
     def route(
         self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
@@ -87,11 +86,18 @@ class Router:
             self._fan_out(entity, rows, life, outbound, hops)
         elif entity.forward_to is None:
             self._arrive(queue, rows, life, outbound)
-        elif self.can_forward(entity):
+        elif self._can_forward(entity, rows, outbound):
             target = self._directory.entity(entity.forward_to)
             self.route(target, rows, life, outbound, hops + 1)
         else:
             outbound.placements.append(Placement(queue, rows, Cause.PARKED, life))
+
+    def _can_forward(self, entity: Entity, rows: Numbers, outbound: Outbound) -> bool:
+        """Whether rows can go on at once: nothing parked before them, and room for them."""
+        if entity.queue.waiting.count(State.TRANSFERRING):
+            return False
+        size = np.concatenate(outbound.sizes)[rows]
+        return int(size.sum()) <= self._room(entity)
 
     def _fan_out(
         self, topic: Topic, rows: Numbers, life: Int64s, outbound: Outbound, hops: int
@@ -133,49 +139,46 @@ class Router:
         if not outbound.placements:
             return []
         batch = outbound.batch()
-        number = commit.add_batch(batch)
         size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
-        return [
-            self._place(placement, batch, number, size[placement.rows], due, now, commit)
-            for placement in outbound.placements
-        ]
+        rows = [self._rows(placement, size, due, now, commit) for placement in outbound.placements]
+        whole = _whole(outbound.placements[0], rows[0], batch.num_rows) if len(rows) == 1 else None
+        number = commit.add_batch(batch, whole)
+        for placement, staged in zip(outbound.placements, rows, strict=True):
+            queue = placement.queue
+            sessions = None
+            if queue.settings.requires_session:
+                names = batch.column("session_id").take(pa.array(placement.rows))
+                sessions = names.to_pylist()
+            queue.stage(replace(staged, batch=number), placement.cause, sessions, commit)
+            if whole is None:
+                queue.note_staged(staged.sequence, placement.cause, commit)
+            if placement.cause is Cause.PARKED:
+                queue.retry_at = now + FORWARD_RETRY_US
+        return [staged.sequence for staged in rows]
 
-    def _place(  # noqa: PLR0913 - the facts of one placement
-        self,
-        placement: Placement,
-        batch: pa.RecordBatch,
-        number: int,
-        size: Int64s,
-        due: Int64s | None,
-        now: int,
-        commit: Commit,
-    ) -> Int64s:
-        queue, rows = placement.queue, placement.rows
-        sequence = queue.allocate(len(rows))
-        scheduled = placement.cause is Cause.SCHEDULED and due is not None
-        begins = due[rows] if scheduled and due is not None else np.int64(now)
-        life = np.minimum(placement.time_to_live, NEVER_US - begins)
-        sessions = None
-        if queue.settings.requires_session:
-            sessions = batch.column("session_id").take(pa.array(rows)).to_pylist()
-        queue.stage(
-            Rows(
-                sequence=sequence,
-                enqueued=begins,
-                size=size,
-                batch=number,
-                row=rows,
-                expires=NEVER_US if queue.dead_letter is None and not scheduled else begins + life,
-                due=begins if scheduled else NEVER_US,
-                death=self._death(placement.death, commit),
-            ),
-            placement.cause,
-            sessions,
-            commit,
+    def _rows(
+        self, placement: Placement, size: Int64s, due: Int64s | None, now: int, commit: Commit
+    ) -> Rows:
+        queue = placement.queue
+        begins: Any = now
+        if placement.cause is Cause.SCHEDULED:
+            assert due is not None
+            begins = due[placement.rows]
+        expires: Any = NEVER_US
+        if queue.dead_letter is not None or placement.cause is Cause.SCHEDULED:
+            life = placement.time_to_live
+            if life.min() != NEVER_US:
+                expires = begins + np.minimum(life, NEVER_US - begins)
+        return Rows(
+            sequence=queue.allocate(len(placement.rows)),
+            enqueued=begins,
+            size=size[placement.rows],
+            batch=0,
+            row=placement.rows,
+            expires=expires,
+            due=begins if placement.cause is Cause.SCHEDULED else NEVER_US,
+            death=self._death(placement.death, commit),
         )
-        if placement.cause is Cause.PARKED:
-            queue.retry_at = now + FORWARD_RETRY_US
-        return sequence
 
     def _death(self, death: Death | None, commit: Commit) -> int:
         if death is None:
@@ -189,17 +192,33 @@ class Router:
     def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
         """Send messages on that waited in a topic or a forwarding queue."""
         queue = entity.queue
-        if cause is Cause.FORWARDED and not self.can_forward(entity):
-            queue.retry_at = now + FORWARD_RETRY_US
-            return
         get = queue.waiting.get
+        if cause is Cause.FORWARDED:
+            queue.retry_at = now + FORWARD_RETRY_US  # for what does not fit yet
+            at = at[np.cumsum(get("size", at), dtype=np.int64) <= self._room(entity)]
+            if not len(at):
+                return
         batch = self._shared.bodies.fetch(get("batch", at), get("row", at))
         outbound = Outbound([batch], [get("size", at).astype(np.int64)])
         left = get("expires", at)
         life = np.where(left == NEVER_US, NEVER_US, np.maximum(left - now, 0))
-        self.route(entity, np.arange(len(at), dtype=np.int32), life, outbound)
+        rows = np.arange(len(at), dtype=np.int32)
+        if cause is Cause.FORWARDED:
+            self.route(self._directory.entity(entity.forward_to or ""), rows, life, outbound, 1)
+        else:
+            self.route(entity, rows, life, outbound)
         self.stage(outbound, None, now, commit)
         commit.must_sync = True
         commit.tentative.gone(queue.entity, get("sequence", at))
         commit.on_durable.append(lambda: queue.settle_gone(at, cause))
         commit.on_refused.append(lambda: queue.try_again(at, cause, now))
+
+
+def _whole(placement: Placement, rows: Rows, count: int) -> Whole | None:
+    """Return where a batch goes if it goes to one queue whole, active and without expiry."""
+    plain = placement.cause is Cause.ENQUEUED and placement.death is None
+    if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:
+        return None
+    if isinstance(rows.row, np.ndarray) and not (np.diff(rows.row) == 1).all():
+        return None
+    return Whole(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)

@@ -71,7 +71,7 @@ class Spill:
             numbers = range(self._next, self._next + batch.num_rows)
             origin = Origin(self._source, numbers)
             self._next += batch.num_rows
-        fact = Fact.of("spilled", path, [origin.source, list(origin.numbers)])
+        fact = Fact.of("spilled", path, [origin.source, [int(n) for n in origin.numbers]])
         commit = Commit(1)
         commit.tentative.facts.append(fact)
         commit.add_batch(batch)

@@ -20,6 +20,7 @@ from twinbus.limits import NEVER_US
 from twinbus.message import Int64s
 
 Indices = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 _ALWAYS: dict[str, type] = {
     "sequence": np.int64,
@@ -101,6 +102,19 @@ class Waiting:
             return np.full(len(at), default, kind)
         return column[at]
 
+    def in_state(self, at: Indices, *states: State) -> Indices:
+        """Return those of these rows that are in one of the states."""
+        held = self._columns["state"][at]
+        mask: Mask = held == states[0].value
+        for state in states[1:]:
+            mask |= held == state.value
+        return at[mask]
+
+    def locked_by(self, at: Indices, lock: int) -> Indices:
+        """Return those of these rows that carry the number of this lock or lease."""
+        mask: Mask = self.get("lock", at) == lock
+        return at[mask]
+
     def put(self, name: str, at: Indices, values: Any) -> None:
         """Set a column's values at these indices."""
         column = self._columns.get(name)
@@ -110,7 +124,9 @@ class Waiting:
 
     def _make(self, name: str) -> npt.NDArray[Any]:
         kind, default = _ON_USE[name]
-        column = np.empty(self._capacity, kind)  # rows to come cost nothing until they come
+        column: npt.NDArray[Any] = np.empty(
+            self._capacity, kind
+        )  # rows to come cost nothing until they come
         column[: self._end] = default
         self._columns[name] = column
         return column

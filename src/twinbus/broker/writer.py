@@ -10,12 +10,13 @@ no thread and time passes when the clock is moved: for simulations.
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import Command, DeleteEntity
+from twinbus.broker.commands import Command
 from twinbus.broker.engine import Engine, EngineSettings, Storages
 from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
@@ -97,7 +98,6 @@ class Writer:
         self._expected = 0  # callers the thread waits for; 0: it does not
         self._gathered = threading.Event()
         self._end: MessagingError | None = None  # why no more commands are taken
-        self._closed = False
         self._thread: threading.Thread | None = None
         self._stop_listening = clock.on_advance(self._on_advance)
         if threaded:
@@ -184,13 +184,22 @@ class Writer:
         group = self._next_group()
         try:
             self.engine.turn(group)
-            for path in self.engine.namespace.take_idle():
-                self.engine.turn([_Promise(DeleteEntity(path))])
         except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
             _log.exception("the namespace stops")
-            self._end = MessagingError(f"the namespace stopped: {error!r}")
-            self._end.__cause__ = error
+            stopped = MessagingError(f"the namespace stopped and must be opened anew: {error!r}")
+            stopped.__cause__ = error
+            self._stop(stopped, group)
+            self.engine.abandon()
         return len(group)
+
+    def _stop(self, reason: MessagingError, unanswered: Sequence[_Asker] = ()) -> None:
+        """Take no more commands, and tell everyone who still waits."""
+        self._end = reason
+        self._stop_listening()
+        waiting = self.engine.namespace.waiting_tickets()
+        for ticket in (*unanswered, *self._arrivals, *waiting):
+            ticket.fail(reason)
+        self._arrivals.clear()
 
     def _next_group(self) -> list[_Asker]:
         """Return what goes into one turn; a change of the directory gets one of its own."""
@@ -207,16 +216,11 @@ class Writer:
     def close(self) -> None:
         """Finish what was handed over, refuse what comes later, let go of the directory."""
         with self._turn_lock:
-            if self._closed:
-                return
-            self._closed = True
             while self._arrivals and self._end is None:
                 self._turn()
-            self._end = self._end or NamespaceClosedError("the namespace was closed")
-            self._stop_listening()
-            for asker in (*self._arrivals, *self.engine.namespace.waiting_tickets()):
-                asker.fail(self._end)
-            self.engine.close()
+            if self._end is None:
+                self._stop(NamespaceClosedError("the namespace was closed"))
+                self.engine.close()
         if self._thread is not None:
             self._signals.put(None)
             self._thread.join()

@@ -1,0 +1,12 @@
+"""What applications need to test how they behave when things go wrong.
+
+ManualClock       time that moves only when told
+FaultyNamespace   any namespace, with requests that fail, time out, or lose their reply
+FaultyStorage     a disk that is slow, full, or tears a write at a byte
+"""
+
+from twinbus.clock import ManualClock
+from twinbus.testing.faults import Fault, FaultyNamespace
+from twinbus.testing.storage import FaultyStorage, PowerFailure
+
+__all__ = ["Fault", "FaultyNamespace", "FaultyStorage", "ManualClock", "PowerFailure"]

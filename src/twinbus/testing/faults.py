@@ -1,0 +1,114 @@
+"""Faults between a caller and a namespace: requests that fail, time out, or lose their reply.
+
+namespace = FaultyNamespace(EmbeddedNamespace(folder))
+namespace.inject(Fault.UNAVAILABLE, path="orders")     # one entity
+namespace.inject(Fault.TIMEOUT, times=3)               # the next three requests of any
+namespace.heal("orders")                               # or heal() for everything
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from twinbus.broker.commands import Command
+from twinbus.errors import (
+    MessagingError,
+    OperationTimeoutError,
+    ServerBusyError,
+    TransientError,
+)
+from twinbus.limits import SERVER_BUSY_RETRY_S
+from twinbus.namespace.contract import Namespace
+
+R = TypeVar("R")
+
+
+class Fault(Enum):
+    """What may happen to a request."""
+
+    UNAVAILABLE = "unavailable"  # refused, and trying again will not help
+    TRANSIENT = "transient"  # refused, and trying again may help
+    TIMEOUT = "timeout"  # nothing was done, nobody answered
+    REPLY_LOST = "reply_lost"  # the work was done, nobody answered
+    SERVER_BUSY = "server_busy"  # refused with the advice to wait
+
+
+@dataclass(slots=True)
+class _Injected:
+    fault: Fault
+    path: str | None  # lower case; None: any entity
+    times: int | None  # requests still to fail; None: until healed
+
+    def applies_to(self, command: Command[Any]) -> bool:
+        path = getattr(command, "path", None)
+        return self.path is None or (isinstance(path, str) and path.lower() == self.path)
+
+
+class FaultyNamespace:
+    """A namespace whose requests fail on demand; without faults it changes nothing."""
+
+    def __init__(self, inner: Namespace) -> None:
+        self.inner = inner
+        self._injected: list[_Injected] = []
+        self.failed = 0  # requests that met a fault
+
+    def inject(self, fault: Fault, path: str | None = None, times: int | None = None) -> None:
+        """Let requests fail: of one entity or of all, a number of times or until healed."""
+        self._injected.append(_Injected(fault, path.lower() if path else None, times))
+
+    def heal(self, path: str | None = None) -> None:
+        """Take away the faults of one entity, or all faults."""
+        lowered = path.lower() if path else None
+        self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over, unless a fault has it."""
+        injected = next((i for i in self._injected if i.applies_to(command)), None)
+        if injected is None:
+            return self.inner.submit(command)
+        self.failed += 1
+        if injected.times is not None:
+            injected.times -= 1
+            if injected.times == 0:
+                self._injected.remove(injected)
+        return _FAULTS[injected.fault](self.inner, command)
+
+    def ask(self, command: Command[R]) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        return self.submit(command).result()
+
+    def close(self) -> None:
+        """Close the namespace within."""
+        self.inner.close()
+
+
+def _failed(error: MessagingError) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
+def _timed_out() -> OperationTimeoutError:
+    return OperationTimeoutError("no answer in time; whether the work was done is unknown")
+
+
+def _lose_reply(inner: Namespace, command: Command[Any]) -> "Future[Any]":
+    lost: Future[Any] = Future()
+    inner.submit(command).add_done_callback(lambda _: lost.set_exception(_timed_out()))
+    return lost
+
+
+_FAULTS: dict[Fault, Callable[[Namespace, Command[Any]], "Future[Any]"]] = {
+    Fault.UNAVAILABLE: lambda *_: _failed(MessagingError("the entity is unavailable")),
+    Fault.TRANSIENT: lambda *_: _failed(TransientError("a passing failure; try again")),
+    Fault.TIMEOUT: lambda *_: _failed(_timed_out()),
+    Fault.REPLY_LOST: _lose_reply,
+    Fault.SERVER_BUSY: lambda *_: _failed(
+        ServerBusyError(
+            f"the namespace is busy; wait {SERVER_BUSY_RETRY_S} s",
+            retry_after_s=SERVER_BUSY_RETRY_S,
+        )
+    ),
+}
