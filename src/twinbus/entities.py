@@ -114,11 +114,13 @@ def _check_settings(description: Any) -> None:
         value = getattr(description, name)
         if name in bounds:
             _check_between(name, value, *bounds[name])
-        elif name in ("requires_session", "enable_partitioning") or name.startswith("enable_"):
+        elif name.startswith(("enable_", "requires_")):
             _check_between(name, value, False, True)
     if not isinstance(description.status, EntityStatus):
         raise InvalidArgumentError(f"status is {description.status!r}; use an EntityStatus")
     metadata = description.user_metadata
+    if metadata is not None and not isinstance(metadata, str):
+        raise InvalidArgumentError(f"user_metadata must be text, not {type(metadata).__name__}")
     if metadata is not None and len(metadata) > MAX_USER_METADATA_CHARACTERS:
         raise InvalidArgumentError(
             f"user_metadata has {len(metadata)} characters; "

@@ -143,12 +143,14 @@ class BrokeredMessage:
                 f"body must be bytes, not {type(self.body).__name__}; encode text first, "
                 "for example body=text.encode()"
             )
+        for name in TEXT_COLUMNS:
+            text = getattr(self, name)
+            if text is not None and type(text) is not str:
+                raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
         for name in BOUNDED_TEXTS:
             text = getattr(self, name)
             if text is not None and len(text) > MAX_ID_CHARACTERS:
-                raise InvalidArgumentError(
-                    f"{name} has {len(text)} characters; the limit is {MAX_ID_CHARACTERS}"
-                )
+                raise too_long(name, len(text))
         if self.application_properties:
             for name, value in self.application_properties.items():
                 property_child(name, value)
@@ -158,6 +160,13 @@ class BrokeredMessage:
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
         return int(sizes(to_batch([self]))[0])
+
+
+def too_long(name: str, characters: int) -> InvalidArgumentError:
+    """Return the error for an identifier that is too long."""
+    return InvalidArgumentError(
+        f"{name} has {characters} characters; the limit is {MAX_ID_CHARACTERS}"
+    )
 
 
 def _require_aware(name: str, moment: datetime | None) -> None:
@@ -215,6 +224,8 @@ def stored_property(child: str, value: Any) -> Any:
 
 def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
     """Return the messages as one batch; broker-set fields are left behind."""
+    if not messages:
+        return MESSAGE_SCHEMA.empty_table().to_batches()[0]
     body, *texts, lives, times, bags = zip(*map(_APPLICATION_FIELDS, messages), strict=True)
     try:
         columns = [

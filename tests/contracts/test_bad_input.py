@@ -1,5 +1,6 @@
 """Bad input: every mistake has its typed error, and nothing is changed by it."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from twinbus.broker.commands import (
     ReceiveDeferred,
     RenewLocks,
     Send,
+    SessionLock,
 )
 from twinbus.entities import (
     EntityStatus,
@@ -86,11 +88,12 @@ def test_the_name_of_a_subscription_must_follow_the_rules(name: Any) -> None:
 
 
 @pytest.mark.parametrize("path", BAD_PATHS)
-def test_a_path_no_entity_can_have_is_refused_by_every_command(world: World, path: Any) -> None:
+def test_a_path_no_entity_can_have_is_refused(world: World, path: Any) -> None:
     queue(world)
-    for command in (GetEntity(path), Send(path, [message("a")])):
-        with pytest.raises((EntityNotFoundError, InvalidArgumentError)):
-            world.ask(command)
+    with pytest.raises((EntityNotFoundError, InvalidArgumentError)):
+        world.ask(GetEntity(path))
+    with pytest.raises((EntityNotFoundError, InvalidArgumentError)):
+        world.ask(Send(path, [message("a")]))
 
 
 # -- settings ----------------------------------------------------------------------------------
@@ -224,40 +227,39 @@ def test_columns_are_checked_like_objects(world: World) -> None:
 
 # -- commands ----------------------------------------------------------------------------------
 
-BAD_COMMANDS: list[Command[Any]] = [
-    Receive(QUEUE, cast("int", "1")),
-    Receive(QUEUE, cast("int", None)),
-    Receive(QUEUE, cast("int", 1.5)),
-    Receive(QUEUE, wait=cast("timedelta", 5)),
-    Receive(QUEUE, mode=WRONG),
-    Receive(QUEUE, max_bytes=WRONG),
-    Peek(QUEUE, cast("int", "1")),
-    ReceiveDeferred(QUEUE, WRONG),
-    ReceiveDeferred(QUEUE, cast("list[int]", ["one"])),
-    CancelScheduled(QUEUE, WRONG),
-    CancelScheduled(QUEUE, cast("list[int]", ["one"])),
-    RenewLocks(QUEUE, WRONG),
-    LeaseRange(QUEUE, "me", cast("int", "1")),
-    LeaseRange(QUEUE, cast("str", None), 1),
-    LeaseRange(QUEUE, "me", 1, duration=cast("timedelta", 60)),
-    AcceptSession("sessions", cast("str", 7)),
-    AcceptSession("sessions", "x" * (MAX_ID_CHARACTERS + 1)),
-    AcceptSession("sessions", wait=2 * DAY),
-    CreateEntity(WRONG),
-    ListEntities(WRONG),
-]
+BAD_COMMANDS: dict[str, Callable[[], Command[Any]]] = {
+    "a text as max_messages": lambda: Receive(QUEUE, cast("int", "1")),
+    "no max_messages": lambda: Receive(QUEUE, cast("int", None)),
+    "half a message": lambda: Receive(QUEUE, cast("int", 1.5)),
+    "a number as wait": lambda: Receive(QUEUE, wait=cast("timedelta", 5)),
+    "an object as mode": lambda: Receive(QUEUE, mode=WRONG),
+    "an object as max_bytes": lambda: Receive(QUEUE, max_bytes=WRONG),
+    "a text as session": lambda: Receive("sessions", session=cast("SessionLock", "s")),
+    "a text to peek from": lambda: Peek(QUEUE, cast("int", "1")),
+    "an object as deferred numbers": lambda: ReceiveDeferred(QUEUE, WRONG),
+    "a text as deferred number": lambda: ReceiveDeferred(QUEUE, cast("list[int]", ["one"])),
+    "an object as scheduled numbers": lambda: CancelScheduled(QUEUE, WRONG),
+    "a text as scheduled number": lambda: CancelScheduled(QUEUE, cast("list[int]", ["one"])),
+    "an object as lock tokens": lambda: RenewLocks(QUEUE, WRONG),
+    "a text as lease size": lambda: LeaseRange(QUEUE, "me", cast("int", "1")),
+    "no owner of a lease": lambda: LeaseRange(QUEUE, cast("str", None), 1),
+    "a number as lease duration": lambda: LeaseRange(
+        QUEUE, "me", 1, duration=cast("timedelta", 60)
+    ),
+    "a number as session_id": lambda: AcceptSession("sessions", cast("str", 7)),
+    "a long session_id": lambda: AcceptSession("sessions", "x" * (MAX_ID_CHARACTERS + 1)),
+    "a long wait for a session": lambda: AcceptSession("sessions", wait=2 * DAY),
+    "an object as description": lambda: CreateEntity(WRONG),
+    "an object as kind": lambda: ListEntities(WRONG),
+}
 
 
-def name_of(command: Command[Any]) -> str:
-    return type(command).__name__
-
-
-@pytest.mark.parametrize("command", BAD_COMMANDS, ids=name_of)
-def test_a_value_of_the_wrong_kind_is_refused(world: World, command: Command[Any]) -> None:
+@pytest.mark.parametrize("bad", BAD_COMMANDS)
+def test_a_value_of_the_wrong_kind_is_refused(world: World, bad: str) -> None:
     queue(world)
     queue(world, "sessions", requires_session=True)
     with pytest.raises(InvalidArgumentError):
-        world.ask(command)
+        world.ask(BAD_COMMANDS[bad]())
 
 
 def test_something_that_is_no_command_is_refused(world: World) -> None:
@@ -268,12 +270,14 @@ def test_something_that_is_no_command_is_refused(world: World) -> None:
 def test_no_mistake_of_a_caller_restarts_the_broker(world: World) -> None:
     queue(world)
     queue(world, "sessions", requires_session=True)
-    errors = [world.namespace.submit(bad).exception(timeout=10) for bad in BAD_COMMANDS]
-    restarts = [
-        name_of(bad)
-        for bad, error in zip(BAD_COMMANDS, errors, strict=True)
-        if isinstance(error, BrokerRestartingError)
-    ]
+    restarts = []
+    for bad, command in BAD_COMMANDS.items():
+        try:
+            world.ask(command())
+        except BrokerRestartingError:
+            restarts.append(bad)
+        except MessagingError:
+            pass
     assert restarts == []
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from types import NoneType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 from uuid import UUID
 
 import numpy as np
@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_RECEIVE_BYTES
-from twinbus.message import LOCK_TOKEN, BrokeredMessage
+from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_ID_CHARACTERS, MAX_RECEIVE_BYTES
+from twinbus.message import LOCK_TOKEN, BrokeredMessage, too_long
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
@@ -67,6 +67,9 @@ class EntityCommand(Command[R_co]):
     """A request about one entity."""
 
     path: str  # case does not matter
+
+    def __post_init__(self) -> None:
+        _check_type("path", self.path, str)
 
 
 class ReceiveMode(Enum):
@@ -120,6 +123,15 @@ class Send(EntityCommand[SendReceipt]):
     messages: Sequence[BrokeredMessage] | pa.RecordBatch
     origin: Origin | None = None
 
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        _check_type("origin", self.origin, Origin, NoneType)
+        if isinstance(self.messages, pa.RecordBatch):
+            return
+        _check_type("messages", self.messages, tuple, list)
+        for message in self.messages:
+            _check_type("a message", message, BrokeredMessage)
+
 
 @dataclass(frozen=True, slots=True)
 class CancelScheduled(EntityCommand[None]):
@@ -128,6 +140,7 @@ class CancelScheduled(EntityCommand[None]):
     sequence_numbers: Sequence[int]
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_numbers("sequence_numbers", self.sequence_numbers)
 
 
@@ -157,10 +170,12 @@ class Receive(EntityCommand[pa.RecordBatch]):
     max_bytes: int = MAX_RECEIVE_BYTES  # at least one message comes whatever its size
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("max_messages", self.max_messages, int)
         _check_type("max_bytes", self.max_bytes, int)
         _check_type("wait", self.wait, timedelta)
         _check_type("mode", self.mode, ReceiveMode)
+        _check_type("session", self.session, SessionLock, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +187,10 @@ class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
     session: SessionLock | None = None
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_numbers("sequence_numbers", self.sequence_numbers)
         _check_type("mode", self.mode, ReceiveMode)
+        _check_type("session", self.session, SessionLock, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,7 @@ class Peek(EntityCommand[pa.RecordBatch]):
     max_bytes: int = MAX_RECEIVE_BYTES
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_numbers("from_sequence_number", [self.from_sequence_number])
         _check_type("max_messages", self.max_messages, int)
         _check_type("max_bytes", self.max_bytes, int)
@@ -200,6 +218,7 @@ class Settle(EntityCommand[None]):
     description: str | None = None  # with DEAD_LETTER
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_tokens(self.lock_tokens)
         _check_type("disposition", self.disposition, Disposition)
         _check_type("reason", self.reason, str, NoneType)
@@ -213,6 +232,7 @@ class RenewLocks(EntityCommand[datetime]):
     lock_tokens: pa.Array
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_tokens(self.lock_tokens)
 
 
@@ -235,7 +255,10 @@ class AcceptSession(EntityCommand[SessionGrant]):
     wait: timedelta = NO_WAIT
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("session_id", self.session_id, str, NoneType)
+        if len(self.session_id or "") > MAX_ID_CHARACTERS:
+            raise too_long("session_id", len(self.session_id or ""))
         _check_type("wait", self.wait, timedelta)
 
 
@@ -268,6 +291,7 @@ class SetSessionState(EntityCommand[None]):
     state: bytes | None
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("state", self.state, bytes, NoneType)
 
 
@@ -302,6 +326,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     duration: timedelta = DEFAULT_LEASE_DURATION
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("owner", self.owner, str)
         _check_type("max_messages", self.max_messages, int)
         _check_type("duration", self.duration, timedelta)
@@ -316,6 +341,7 @@ class RenewRange(EntityCommand[datetime]):
     duration: timedelta = DEFAULT_LEASE_DURATION
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("epoch", self.epoch, int)
         _check_type("duration", self.duration, timedelta)
 
@@ -330,6 +356,7 @@ class ReadRange(EntityCommand[pa.RecordBatch]):
     max_bytes: int = MAX_RECEIVE_BYTES
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_numbers("epoch, first and last", [self.epoch, self.first, self.last])
         _check_type("max_bytes", self.max_bytes, int)
 
@@ -357,6 +384,7 @@ class SettleRange(EntityCommand[None]):
     dead_lettered: Sequence[DeadLetterPart] = ()
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("epoch", self.epoch, int)
         for interval in self.completed:
             _check_numbers("completed", interval)
@@ -373,6 +401,7 @@ class ReleaseRange(EntityCommand[None]):
     epoch: int
 
     def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
         _check_type("epoch", self.epoch, int)
 
 
@@ -394,12 +423,19 @@ class CreateEntity(Command[EntityDescription]):
     description: EntityDescription
     rule: RuleDescription | None = None  # of a subscription, in place of the catch-all
 
+    def __post_init__(self) -> None:
+        _check_type("description", self.description, *get_args(EntityDescription))
+        _check_type("rule", self.rule, RuleDescription, NoneType)
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateEntity(Command[EntityDescription]):
     """Change the settings that are not fixed at creation."""
 
     description: EntityDescription
+
+    def __post_init__(self) -> None:
+        _check_type("description", self.description, *get_args(EntityDescription))
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +455,10 @@ class ListEntities(Command[Sequence[EntityDescription]]):
     kind: EntityKind
     topic_path: str | None = None  # for subscriptions
 
+    def __post_init__(self) -> None:
+        _check_type("kind", self.kind, EntityKind)
+        _check_type("topic_path", self.topic_path, str, NoneType)
+
 
 @dataclass(frozen=True, slots=True)
 class GetRuntimeProperties(EntityCommand[RuntimeProperties]):
@@ -431,12 +471,20 @@ class CreateRule(EntityCommand[None]):
 
     rule: RuleDescription
 
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        _check_type("rule", self.rule, RuleDescription)
+
 
 @dataclass(frozen=True, slots=True)
 class DeleteRule(EntityCommand[None]):
     """Remove a rule from a subscription."""
 
     name: str
+
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        _check_type("name", self.name, str)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.broker.commit import Commit, Fact, Ticket
@@ -26,8 +27,17 @@ from twinbus.errors import (
     MessagingError,
     QuotaExceededError,
 )
-from twinbus.limits import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, NEVER_US
-from twinbus.message import BrokeredMessage, Int64s, conform, ping_rows, sizes, to_batch
+from twinbus.limits import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_ID_CHARACTERS, NEVER_US
+from twinbus.message import (
+    BOUNDED_TEXTS,
+    BrokeredMessage,
+    Int64s,
+    conform,
+    ping_rows,
+    sizes,
+    to_batch,
+    too_long,
+)
 
 Mask = npt.NDArray[np.bool_]
 
@@ -193,6 +203,12 @@ class Intake:
                 f"{entity.description.path} requires a session_id on every message",
                 path=entity.description.path,
             )
+        for name in BOUNDED_TEXTS:
+            texts = batch.column(name)
+            if texts.null_count != batch.num_rows:
+                longest = pc.max(pc.utf8_length(texts)).as_py()
+                if longest > MAX_ID_CHARACTERS:
+                    raise too_long(name, longest)
         _check_partition_key(batch)
         lives = batch.column("time_to_live")
         if lives.null_count != batch.num_rows and (_micros(lives, 1) <= 0).any():

@@ -139,9 +139,10 @@ class Management:
 
         def durable() -> None:
             for one in doomed:
-                self._directory.remove(one)
-                for queue in one.queues:
-                    queue.dissolve(commit)
+                if self._directory.find(one.description.path) is one:  # not gone with its topic
+                    self._directory.remove(one)
+                    for queue in one.queues:
+                        queue.dissolve(commit)
 
         commit.on_durable.append(durable)
 

@@ -197,6 +197,7 @@ class Namespace:
         else:
             queue.idle_at = NEVER_US
             self._management.delete(entity, commit)
+            commit.on_refused.append(lambda: self._accessed(entity, now))
 
     # -- throttling ----------------------------------------------------------------------------
 
