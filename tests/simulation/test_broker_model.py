@@ -19,7 +19,17 @@ from tests.simulation.model import NEVER, Item, QueueModel
 from twinbus.broker import commands as c
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock, from_us
-from twinbus.entities import QueueDescription, dead_letter_path
+from twinbus.entities import (
+    QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+    dead_letter_path,
+    subscription_path,
+)
 from twinbus.errors import (
     InvalidArgumentError,
     MessageLockLostError,
@@ -33,14 +43,15 @@ from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 
-QUEUE, SESSIONS = "plain", "sessions"
+QUEUE, SESSIONS, TOPIC, DOOR = "plain", "sessions", "news", "door"
+RED, ALL = subscription_path(TOPIC, "red"), subscription_path(TOPIC, "all")
 STATES = {"deferred": 1, "deferred-locked": 1, "scheduled": 2}
 picks = st.integers(0, 10_000)
 counts = st.integers(1, 4)
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """The two queues of the real namespace and their models take the same steps."""
+    """The queues of the real namespace and their models take the same steps."""
 
     @initialize(duplicates=st.booleans(), expired=st.booleans())
     def open(self, duplicates: bool, expired: bool) -> None:
@@ -57,7 +68,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.tokens: list[tuple[str, bytes, Item]] = []
         self.holds: list[tuple[str, c.SessionLock]] = []
         self.epochs: list[int] = []
-        for path in self.models:
+        for path in (QUEUE, SESSIONS):
             description = QueueDescription(
                 path=path,
                 max_delivery_count=3,
@@ -67,7 +78,20 @@ class BrokerMachine(RuleBasedStateMachine):
                 enable_dead_lettering_on_message_expiration=expired,
             )
             self.namespace.ask(c.CreateEntity(description))
+        self._create_topic()
         self.sent = 0
+
+    def _create_topic(self) -> None:
+        """Make a topic with two subscriptions, and a queue that forwards to it."""
+        self.namespace.ask(c.CreateEntity(TopicDescription(path=TOPIC)))
+        rules = {RED: SqlFilter("color = 'red' AND sys.Label LIKE 'l%'"), ALL: TrueFilter()}
+        for path, rule_filter in rules.items():
+            name = path.rpartition("/")[2]
+            description = SubscriptionDescription(topic_path=TOPIC, name=name, max_delivery_count=3)
+            rule_ = RuleDescription("rule", rule_filter, SqlAction("SET seen = 1"))
+            self.namespace.ask(c.CreateEntity(description, rule_))
+            self.models[path] = QueueModel()
+        self.namespace.ask(c.CreateEntity(QueueDescription(path=DOOR, forward_to=TOPIC)))
 
     def _open(self) -> EmbeddedNamespace:
         settings_ = EngineSettings(directory=self.folder, segment_bytes=20_000)
@@ -128,6 +152,21 @@ class BrokerMachine(RuleBasedStateMachine):
         # Within one send the rows that wait for their time are numbered before the others.
         assert sorted(receipt.sequence_numbers) == sorted(expected)
 
+    @rule(
+        path=st.sampled_from([TOPIC, DOOR]),
+        color=st.sampled_from(["red", "blue", 7, None]),
+        subject=st.sampled_from(["label", "other", None]),
+    )
+    def publish(self, path: str, color: str | int | None, subject: str | None) -> None:
+        self.sent += 1
+        body = f"m{self.sent}"
+        properties = {} if color is None else {"color": color}
+        message = BrokeredMessage(body.encode(), subject=subject, application_properties=properties)
+        assert self.namespace.ask(c.Send(path, [message])).sequence_numbers == [0]
+        self.models[ALL].send(body, self.now, message_id=body)
+        if color == "red" and subject == "label":
+            self.models[RED].send(body, self.now, message_id=body)
+
     @rule(number=st.integers(1, 6))
     def transfer(self, number: int) -> None:
         model = self.models[QUEUE]
@@ -160,15 +199,22 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    @rule(count=counts, mode=st.sampled_from(list(c.ReceiveMode)), dead=st.booleans())
-    def receive(self, count: int, mode: c.ReceiveMode, dead: bool) -> None:
-        model = self.models[QUEUE]
-        if dead:
-            batch = self.namespace.ask(c.Receive(dead_letter_path(QUEUE), count, mode=mode))
-            self._take_dead(batch, model, count, mode)
-            return
-        batch = self.namespace.ask(c.Receive(QUEUE, count, mode=mode))
-        self._take(batch, model.deliverable()[:count], model, mode, QUEUE)
+    @rule(
+        path=st.sampled_from([QUEUE, RED, ALL]),
+        count=counts,
+        mode=st.sampled_from(list(c.ReceiveMode)),
+    )
+    def receive(self, path: str, count: int, mode: c.ReceiveMode) -> None:
+        model = self.models[path]
+        batch = self.namespace.ask(c.Receive(path, count, mode=mode))
+        if path in (RED, ALL):
+            assert all(m.application_properties["seen"] == 1 for m in to_messages(batch))
+        self._take(batch, model.deliverable()[:count], model, mode, path)
+
+    @rule(count=counts, mode=st.sampled_from(list(c.ReceiveMode)))
+    def receive_dead(self, count: int, mode: c.ReceiveMode) -> None:
+        batch = self.namespace.ask(c.Receive(dead_letter_path(QUEUE), count, mode=mode))
+        self._take_dead(batch, self.models[QUEUE], count, mode)
 
     def _take(
         self, batch: pa.RecordBatch, expected: list[Item], model: QueueModel, mode: Any, path: str
@@ -184,7 +230,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert message.lock_token is not None
             deferred = item.state == "deferred"
             item.state = "deferred-locked" if deferred else "locked"
-            if path == QUEUE:
+            if path != SESSIONS:
                 item.until, item.lock = self.now + model.lock_us, message.lock_token.bytes
             self.tokens.append((path, message.lock_token.bytes, item))
 
@@ -221,7 +267,7 @@ class BrokerMachine(RuleBasedStateMachine):
         model = self.models[path]
         command = c.Settle(path, pa.array([token], pa.binary(16)), disposition, "reason", "why")
         if not self._holds(path, token, item):
-            lost = MessageLockLostError if path == QUEUE else SessionLockLostError
+            lost = MessageLockLostError if path != SESSIONS else SessionLockLostError
             with pytest.raises(lost):
                 self.namespace.ask(command)
             return
@@ -231,7 +277,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _holds(self, path: str, token: bytes, item: Item) -> bool:
         model = self.models[path]
         alive = item in model.items and item.state.endswith("locked")
-        if path == QUEUE:
+        if path != SESSIONS:
             return alive and item.lock == token
         held = model.sessions.get(item.session or "")
         return alive and held is not None and held[0] == token[:8] == item.lock
@@ -254,10 +300,10 @@ class BrokerMachine(RuleBasedStateMachine):
     def renew(self, pick: int) -> None:
         path, token, item = self.tokens[pick % len(self.tokens)]
         command = c.RenewLocks(path, pa.array([token], pa.binary(16)))
-        if path == QUEUE and self._holds(path, token, item):
+        if path != SESSIONS and self._holds(path, token, item):
             assert self.namespace.ask(command) == from_us(self.now + 60_000_000)
             item.until = self.now + 60_000_000
-        elif path == QUEUE:
+        elif path != SESSIONS:
             with pytest.raises(MessageLockLostError):
                 self.namespace.ask(command)
 
@@ -405,6 +451,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if not hasattr(self, "namespace"):
             return
         for path, model in self.models.items():
+            model.tick(self.now)
             for where, items in ((path, model.items), (dead_letter_path(path), model.dead)):
                 batch = self.namespace.ask(c.Peek(where, 0, 1000))
                 seen = [

@@ -1,6 +1,6 @@
 """Duplicate detection: the message ids an entity has seen within its window, oldest first."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,9 @@ class DuplicateHistory:
                 seen[message_id] = now
         return result
 
-    def note(self, message_id: str, time: int) -> None:
-        """Note an id read from the log."""
-        self._seen.setdefault(message_id, time)
+    def load(self, seen: Mapping[str, int]) -> None:
+        """Take ids read from the log."""
+        self._seen = dict(sorted(seen.items(), key=lambda item: item[1]))
 
     def withdraw(self, message_ids: Sequence[str]) -> None:
         """Take back ids whose messages were refused after all."""

@@ -185,6 +185,7 @@ class Namespace:
         self._accessed(entity, max(entity.accessed_us, entity.updated_us))
         for queue in entity.queues:
             queue.touch()
+            self._arm(queue)
 
     def _accessed(self, entity: Entity, now: int) -> None:
         entity.accessed_us = now

@@ -268,11 +268,12 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
 
 
 def _restore_history(namespace: Namespace, parts: list[pa.RecordBatch]) -> None:
-    by_number = {entity.number: entity for entity in namespace.directory}
+    seen: dict[int, dict[str, int]] = {}
     for part in parts:
-        for number, message_id, time in zip(
-            *(column.to_pylist() for column in part.columns), strict=True
-        ):
-            entity = by_number.get(number)
-            if entity is not None and entity.history is not None:
-                entity.history.note(message_id, time)
+        columns = (column.to_pylist() for column in part.columns)
+        for number, message_id, time in zip(*columns, strict=True):
+            times = seen.setdefault(number, {})
+            times[message_id] = max(time, times.get(message_id, 0))
+    for entity in namespace.directory:
+        if entity.history is not None:
+            entity.history.load(seen.get(entity.number, {}))

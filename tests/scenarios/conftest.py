@@ -1,0 +1,28 @@
+"""Sites for the scenarios."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.site import Site
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
+    """Make a site with the given engine settings; it is closed in the end."""
+    made: list[Site] = []
+
+    def make(**settings: Any) -> Site:
+        made.append(Site(tmp_path / f"namespace-{len(made)}", **settings))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.embedded.close()
+
+
+@pytest.fixture
+def site(make_site: Callable[..., Site]) -> Site:
+    return make_site()

@@ -1,0 +1,69 @@
+"""A namespace on disks that can fail, and the ways it can go down and come back."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.contracts.conftest import World
+from twinbus.broker.engine import Engine, EngineSettings, Storages
+from twinbus.broker.queue import Queue
+from twinbus.clock import ManualClock
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.testing import FaultyStorage
+
+A_MOMENT = timedelta(milliseconds=1)
+
+
+class Site(World):
+    """A world that can be closed, lose its power, and be opened again."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.clock = ManualClock()
+        self.open()
+
+    def open(self, **settings: Any) -> None:
+        """Open the directory on healthy disks."""
+        self.disk = FaultyStorage(self.clock)
+        self.spill_disk = FaultyStorage(self.clock)
+        self.embedded = EmbeddedNamespace(
+            EngineSettings(directory=self.directory, **self.settings | settings),
+            self.clock,
+            Storages(self.disk, self.spill_disk),
+            threaded=False,
+        )
+        self.namespace = self.embedded
+
+    @property
+    def engine(self) -> Engine:
+        return self.embedded._writer.engine  # noqa: SLF001 - to make it inconsistent on purpose
+
+    def queue_of(self, path: str) -> Queue:
+        return self.engine.namespace.directory.queue(path)[1]
+
+    def reopen(self, **settings: Any) -> None:
+        """Close in good order and open again; everything that was due happens."""
+        self.embedded.close()
+        self.clock.advance(A_MOMENT)
+        self.open(**settings)
+        self.clock.advance(A_MOMENT)
+
+    def crash(self, **settings: Any) -> None:
+        """End without a word, as a killed process does, and open again."""
+        writer = self.embedded._writer  # noqa: SLF001
+        if writer._end is None:  # noqa: SLF001
+            writer._stop_listening()  # noqa: SLF001
+            writer.engine.abandon()
+        self.clock.advance(A_MOMENT)
+        self.open(**settings)
+        self.clock.advance(A_MOMENT)
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the log directory."""
+        return sum(path.stat().st_size for path in self.directory.glob("log/*.log"))
+
+    @property
+    def last_segment(self) -> Path:
+        return max(self.directory.glob("log/*.log"))
