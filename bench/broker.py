@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import xxhash
-from measure import Report, ratio, side_by_side, timed
+from measure import Report, ratio, side_by_side
 
 from twinbus.broker.commands import CreateEntity, Disposition, Receive, Send, Settle
 from twinbus.entities import QueueDescription

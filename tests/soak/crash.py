@@ -73,6 +73,7 @@ def live_and_die(folder: Path, ledger: Ledger, seed: int, generator: random.Rand
             held = _wait_until_ready(lines, process)
             ledger.audit(held)
             time.sleep(generator.uniform(0.0, 0.4))
+            assert process.poll() is None, "the broker failed under load, see its traceback"
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             ledger.read(lines, ledger.highest_number)

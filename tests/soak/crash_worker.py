@@ -12,6 +12,8 @@ import argparse
 import os
 import random
 import threading
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,6 +93,20 @@ def delete_for_ever(namespace: EmbeddedNamespace, name: str, generator: random.R
         tell("deleted", [m.message_id for m in to_messages(received)])
 
 
+def insist(
+    work: Callable[[EmbeddedNamespace, str, random.Random], None],
+    namespace: EmbeddedNamespace,
+    name: str,
+    generator: random.Random,
+) -> None:
+    """Work until killed; any error ends the process, for the parent to see."""
+    try:
+        work(namespace, name, generator)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def main() -> None:
     """Open the directory, tell what is there, and work until killed."""
     parser = argparse.ArgumentParser()
@@ -108,7 +124,9 @@ def main() -> None:
     for index, work in enumerate([send_for_ever] * 3 + [complete_for_ever] * 2 + [delete_for_ever]):
         generator = random.Random(f"{options.seed}/{options.life}/{index}")
         name = f"{options.life}.{index}"
-        threading.Thread(target=work, args=(namespace, name, generator), daemon=True).start()
+        threading.Thread(
+            target=insist, args=(work, namespace, name, generator), daemon=True
+        ).start()
     threading.Event().wait()
 
 

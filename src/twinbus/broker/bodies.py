@@ -123,6 +123,11 @@ class Bodies:
 
     # -- space ---------------------------------------------------------------------------------
 
+    @property
+    def places(self) -> int:
+        """How many messages stand somewhere, a topic's copies each counted."""
+        return int(self._columns["live"][: self._count].sum())
+
     def numbers_in(self, segment: int) -> tuple[int, int]:
         """Return the first and last batch number of a segment (last < first: none)."""
         segments = self._columns["segment"][: self._count]

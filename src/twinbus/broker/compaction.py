@@ -65,7 +65,7 @@ class Compaction:
         self._history.pop(segment, None)
 
     def _carry_history(self, segment: int, commit: Commit) -> bool:
-        """Write the ids again that duplicate detection still needs; return whether there were any."""
+        """Write ids again that duplicate detection still needs; return whether there were any."""
         span = self._history.pop(segment, None)
         if span is None:
             return False
@@ -115,10 +115,12 @@ class Compaction:
         commit.tentative.places.append({"entity": moved.queue.entity, **columns})
 
         def durable() -> None:
-            self._bodies.release(get("batch", moved.at))
-            moved.queue.waiting.put("batch", moved.at, number)
-            moved.queue.waiting.put("row", moved.at, moved.rows)
-            self._bodies.retain(get("batch", moved.at))
+            stays = get("state", moved.at) != State.GONE.value  # some may go in this very commit
+            at, rows = moved.at[stays], moved.rows[stays]
+            self._bodies.release(get("batch", at))
+            moved.queue.waiting.put("batch", at, number)
+            moved.queue.waiting.put("row", at, rows)
+            self._bodies.retain(get("batch", at))
 
         commit.on_durable.append(durable)
 

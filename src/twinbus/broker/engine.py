@@ -218,7 +218,7 @@ class Engine:
     def _refuse(
         self, commit: Commit, askers: Sequence[Asker], error: StoreUnavailableError
     ) -> None:
-        """The log took nothing: undo what was tentative, keep the rest, spill the sends."""
+        """Undo what was tentative, keep the rest for the next record, spill the sends."""
         _log.warning("%s", error)
         for hook in reversed(commit.on_refused):
             hook()

@@ -1,7 +1,7 @@
-"""The log: append-only segments of commit records, one checksum and one sync per record.
+r"""The log: append-only segments of commit records, one checksum and one sync per record.
 
     segment file   NNNNNNNNNNNNNNNNNNNN.log, numbered in order
-    +0   8  magic "TWINBUS\\n"          +24  8  number of its first record
+    +0   8  magic "TWINBUS\n"           +24  8  number of its first record
     +8   4  format version             +32  8  salt, random: seeds the checksums of its records
     +12  4  zero                       +40  8  xxh3 of bytes 0..40
     +16  8  segment number             +48     zeros to +64

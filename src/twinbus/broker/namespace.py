@@ -21,6 +21,7 @@ from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.intake import Asked, Intake
 from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_range
+from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management
 from twinbus.broker.meter import Load, Meter, load_of
 from twinbus.broker.queue import NOTHING, Queue, Shared, Waiter
@@ -405,14 +406,13 @@ class Namespace:
             Fact.of("next", "entity", self.directory.next_number),
             Fact.of("next", "batch", self.shared.bodies.next_number),
         ]
-        for entity in sorted(self.directory, key=lambda entity: entity.number):
-            facts.append(Fact("entity", str(entity.number), entity.to_fact()))
+        facts += [Fact("entity", str(e.number), e.to_fact()) for e in self.directory]
         for queue in queues:
-            facts.append(Fact.of("sequence", queue.entity, queue.next_sequence))
-            for name, state in queue.sessions.states.items():
-                facts.append(Fact("session", f"{queue.entity}/{name}", state))
-            for lease in queue.leases:
-                facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_json()))
+            number = queue.entity
+            facts.append(Fact.of("sequence", number, queue.next_sequence))
+            states = queue.sessions.states.items()
+            facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
+            facts += [Fact("lease", f"{number}/{e.epoch}", e.to_json()) for e in queue.leases]
         for number, death in self.shared.deaths.items():
             value = [death.reason, death.description, death.source]
             facts.append(Fact.of("death", number, value))
@@ -426,11 +426,12 @@ class Namespace:
 
     def faults(self) -> list[str]:
         """Return every inconsistency between counters and columns."""
-        return [
-            f"{queue.path}: {fault}"
-            for queue in self.directory.queues()
-            for fault in queue.waiting.faults()
-        ]
+        queues = self.directory.queues()
+        found = [f"{q.path}: {fault}" for q in queues for fault in q.waiting.faults()]
+        standing = sum(len(q.waiting) - q.waiting.count(State.PENDING) for q in queues)
+        if standing != self.shared.bodies.places:
+            found.append(f"{standing} messages stand, but {self.shared.bodies.places} are counted")
+        return found
 
 
 class _Nobody:

@@ -377,7 +377,7 @@ class Queue:
             return
         if self.dead_letter is None:
             raise InvalidOperationError(
-                f"{self.path} has no dead-letter queue of its own: complete the message or leave it",
+                f"{self.path} has no dead-letter queue of its own; complete the message instead",
                 path=self.path,
             )
         number, is_new = self.shared.deaths.number(death)
@@ -605,7 +605,7 @@ class Queue:
                 commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
 
     def dissolve(self, commit: Commit) -> None:
-        """The entity is deleted: let go of its messages and of those who wait."""
+        """Let go of the messages and of those who wait: the entity is deleted."""
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.shared.touched.pop(self.entity, None)
         for waiter in self.waiters:

@@ -38,7 +38,7 @@ class Placement:
 
 @dataclass(slots=True)
 class Outbound:
-    """A batch on its way: the rows as sent, the copies that actions changed, and where each goes."""
+    """A batch on its way: rows as sent, copies that actions changed, and where each goes."""
 
     pieces: list[pa.RecordBatch]
     sizes: list[Int64s]  # of the messages of each piece

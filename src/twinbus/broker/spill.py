@@ -1,8 +1,8 @@
 """The spill store: where sends go while the log refuses writes or is slow for a while.
 
-It is a small log of its own, best on another disk. A send in it is durable and acknowledged but
-not yet visible; it is moved into the main log, as a transfer from this spill, when that works again.
-The transfer memory makes the move exactly-once even if a crash comes between moving and clearing.
+It is a small log of its own, best on another disk. A send in it is durable and acknowledged, but
+not yet visible; it is moved into the main log, as a transfer from this spill, when that works.
+The memory of transfers makes the move exactly-once even if a crash comes before the clearing.
 """
 
 import json

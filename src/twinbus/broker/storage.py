@@ -1,4 +1,4 @@
-"""The few calls through which the log touches the disk: the seam where tests inject its troubles."""
+"""The few calls through which the log touches the disk: the seam where tests inject trouble."""
 
 import os
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """The one writer: whoever holds the turn decides, commits and answers; nobody else touches state.
 
-A caller that finds nobody at work takes the turn itself, which saves two thread switches. What comes
+A caller that finds nobody at work takes the turn itself and saves two thread switches. What comes
 during a turn waits, and a thread of the writer takes all of it together in the next: that is group
 commit. Callers that were answered together tend to come back together, so the thread gives them a
 moment before it goes on. The same thread does what only time brings. With `threaded=False` there is

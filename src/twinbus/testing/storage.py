@@ -15,7 +15,7 @@ from twinbus.broker.storage import DiskStorage
 from twinbus.clock import Clock
 
 
-class PowerFailure(BaseException):  # noqa: N818 - it is not an error a program may handle
+class PowerFailure(BaseException):
     """The machine is gone: nothing after this write happened."""
 
 
