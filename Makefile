@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
 NAME ?= all
 KILLS ?= 300
 
@@ -21,6 +22,10 @@ $(READY): requirements/dev.txt pyproject.toml
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(BENCH_READY): $(READY) requirements/bench.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@touch $@
+
 demo: $(READY) ## watch a broker survive kill -9 in the middle of traffic
 	$(RUN) examples/survive_kill.py
 
@@ -37,15 +42,16 @@ format: $(READY) ## put the code into its format
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
+bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
 	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick)
 
 soak: $(READY) ## long runs: hundreds of kill -9 under load (KILLS=300)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 
-lock: $(READY) ## pin and hash the dependencies anew (needs uv)
-	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command 'make lock' requirements/runtime.in -o requirements/runtime.txt
-	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 --custom-compile-command 'make lock' requirements/dev.in -o requirements/dev.txt
+lock: ## pin and hash the dependencies anew (needs uv)
+	for name in runtime dev bench; do \
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

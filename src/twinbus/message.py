@@ -143,23 +143,26 @@ class BrokeredMessage:
                 f"body must be bytes, not {type(self.body).__name__}; encode text first, "
                 "for example body=text.encode()"
             )
-        for name in TEXT_COLUMNS:
-            text = getattr(self, name)
-            if text is not None and type(text) is not str:
+        for name, text in zip(TEXT_COLUMNS, _TEXTS(self), strict=True):
+            if text is None:
+                continue
+            if type(text) is not str:
                 raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
-        for name in BOUNDED_TEXTS:
-            text = getattr(self, name)
-            if text is not None and len(text) > MAX_ID_CHARACTERS:
+            if len(text) > MAX_ID_CHARACTERS and name in BOUNDED_TEXTS:
                 raise too_long(name, len(text))
         if self.application_properties:
             for name, value in self.application_properties.items():
                 property_child(name, value)
-        _require_aware("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+        if self.scheduled_enqueue_time_utc is not None:
+            _require_aware("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
 
     @property
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
         return int(sizes(to_batch([self]))[0])
+
+
+_TEXTS = attrgetter(*TEXT_COLUMNS)
 
 
 def too_long(name: str, characters: int) -> InvalidArgumentError:
@@ -169,8 +172,8 @@ def too_long(name: str, characters: int) -> InvalidArgumentError:
     )
 
 
-def _require_aware(name: str, moment: datetime | None) -> None:
-    if moment is not None and moment.tzinfo is None:
+def _require_aware(name: str, moment: datetime) -> None:
+    if moment.tzinfo is None:
         raise InvalidArgumentError(
             f"{name} has no time zone; give an aware datetime such as datetime.now(UTC)"
         )
@@ -370,10 +373,10 @@ def property_values(child: str, column: pa.Array) -> list[Any]:
 def sizes(batch: pa.RecordBatch) -> Int64s:
     """Return the size of each message, as the module docstring defines it."""
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    total = _lengths(columns["body"])
+    total = byte_lengths(columns["body"])
     for name in TEXT_COLUMNS:
         if columns[name].null_count != len(total):
-            total += _lengths(columns[name])
+            total += byte_lengths(columns[name])
     for name in ("time_to_live", "scheduled_enqueue_time_utc"):
         if columns[name].null_count != len(total):
             total += 8 * columns[name].is_valid().to_numpy(zero_copy_only=False)
@@ -384,7 +387,7 @@ def sizes(batch: pa.RecordBatch) -> Int64s:
     return total
 
 
-def _lengths(column: pa.Array) -> Int64s:
+def byte_lengths(column: pa.Array) -> Int64s:
     """Return the byte length of each value; null counts as empty."""
     count = len(column)
     if not count:
@@ -398,7 +401,7 @@ def _lengths(column: pa.Array) -> Int64s:
 
 def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int64s:
     first, last = int(offsets[0]), int(offsets[-1])
-    total = _lengths(properties.keys.slice(first, last - first))
+    total = byte_lengths(properties.keys.slice(first, last - first))
     items = properties.items.slice(first, last - first)
     for child in PROPERTY_TYPES:
         held = items.field(child)
@@ -408,7 +411,7 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
             present = held.is_valid().to_numpy(zero_copy_only=False)
             total = total + FIXED_PROPERTY_BYTES[child] * present
         else:
-            total = total + _lengths(held)
+            total = total + byte_lengths(held)
     running = np.concatenate([[0], np.cumsum(total)])
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 

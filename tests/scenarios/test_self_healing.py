@@ -10,6 +10,7 @@ import pytest
 
 from tests.contracts.words import (
     QUEUE,
+    TOPIC,
     bodies,
     complete,
     message,
@@ -18,12 +19,15 @@ from tests.contracts.words import (
     receive_one,
     send,
     start,
+    subscription,
     take,
+    topic,
 )
 from tests.scenarios.site import Site
 from twinbus.broker.commands import Command, EntityKind, ListEntities, Peek, Receive
 from twinbus.broker.lifecycle import State
 from twinbus.clock import ManualClock
+from twinbus.entities import RuleDescription, SqlFilter
 from twinbus.errors import BrokerRestartingError, MessagingError
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES, SELF_CHECK_INTERVAL_US
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -198,6 +202,15 @@ def test_healing_that_cannot_write_its_report_heals_all_the_same(site: Site) -> 
     with pytest.raises(BrokerRestartingError):
         peek(site)
     assert take(site) == ["a"]
+
+
+def test_no_value_of_a_message_makes_the_broker_restart(site: Site) -> None:
+    topic(site)
+    rule = RuleDescription("large", SqlFilter("amount > 1.5"))
+    large = subscription(site, "large", rule)
+    send(site, message("a", application_properties={"amount": 2**60}), path=TOPIC)
+    assert site.engine.restarts == 0
+    assert take(site, large) == ["a"]
 
 
 def fail_to_heal(site: Site) -> None:

@@ -35,6 +35,7 @@ class Bodies:
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(64, kind) for name, kind in _COLUMNS.items()
         }
+        self.released = 0  # places given up since the start
         self.live_bytes = 0.0  # of messages somebody waits for; a topic counts each copy
         self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
@@ -72,6 +73,7 @@ class Bodies:
     def release(self, numbers: Int64s) -> None:
         """Count one place less for each row referred to."""
         self._count_places(numbers, -1)
+        self.released += len(numbers)
 
     def _count_places(self, numbers: Int64s, sign: int) -> None:
         if not len(numbers):

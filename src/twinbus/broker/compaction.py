@@ -36,6 +36,7 @@ class Compaction:
         self._log = log
         self._namespace = namespace
         self._bodies = namespace.shared.bodies
+        self._looked_at = -1  # what had been released when a step was last not worth it
         self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
 
     def note_history(self, segment: int, first: int, last: int) -> None:
@@ -46,10 +47,12 @@ class Compaction:
     @property
     def has_work(self) -> bool:
         """Whether a step is worth it now."""
-        if len(self._log.segments) < 2:
-            return False
+        if len(self._log.segments) < 2 or self._bodies.released == self._looked_at:
+            return False  # only what has gone since the last look can make it worth it
         wasted = self._bodies.live_bytes < self._log.size_in_bytes * (1 - COMPACTION_GARBAGE_RATIO)
-        return wasted or self._bodies.live_in(min(self._log.segments)) == 0
+        worth_it = wasted or self._bodies.live_in(min(self._log.segments)) == 0
+        self._looked_at = -1 if worth_it else self._bodies.released
+        return worth_it
 
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""

@@ -32,6 +32,7 @@ from twinbus.message import (
     BOUNDED_TEXTS,
     BrokeredMessage,
     Int64s,
+    byte_lengths,
     conform,
     ping_rows,
     sizes,
@@ -205,10 +206,11 @@ class Intake:
             )
         for name in BOUNDED_TEXTS:
             texts = batch.column(name)
-            if texts.null_count != batch.num_rows:
-                longest = pc.max(pc.utf8_length(texts)).as_py()
-                if longest > MAX_ID_CHARACTERS:
-                    raise too_long(name, longest)
+            if texts.null_count == batch.num_rows or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
+                continue  # no text has more characters than bytes
+            longest = pc.max(pc.utf8_length(texts)).as_py()
+            if longest > MAX_ID_CHARACTERS:
+                raise too_long(name, longest)
         _check_partition_key(batch)
         lives = batch.column("time_to_live")
         if lives.null_count != batch.num_rows and (_micros(lives, 1) <= 0).any():

@@ -40,7 +40,9 @@ def load_of(value: object) -> Load:
 
 def load_of_sizes(size: Int64s) -> Load:
     """Return the load of messages of these sizes."""
-    units = int(np.maximum(-(-size // UNIT_BYTES), 1).sum())
+    units = len(size)
+    if units and int(size.max()) > UNIT_BYTES:
+        units = int(np.maximum(-(-size // UNIT_BYTES), 1).sum())
     return Load(len(size), int(size.sum()), max(units, 1))
 
 

@@ -218,7 +218,5 @@ def _whole(placement: Placement, rows: Rows, count: int) -> Whole | None:
     """Return where a batch goes if it goes to one queue whole, active and without expiry."""
     plain = placement.cause is Cause.ENQUEUED and placement.death is None
     if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:
-        return None
-    if isinstance(rows.row, np.ndarray) and not (np.diff(rows.row) == 1).all():
-        return None
+        return None  # rows are placed in ascending order, so all of them means the batch as it is
     return Whole(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)

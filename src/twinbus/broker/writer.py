@@ -1,10 +1,11 @@
 """The one writer: whoever holds the turn decides, commits and answers; nobody else touches state.
 
 A caller that finds nobody at work takes the turn itself and saves two thread switches. What comes
-during a turn waits, and a thread of the writer takes all of it together in the next: that is group
-commit. Callers that were answered together tend to come back together, so the thread gives them a
-moment before it goes on. The same thread does what only time brings. With `threaded=False` there is
-no thread and time passes when the clock is moved: for simulations.
+during a turn waits for the next, which takes all of it together: that is group commit. Callers that
+were answered together tend to come back together, so the next turn is held until the last of them
+is there, and it takes the turn for all. A thread of the writer steps in when one stays away, does
+what only time brings, and serves those who do not want to block. With `threaded=False` there is no
+thread and time passes when the clock is moved: for simulations.
 """
 
 import logging
@@ -93,10 +94,11 @@ class Writer:
         self._clock = clock
         self._arrivals: deque[_Asker] = deque()
         self._turn_lock = threading.Lock()
+        self._expected = 0  # callers that the next turn is held for; 0: it is not held
+        self._turns = 0
         self._signals: SimpleQueue[None] = SimpleQueue()  # wakes the thread
         self._sleeps_until = NEVER_US
-        self._expected = 0  # callers the thread waits for; 0: it does not
-        self._gathered = threading.Event()
+        self._guards = False  # whether the thread looks after a turn that is held
         self._end: MessagingError | None = None  # why no more commands are taken
         self._thread: threading.Thread | None = None
         self._stop_listening = clock.on_advance(self._on_advance)
@@ -109,8 +111,8 @@ class Writer:
         promise = _Promise(command)
         self._arrive(promise)
         if self._thread is None:
-            self._take_turns()
-        else:
+            self._take_turn()
+        elif self._is_ready():
             self._signals.put(None)
         return promise.future
 
@@ -118,70 +120,78 @@ class Writer:
         """Hand a command over and wait for its reply, or raise its error."""
         call = _Call(command)
         self._arrive(call)
-        self._take_turns()
+        if self._is_ready():
+            self._take_turn()
         return call.result()  # type: ignore[no-any-return]
 
+    def _is_ready(self) -> bool:
+        """Whether everyone the next turn is held for is there."""
+        return len(self._arrivals) >= max(1, self._expected)
+
     def _arrive(self, asker: _Asker) -> None:
-        if self._end is not None:
+        if self._end is None:
+            self._arrivals.append(asker)
+        else:
             asker.fail(self._end)
-            return
-        self._arrivals.append(asker)
-        if self._expected and len(self._arrivals) >= self._expected:
-            self._gathered.set()
 
     def _on_advance(self) -> None:
         if self._thread is None:
-            self._take_turns()
+            self._take_turn()
         else:
             self._signals.put(None)
 
     # -- turns ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Be the writer's thread: do what is due, and what was held in vain."""
         while self._end is None:
-            if not self._arrivals:
-                self._sleeps_until = self.engine.next_event
-                with suppress(Empty):
-                    self._signals.get(timeout=self._clock.seconds_until(self._sleeps_until))
-                self._sleeps_until = 0
+            turns = self._turns
+            self._sleep()
             with self._turn_lock:
-                self._turn_while_due(gather=True)
+                if self._turns == turns:
+                    self._expected = 0
+                self._turn_while_due()
 
-    def _take_turns(self) -> None:
-        """Do what waits, unless somebody is at it; what comes meanwhile is the thread's."""
+    def _sleep(self) -> None:
+        """Wait for a signal, for something to be due, or for a held turn to be held too long."""
+        if self._is_ready():
+            return
+        self._sleeps_until = self.engine.next_event
+        self._guards = self._expected > 0
+        timeout = self._clock.seconds_until(self._sleeps_until)
+        if self._guards:
+            timeout = GATHER_S if timeout is None else min(timeout, GATHER_S)
+        with suppress(Empty):
+            self._signals.get(timeout=timeout)
+        self._sleeps_until = 0
+
+    def _take_turn(self) -> None:
+        """Do what waits, unless somebody is at it; what comes meanwhile is the next turn's."""
         if not self._turn_lock.acquire(blocking=False):
             return
         try:
             if self._thread is None:
                 self._turn_while_due()
-            else:
+            elif self._end is None:
                 self._turn()
         finally:
             self._turn_lock.release()
         if self._thread is not None and (
-            self._arrivals or self.engine.next_event < self._sleeps_until
+            self._is_ready()
+            or (self._expected and not self._guards)
+            or self.engine.next_event < self._sleeps_until
         ):
             self._signals.put(None)
 
-    def _turn_while_due(self, *, gather: bool = False) -> None:
+    def _turn_while_due(self) -> None:
         while self._end is None and (
-            self._arrivals or self.engine.next_event <= self._clock.now_us()
+            self._is_ready() or self.engine.next_event <= self._clock.now_us()
         ):
-            callers = self._turn() + len(self._arrivals)
-            if gather and callers > 1:
-                self._gather(callers)
+            self._turn()
 
-    def _gather(self, expected: int) -> None:
-        """Let the callers just answered join those that wait, so that they share the next turn."""
-        self._gathered.clear()
-        self._expected = expected
-        if len(self._arrivals) < expected:
-            self._gathered.wait(GATHER_S)
-        self._expected = 0
-
-    def _turn(self) -> int:
-        """Run one turn; return how many commands it had."""
+    def _turn(self) -> None:
         group = self._next_group()
+        self._turns += 1
         try:
             self.engine.turn(group)
         except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
@@ -190,7 +200,8 @@ class Writer:
             stopped.__cause__ = error
             self._stop(stopped, group)
             self.engine.abandon()
-        return len(group)
+        callers = len(group) + len(self._arrivals)
+        self._expected = callers if callers > 1 and self._thread is not None else 0
 
     def _stop(self, reason: MessagingError, unanswered: Sequence[_Asker] = ()) -> None:
         """Take no more commands, and tell everyone who still waits."""

@@ -1,0 +1,89 @@
+"""The memory of transfers: a set of numbers that stays small while they come in order."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.properties import replayed
+from twinbus.broker.transfers import Intervals, Transfers, runs
+
+spans = st.tuples(st.integers(-30, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
+EVERYTHING = np.arange(-50, 50)
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+
+
+def numbers_of(intervals: list[tuple[int, int]]) -> set[int]:
+    return {number for first, last in intervals for number in range(first, last + 1)}
+
+
+@replayed
+@given(st.lists(spans))
+def test_intervals_hold_the_same_numbers_as_a_set(added: list[tuple[int, int]]) -> None:
+    intervals = Intervals(added)
+    expected = numbers_of(added)
+    assert numbers_of(list(intervals)) == expected
+    assert set(EVERYTHING[intervals.contains(EVERYTHING)].tolist()) == expected
+
+
+@replayed
+@given(st.lists(spans))
+def test_intervals_are_in_order_with_gaps_between_them(added: list[tuple[int, int]]) -> None:
+    held = list(Intervals(added))
+    assert all(first <= last for first, last in held)
+    assert all(end + 1 < start for (_, end), (start, _) in zip(held, held[1:], strict=False))
+    assert len(Intervals(added)) == len(held)
+
+
+@replayed
+@given(st.sets(st.integers(-30, 30)))
+def test_runs_are_the_shortest_way_to_say_a_set(numbers: set[int]) -> None:
+    found = runs(np.array(sorted(numbers), np.int64))
+    assert numbers_of(found) == numbers
+    assert found == list(Intervals(found))
+
+
+def test_numbers_that_come_in_order_stay_one_interval() -> None:
+    intervals = Intervals()
+    for first in range(0, 10_000, 10):
+        intervals.add(first, first + 9)
+    assert list(intervals) == [(0, 9_999)]
+
+
+def test_numbers_that_come_twice_or_late_fill_the_gap() -> None:
+    assert list(Intervals([(1, 3), (7, 9), (1, 3), (4, 6)])) == [(1, 9)]
+
+
+def test_the_edges_of_64_bits_are_numbers_like_others() -> None:
+    intervals = Intervals([(LARGEST, LARGEST), (SMALLEST, SMALLEST)])
+    asked = np.array([SMALLEST, SMALLEST + 1, 0, LARGEST - 1, LARGEST])
+    assert intervals.contains(asked).tolist() == [True, False, False, False, True]
+    assert runs(np.array([SMALLEST, LARGEST])) == [(SMALLEST, SMALLEST), (LARGEST, LARGEST)]
+
+
+def test_origins_do_not_know_of_each_other() -> None:
+    transfers = Transfers()
+    transfers.take("one", [(1, 5)])
+    assert transfers.taken("one", np.array([5, 6])).tolist() == [True, False]
+    assert transfers.taken("other", np.array([5, 6])).tolist() == [False, False]
+
+
+def test_a_forgotten_origin_may_hand_over_again() -> None:
+    transfers = Transfers()
+    transfers.take("one", [(1, 5)])
+    transfers.forget("one")
+    transfers.forget("one")
+    assert not transfers.taken("one", np.array([1])).any()
+    assert list(transfers.origins()) == []
+
+
+@replayed
+@given(st.lists(st.tuples(st.sampled_from("ab"), spans)))
+def test_what_is_written_down_of_origins_restores_them(
+    taken: list[tuple[str, tuple[int, int]]],
+) -> None:
+    transfers, restored = Transfers(), Transfers()
+    for origin, span in taken:
+        transfers.take(origin, [span])
+    for origin, intervals in transfers.origins():
+        restored.take(origin, intervals)
+    assert list(restored.origins()) == list(transfers.origins())
