@@ -37,7 +37,7 @@ class Site(World):
 
     @property
     def engine(self) -> Engine:
-        return self.embedded._writer.engine  # noqa: SLF001 - to make it inconsistent on purpose
+        return self.embedded._writer.engine
 
     def queue_of(self, path: str) -> Queue:
         return self.engine.namespace.directory.queue(path)[1]
@@ -51,9 +51,9 @@ class Site(World):
 
     def crash(self, **settings: Any) -> None:
         """End without a word, as a killed process does, and open again."""
-        writer = self.embedded._writer  # noqa: SLF001
-        if writer._end is None:  # noqa: SLF001
-            writer._stop_listening()  # noqa: SLF001
+        writer = self.embedded._writer
+        if writer._end is None:
+            writer._stop_listening()
             writer.engine.abandon()
         self.clock.advance(A_MOMENT)
         self.open(**settings)

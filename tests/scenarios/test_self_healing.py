@@ -32,8 +32,9 @@ from twinbus.errors import BrokerRestartingError, MessagingError
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES, SELF_CHECK_INTERVAL_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 
+pytestmark = pytest.mark.timeout(5)  # a broker that heals for ever never ends
 SELF_CHECK = timedelta(microseconds=SELF_CHECK_INTERVAL_US)
-SECRET = "the body nobody may read"
+PRIVATE = "the body nobody may read"
 
 
 def break_next(site: Site, kind: type[Command[Any]] = Peek) -> None:
@@ -42,7 +43,7 @@ def break_next(site: Site, kind: type[Command[Any]] = Peek) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a mistake in the broker")
 
-    site.engine.namespace._handlers[kind] = fail  # noqa: SLF001
+    site.engine.namespace._handlers[kind] = fail
 
 
 def lose_count(site: Site) -> None:
@@ -135,13 +136,13 @@ def test_a_bundle_tells_a_person_what_happened_and_what_to_do(site: Site) -> Non
 
 def test_a_bundle_holds_no_message_bodies(site: Site) -> None:
     queue(site)
-    send(site, message(SECRET, application_properties={"note": SECRET}))
+    send(site, message(PRIVATE, application_properties={"note": PRIVATE}))
     break_next(site)
     with pytest.raises(BrokerRestartingError):
         peek(site)
     [bundle] = bundles(site)
     assert f"Send {QUEUE}" in (bundle / "commands.txt").read_text()
-    assert not any(SECRET.encode() in file.read_bytes() for file in bundle.iterdir())
+    assert not any(PRIVATE.encode() in file.read_bytes() for file in bundle.iterdir())
 
 
 def test_only_the_newest_bundles_are_kept(site: Site) -> None:
@@ -252,9 +253,9 @@ def test_a_broker_that_stopped_lets_go_of_its_directory(site: Site) -> None:
 def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
-        writer = namespace._writer  # noqa: SLF001
+        writer = namespace._writer
         fail: Callable[..., Any] = lambda *_: 1 // 0  # noqa: E731
-        writer.engine.namespace._handlers[Peek] = fail  # noqa: SLF001
+        writer.engine.namespace._handlers[Peek] = fail
         with pytest.raises(BrokerRestartingError):
             namespace.submit(Peek(QUEUE)).result(timeout=10)
         assert namespace.ask(ListEntities(EntityKind.QUEUE)) == []

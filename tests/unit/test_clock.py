@@ -53,7 +53,12 @@ def test_whoever_asked_is_told_after_each_move_until_they_stop() -> None:
 
 def test_one_may_stop_listening_while_being_told() -> None:
     clock, told = ManualClock(), list[int]()
-    stops = [clock.on_advance(lambda: (told.append(1), stops[0]())[0])]
+
+    def listen_once() -> None:
+        told.append(1)
+        stop()
+
+    stop = clock.on_advance(listen_once)
     clock.on_advance(lambda: told.append(2))
     clock.advance(timedelta(seconds=1))
     clock.advance(timedelta(seconds=1))

@@ -155,7 +155,7 @@ def test_a_property_at_the_edge_of_its_type_keeps_its_value_and_type(value: Prop
     assert exactly(found["name"]) == exactly(value)
 
 
-@pytest.mark.parametrize("moment", [datetime.max, datetime.min])
+@pytest.mark.parametrize("moment", [datetime.max, datetime.min])  # noqa: DTZ901
 @pytest.mark.parametrize("zone", [WESTWARD, EASTWARD])
 def test_a_moment_that_no_receiver_could_show_is_refused_or_kept(
     moment: datetime, zone: timezone
@@ -166,7 +166,7 @@ def test_a_moment_that_no_receiver_could_show_is_refused_or_kept(
         {"scheduled_enqueue_time_utc": aware},
     ):
         try:
-            batch = to_batch([BrokeredMessage(**fields_)])  # type: ignore[arg-type]
+            batch = to_batch([BrokeredMessage(**fields_)])
         except InvalidArgumentError:
             continue
         to_messages(batch)

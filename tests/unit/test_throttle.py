@@ -103,7 +103,7 @@ def test_a_throttle_with_a_rate_says_that_it_limits_rates(facet: str, rate: floa
 
 @pytest.mark.parametrize("facet", ["memory_bytes", "storage_bytes"])
 def test_no_more_messages_are_taken_past_a_threshold_of_room(facet: str) -> None:
-    throttle = Throttle(Thresholds(**{facet: 100}))  # type: ignore[arg-type]
+    throttle = Throttle(Thresholds(**{facet: 100}))
     throttle.check_room(IDLE)
     with pytest.raises(ServerBusyError, match=facet) as caught:
         throttle.check_room(Usage(100, 100, 0))

@@ -1,5 +1,7 @@
 """The memory of transfers: a set of numbers that stays small while they come in order."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_intervals_hold_the_same_numbers_as_a_set(added: list[tuple[int, int]]) 
 def test_intervals_are_in_order_with_gaps_between_them(added: list[tuple[int, int]]) -> None:
     held = list(Intervals(added))
     assert all(first <= last for first, last in held)
-    assert all(end + 1 < start for (_, end), (start, _) in zip(held, held[1:], strict=False))
+    assert all(end + 1 < start for (_, end), (start, _) in pairwise(held))
     assert len(Intervals(added)) == len(held)
 
 

@@ -220,5 +220,5 @@ def test_what_does_not_add_up_is_found(spoil: str) -> None:
     elif spoil == "sequence":
         waiting.put("sequence", at[:1], 2)
     else:
-        waiting._first_active = 1  # noqa: SLF001
+        waiting._first_active = 1
     assert len(waiting.faults()) == 1

@@ -10,8 +10,8 @@ _MOST_BUFFERS = 1024  # IOV_MAX on Linux
 class Storage(Protocol):
     """Writes and syncs an open file."""
 
-    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
-        """Append all bytes, or raise OSError after any part of them."""
+    def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Write all bytes from an offset on, or raise OSError after any part of them."""
         ...
 
     def sync(self, descriptor: int) -> None:
@@ -22,11 +22,12 @@ class Storage(Protocol):
 class DiskStorage:
     """The operating system's files."""
 
-    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
-        """Append all bytes, or raise OSError after any part of them."""
+    def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Write all bytes from an offset on, or raise OSError after any part of them."""
         left = list(buffers)
         while left:
-            written = os.writev(descriptor, left[:_MOST_BUFFERS])
+            written = os.pwritev(descriptor, left[:_MOST_BUFFERS], offset)
+            offset += written
             while left and written >= left[0].nbytes:
                 written -= left.pop(0).nbytes
             if written:

@@ -35,21 +35,21 @@ class FaultyStorage:
         """Lose power after this many more bytes."""
         self._tear_in = count
 
-    def write(self, descriptor: int, buffers: Sequence[memoryview]) -> None:
-        """Append all bytes, or what the trouble lets through."""
+    def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Write all bytes, or what the trouble lets through."""
         if self.full:
             # A real disk takes what fits: leave half of it behind.
             whole = b"".join(buffers)
-            self._disk.write(descriptor, [memoryview(whole[: len(whole) // 2])])
+            self._disk.write(descriptor, offset, [memoryview(whole[: len(whole) // 2])])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._tear_in is not None:
             whole = b"".join(buffers)
             if len(whole) > self._tear_in:
-                self._disk.write(descriptor, [memoryview(whole[: self._tear_in])])
+                self._disk.write(descriptor, offset, [memoryview(whole[: self._tear_in])])
                 self._tear_in = 0
                 raise PowerFailure
             self._tear_in -= len(whole)
-        self._disk.write(descriptor, buffers)
+        self._disk.write(descriptor, offset, buffers)
 
     def sync(self, descriptor: int) -> None:
         """Sync, after the delay."""
