@@ -54,6 +54,7 @@ MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change
 
 # The log
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
+SPARE_SEGMENTS: Final = 2  # files kept to be written over: one in use ahead, one in hand
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data

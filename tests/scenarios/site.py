@@ -1,17 +1,26 @@
 """A namespace on disks that can fail, and the ways it can go down and come back."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.contracts.conftest import World
 from twinbus.broker.engine import Engine, EngineSettings, Storages
+from twinbus.broker.log import Log
 from twinbus.broker.queue import Queue
 from twinbus.clock import ManualClock
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.testing import FaultyStorage
 
 A_MOMENT = timedelta(milliseconds=1)
+
+
+def kill(log: Log) -> None:
+    """Let go of a log's files as the system does for a dead process: nothing is tidied up."""
+    for descriptor in (log._descriptor, log._lock):
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class Site(World):
@@ -49,12 +58,22 @@ class Site(World):
         self.open(**settings)
         self.clock.advance(A_MOMENT)
 
+    def expect_power_failure(self) -> None:
+        """From now on the broker cannot tidy up when it stops."""
+        setattr(self.engine, "abandon", lambda: None)  # noqa: B010 - a method
+
+    def tear_after(self, count: int) -> None:
+        """Lose power after so many more bytes in the log."""
+        self.expect_power_failure()
+        self.disk.tear_after(count)
+
     def crash(self, **settings: Any) -> None:
         """End without a word, as a killed process does, and open again."""
         writer = self.embedded._writer
         if writer._end is None:
             writer._stop_listening()
-            writer.engine.abandon()
+        for log in (self.engine.log, self.engine.spill._log):
+            kill(log)
         self.clock.advance(A_MOMENT)
         self.open(**settings)
         self.clock.advance(A_MOMENT)
@@ -62,7 +81,7 @@ class Site(World):
     @property
     def log_bytes(self) -> int:
         """Size of the log directory."""
-        return sum(path.stat().st_size for path in self.directory.glob("log/*.log"))
+        return sum(path.stat().st_size for path in self.directory.glob("log/*"))
 
     @property
     def last_segment(self) -> Path:

@@ -48,6 +48,7 @@ from twinbus.errors import (
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_DRAIN_SENDS
 from twinbus.message import MessageState
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.testing import PowerFailure
 
 NOBODY = 65534
 pytestmark = pytest.mark.timeout(5)  # a broker that tries again without a pause never ends
@@ -128,7 +129,12 @@ def test_a_restart_between_moving_and_clearing_the_spill_doubles_nothing(
     queue(site)
     site.disk.full = True
     send(site, "a", "b")
-    monkeypatch.setattr(site.engine.spill, "moved", lambda _count: set())
+
+    def lose_power(_count: int) -> set[str]:
+        raise PowerFailure
+
+    monkeypatch.setattr(site.engine.spill, "moved", lose_power)
+    site.expect_power_failure()
     site.disk.full = False
     site.wait(seconds=1)
     site.crash()
@@ -419,7 +425,7 @@ def test_after_a_power_failure_all_that_was_acknowledged_is_there_and_no_half_of
 ) -> None:
     queue(site)
     acknowledged: dict[int, str] = {}
-    site.disk.tear_after(survived_bytes)
+    site.tear_after(survived_bytes)
     lost = "-1"
     for number in range(50):
         try:
@@ -437,7 +443,7 @@ def test_after_a_power_failure_all_that_was_acknowledged_is_there_and_no_half_of
 
 def test_after_a_power_failure_the_namespace_says_that_it_stopped(site: Site) -> None:
     queue(site)
-    site.disk.tear_after(10)
+    site.tear_after(10)
     with pytest.raises(MessagingError, match="stopped and must be opened anew"):
         send(site, "a")
     with pytest.raises(MessagingError, match="stopped and must be opened anew"):
@@ -451,7 +457,7 @@ def test_a_power_failure_while_segments_roll_loses_nothing_acknowledged(
     site = make_site(segment_bytes=1500)
     queue(site)
     acknowledged = []
-    site.disk.tear_after(survived_bytes)
+    site.tear_after(survived_bytes)
     for number in range(50):
         try:
             send(site, str(number))

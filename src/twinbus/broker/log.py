@@ -20,8 +20,9 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     A MESSAGES part with an entity went there whole and in order at that time, each message active
     and without expiry: the common case costs no columns. Everything else is told by PLACES.
 
-A segment's space is reserved when it begins, because a sync that need not grow the file is a
-quarter quicker; what is not written yet reads as zeros and is given back when the segment ends.
+A segment's space is reserved when it begins, and the files of dropped segments are written over:
+a sync that need not grow the file takes half the time. What lies behind the last record is zeros or
+old records, which fail the new salt. A segment gets its name when its header is on the disk.
 
 Each record is synced before the next is written, so only the last can be torn. A torn tail is
 cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
@@ -48,7 +49,7 @@ from twinbus.errors import (
     NewerFormatError,
     StoreUnavailableError,
 )
-from twinbus.limits import SEGMENT_BYTES
+from twinbus.limits import SEGMENT_BYTES, SPARE_SEGMENTS
 from twinbus.message import MESSAGE_SCHEMA
 
 FORMAT_VERSION = 1
@@ -144,6 +145,17 @@ class Segment:
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self._mapped
 
+    def is_viewed(self) -> bool:
+        """Whether somebody still looks at its bytes, so that they must not change."""
+        if self._mapped is None:
+            return False
+        try:
+            self._mapped.close()
+        except BufferError:
+            return True
+        self._mapped = None
+        return False
+
     def buffer(self, place: Place) -> pa.Buffer:
         """Return a part's bytes as a view of the mapped file."""
         content = pa.py_buffer(self.mapped(place.offset + place.length))
@@ -210,13 +222,10 @@ class Log:
                 offset = end
                 continue
             following = self._find_record(segment, content, offset + ALIGNMENT)
-            if following is not None:
-                offset = self._skip_damage(segment, offset, following)
-            elif last or _is_unwritten(view, offset):
+            if following is None:
                 break
-            else:
-                offset = self._skip_damage(segment, offset, len(view))
-        if last and not _is_unwritten(view, offset):
+            offset = self._skip_damage(segment, offset, following)
+        if last and _is_torn(view, offset, self._next_record):
             self._cut(segment, offset)
         segment.size = offset
 
@@ -277,8 +286,7 @@ class Log:
                 record=self._next_record,
             )
         self._keep_aside(segment, offset, end)
-        if end < segment.size:
-            self._next_record = _RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
+        self._next_record = _RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
         return end
 
     def _cut(self, segment: Segment, offset: int) -> None:
@@ -380,8 +388,8 @@ class Log:
     def _begin_segment(self) -> None:
         number = max(self.segments, default=0) + 1
         path = self.directory / f"{number:020d}.log"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o600)
+        spare = next(iter(self._spares()), self.directory / "new.spare")
+        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             salt = int.from_bytes(os.urandom(8), "little")
             fields = _SEGMENT_HEADER.pack(
@@ -392,6 +400,7 @@ class Log:
             with suppress(OSError):  # a disk that cannot reserve may still take what comes
                 os.posix_fallocate(descriptor, 0, self._segment_bytes)
             self._storage.sync(descriptor)
+            spare.rename(path)
             sync_directory(self.directory)
         except OSError:
             os.close(descriptor)
@@ -399,6 +408,10 @@ class Log:
         self._end_segment()
         self._descriptor = descriptor
         self.segments[number] = Segment(number, path, ALIGNMENT, salt)
+
+    def _spares(self) -> list[Path]:
+        """Return files of dropped segments that wait to be written over."""
+        return sorted(self.directory.glob("*.spare"))
 
     def _end_segment(self) -> None:
         """Give back the space that was reserved and not written."""
@@ -421,11 +434,14 @@ class Log:
         self._soiled = False
 
     def drop(self, number: int) -> None:
-        """Remove a segment whose messages are all gone or moved; views of it stay valid."""
+        """Give up a segment whose messages are all gone or moved; views of it stay valid."""
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
-        segment.path.unlink()
+        if segment.is_viewed() or len(self._spares()) >= SPARE_SEGMENTS:
+            segment.path.unlink()
+        else:
+            segment.path.rename(segment.path.with_suffix(".spare"))
         sync_directory(self.directory)
 
     def _active(self) -> Segment:
@@ -441,9 +457,12 @@ def _padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
-def _is_unwritten(view: memoryview, offset: int) -> bool:
-    """Whether nothing but reserved space lies from here on."""
-    return not any(view[offset : offset + ALIGNMENT])
+def _is_torn(view: memoryview, offset: int, number: int) -> bool:
+    """Whether the record of this number was begun here; else it is space not yet written."""
+    if len(view) - offset < _RECORD_HEADER.size:
+        return offset < len(view)
+    found: int = _RECORD_HEADER.unpack_from(view, offset)[3]
+    return found == number
 
 
 def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | None:

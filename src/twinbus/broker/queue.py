@@ -130,13 +130,15 @@ class Queue:
             ids = [self.sessions.id(name) for name in session_ids]
             rows = replace(rows, session=np.array(ids, np.int32))
         at = self.waiting.add(rows)
+        self.touch()
 
         def durable() -> None:
             self.waiting.step(at, cause)
             self.shared.bodies.retain(self.waiting.get("batch", at))
             if session_ids is not None:
                 self.sessions.add(ids, rows.sequence)
-            self.touch()
+            if self.waiters:
+                self.touch()
 
         def refused() -> None:
             self.waiting.step(at, Cause.REFUSED)
