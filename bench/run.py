@@ -1,7 +1,7 @@
 """Runs one benchmark, or all of them one after the other; fails when a goal is short.
 
-    python bench/run.py broker --quick
-    python bench/run.py all
+python bench/run.py broker --quick
+python bench/run.py all
 """
 
 import subprocess

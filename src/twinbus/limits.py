@@ -67,7 +67,6 @@ SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
 SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
-MAX_SPILL_AGE: Final = timedelta(minutes=15)  # a spilled message appears within this, by design
 
 # Throttling (None: that facet is not limited)
 DEFAULT_OPERATIONS_PER_SECOND: Final = None

@@ -150,11 +150,18 @@ class BrokeredMessage:
                 raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
             if len(text) > MAX_ID_CHARACTERS and name in BOUNDED_TEXTS:
                 raise too_long(name, len(text))
-        if self.application_properties:
-            for name, value in self.application_properties.items():
-                property_child(name, value)
+        if not isinstance(self.application_properties, Mapping):
+            raise InvalidArgumentError("application_properties must be a dict of names to values")
+        for name, value in self.application_properties.items():
+            property_child(name, value)
         if self.scheduled_enqueue_time_utc is not None:
-            _require_aware("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+            _check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+        if self.time_to_live is not None and (
+            not isinstance(self.time_to_live, timedelta) or self.time_to_live <= timedelta(0)
+        ):
+            raise InvalidArgumentError(
+                f"time_to_live is {self.time_to_live!r}; it must be a timedelta above zero"
+            )
 
     @property
     def size(self) -> int:
@@ -172,11 +179,17 @@ def too_long(name: str, characters: int) -> InvalidArgumentError:
     )
 
 
-def _require_aware(name: str, moment: datetime) -> None:
-    if moment.tzinfo is None:
+def _check_moment(name: str, moment: object) -> None:
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidArgumentError(
-            f"{name} has no time zone; give an aware datetime such as datetime.now(UTC)"
+            f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
         )
+    try:
+        from_us(moment_us(moment))
+    except OverflowError as error:
+        raise InvalidArgumentError(
+            f"{name} = {moment} is beyond the years 1 to 9999 in UTC"
+        ) from error
 
 
 def property_child(name: str, value: object) -> str:
@@ -197,7 +210,7 @@ def property_child(name: str, value: object) -> str:
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
         raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
     if child == "datetime":
-        _require_aware(f"property {name!r}", value)  # type: ignore[arg-type]
+        _check_moment(f"property {name!r}", value)
     return child
 
 
@@ -228,7 +241,7 @@ def stored_property(child: str, value: Any) -> Any:
 def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
     """Return the messages as one batch; broker-set fields are left behind."""
     if not messages:
-        return MESSAGE_SCHEMA.empty_table().to_batches()[0]
+        return pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
     body, *texts, lives, times, bags = zip(*map(_APPLICATION_FIELDS, messages), strict=True)
     try:
         columns = [
@@ -428,9 +441,11 @@ def ping_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with exactly the columns of MESSAGE_SCHEMA, or say what does not fit."""
-    if batch.schema == MESSAGE_SCHEMA:
-        return batch
     try:
+        if batch.column("body").null_count:
+            raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
+        if batch.schema == MESSAGE_SCHEMA:
+            return batch
         return pa.RecordBatch.from_arrays(
             [
                 batch.column(name).cast(MESSAGE_SCHEMA.field(name).type)

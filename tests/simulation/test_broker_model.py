@@ -438,8 +438,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if politely:
             self.namespace.close()
         else:
-            self.namespace._writer._stop(InvalidArgumentError("gone"))  # noqa: SLF001
-            self.namespace._writer.engine.abandon()  # noqa: SLF001
+            self.namespace._writer._stop(InvalidArgumentError("gone"))
+            self.namespace._writer.engine.abandon()
         self.clock.advance(timedelta(milliseconds=1))
         self.namespace = self._open()
         for model in self.models.values():
@@ -471,7 +471,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def the_bookkeeping_adds_up(self) -> None:
         if hasattr(self, "namespace"):
-            engine = self.namespace._writer.engine  # noqa: SLF001
+            engine = self.namespace._writer.engine
             assert engine.namespace.faults() == []
             assert engine.restarts == 0
 

@@ -57,7 +57,8 @@ messages = st.builds(
     body=st.binary(max_size=50),
     message_id=texts,
     **{name: st.none() | texts for name in TEXT_COLUMNS if name != "message_id"},
-    time_to_live=st.none() | st.timedeltas(timedelta(0), NEVER - timedelta(microseconds=1)),
+    time_to_live=st.none()
+    | st.timedeltas(timedelta(microseconds=1), NEVER - timedelta(microseconds=1)),
     scheduled_enqueue_time_utc=st.none() | moments,
     application_properties=bags,
 )
@@ -241,7 +242,7 @@ def test_the_size_of_a_message_is_that_of_its_row(message: BrokeredMessage) -> N
         ({"body": None}, "body must be bytes"),
         ({"subject": b"x"}, "subject must be text, not bytes"),
         ({"message_id": 7}, "message_id must be text, not int"),
-        ({"scheduled_enqueue_time_utc": datetime(2030, 1, 1)}, "aware datetime"),  # noqa: DTZ001
+        ({"scheduled_enqueue_time_utc": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001
         ({"scheduled_enqueue_time_utc": "tomorrow"}, "scheduled_enqueue_time_utc"),
         ({"time_to_live": 5}, "time_to_live"),
         ({"application_properties": {"n": None}}, "use one of"),
@@ -249,7 +250,7 @@ def test_the_size_of_a_message_is_that_of_its_row(message: BrokeredMessage) -> N
         ({"application_properties": {"n": 2**63}}, "does not fit 64 bits"),
         ({"application_properties": {"n": -(2**63) - 1}}, "does not fit 64 bits"),
         ({"application_properties": {"n": timedelta.max}}, "does not fit 64 bits"),
-        ({"application_properties": {"n": datetime(2030, 1, 1)}}, "has no time zone"),  # noqa: DTZ001
+        ({"application_properties": {"n": datetime(2030, 1, 1)}}, "time zone"),  # noqa: DTZ001
         ({"application_properties": {"": 1}}, "must be text of 1 to"),
         ({"application_properties": {7: 1}}, "must be text of 1 to"),
         (
@@ -257,6 +258,7 @@ def test_the_size_of_a_message_is_that_of_its_row(message: BrokeredMessage) -> N
             "must be text of 1 to",
         ),
         ({"application_properties": ["n"]}, "application_properties"),
+        ({"time_to_live": timedelta.min}, "time_to_live"),
     ],
 )
 def test_a_bad_value_is_refused_before_it_is_sent(settings: dict[str, Any], advice: str) -> None:
@@ -277,9 +279,8 @@ def test_an_identifier_that_is_too_long_is_refused_with_the_limit(name: str) -> 
         BrokeredMessage(subject="\ud800"),
         with_property("\ud800"),
         BrokeredMessage(application_properties={"\ud800": 1}),
-        BrokeredMessage(time_to_live=timedelta.min),
     ],
-    ids=["half a character", "in a property", "in a name", "a life before time"],
+    ids=["half a character", "in a property", "in a name"],
 )
 def test_what_does_not_fit_a_column_is_refused_as_an_argument(message: BrokeredMessage) -> None:
     with pytest.raises(InvalidArgumentError):

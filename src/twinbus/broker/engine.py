@@ -95,7 +95,7 @@ class Engine:
         try:
             self._restore()
             folder = settings.spill_directory or settings.directory / "spill"
-            self.spill = Spill(folder, self._storages.spill, self._now)
+            self.spill = Spill(folder, self._storages.spill)
         except BaseException:
             self.log.close()
             raise
@@ -116,7 +116,7 @@ class Engine:
         # starts, above every lock given before.
         locks = LockNumbers(max(self._time(), replay.highest_epoch()))
         self.namespace = Namespace(Shared(bodies, Deaths(), locks), self._settings.namespace)
-        restore(self.namespace, replay, self._now)
+        restore(self.namespace, replay, self._now, accept_damage=self._settings.accept_damage)
         self._compaction = Compaction(self.log, self.namespace)
         for segment, first, last in replay.history_spans:
             self._compaction.note_history(segment, first, last)
@@ -295,14 +295,7 @@ class Engine:
 
     def _heal(self, error: Exception, askers: Sequence[Asker]) -> None:
         self.restarts += 1
-        folder = write_bundle(
-            self._settings.directory / "diagnostics",
-            error,
-            self.namespace,
-            self.log,
-            [f"{kind.__name__} {path}" for kind, path in self._recent],
-            self._time(),
-        )
+        folder = self._report(error)
         _log.error("restarting from the log after %r; see %s", error, folder)
         restarting = BrokerRestartingError(
             f"the broker restarts after an internal error; a report is in {folder}. Try again",
@@ -313,6 +306,16 @@ class Engine:
         self._open()
         for ticket in [*askers, *waiting]:
             ticket.fail(restarting)
+
+    def _report(self, error: Exception) -> Path | None:
+        """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
+        recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
+        directory = self._settings.directory / "diagnostics"
+        try:
+            return write_bundle(directory, error, self.namespace, self.log, recent, self._time())
+        except OSError as trouble:
+            _log.warning("no diagnostic bundle could be written: %s", trouble)
+            return None
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""

@@ -56,7 +56,7 @@ _CALCULATIONS: dict[type[exp.Expression], Callable[..., Any]] = {
     exp.Sub: pc.subtract,
     exp.Mul: pc.multiply,
 }
-_LARGEST = 2.0**63
+_SAFE = 2.0**62  # no calculation with numbers below leaves 64 bits
 
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
@@ -149,8 +149,10 @@ def compare_values(compare: Callable[..., Any], left: Value, right: Value) -> An
     result: Any = _UNKNOWN
     for kind, values in left.items():
         for other, others in right.items():
-            if kind == other or {kind, other} == {"int", "float"}:
+            if kind == other:
                 result = pc.coalesce(result, compare(values, others))
+            elif {kind, other} == {"int", "float"}:
+                result = pc.coalesce(result, compare(_as_float(values), _as_float(others)))
     return result
 
 
@@ -299,9 +301,10 @@ def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
     result: dict[str, Any] = {}
     for one, ones in left.items():
         for other, others in right.items():
-            if {one, other} <= {"int", "float"}:
-                into = "int" if one == other == "int" else "float"
-                value = _calculate(kind, ones, others, whole=into == "int")
+            if one == other == "int":
+                into, value = "int", _calculate_whole(kind, ones, others)
+            elif {one, other} <= {"int", "float"}:
+                into, value = "float", _calculate(kind, _as_float(ones), _as_float(others))
             elif kind is exp.Add and one == other == "str":
                 into, value = "str", pc.binary_join_element_wise(ones, others, "")
             else:
@@ -310,20 +313,54 @@ def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
     return result
 
 
-def _calculate(kind: type[exp.Expression], ones: Any, others: Any, *, whole: bool) -> Any:
-    """Calculate; dividing by zero and leaving 64 bits give UNKNOWN."""
-    if kind in (exp.Div, exp.Mod):
-        others = pc.if_else(pc.equal(others, 0), pa.scalar(None, others.type), others)
-        quotient = pc.divide(ones, others)
-        if kind is exp.Div:
-            return quotient
-        return pc.subtract(ones, pc.multiply(others, quotient if whole else pc.trunc(quotient)))
-    calculate = _CALCULATIONS[kind]
-    result = calculate(ones, others)
-    if whole:
-        size = pc.abs(calculate(pc.cast(ones, pa.float64()), pc.cast(others, pa.float64())))
-        result = pc.if_else(pc.less(size, _LARGEST), result, pa.scalar(None, pa.int64()))
-    return result
+def _as_float(values: Any) -> Any:
+    """Return numbers as floats; a whole number beyond 2**53 becomes the nearest one."""
+    return pc.cast(values, pa.float64(), safe=False)
+
+
+def _calculate(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
+    """Calculate; dividing by zero gives UNKNOWN, dividing whole numbers truncates."""
+    if kind not in (exp.Div, exp.Mod):
+        return _CALCULATIONS[kind](ones, others)
+    others = pc.if_else(pc.equal(others, 0), pa.scalar(None, others.type), others)
+    quotient = pc.divide(ones, others)
+    if kind is exp.Div:
+        return quotient
+    whole = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
+    return pc.subtract(ones, pc.multiply(others, whole))
+
+
+def _calculate_whole(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
+    """Calculate with whole numbers; what leaves 64 bits is UNKNOWN."""
+    bounds = [pc.max(pc.abs(_as_float(values))).as_py() or 0.0 for values in (ones, others)]
+    if max(*bounds, bounds[0] * bounds[1]) < _SAFE:
+        return _calculate(kind, ones, others)
+    pairs = np.broadcast(*(np.asarray(_pylist(values), object) for values in (ones, others)))
+    exact = [_EXACT[kind](one, other) for one, other in pairs]
+    kept = [n if n is not None and -(2**63) <= n < 2**63 else None for n in exact]
+    both_scalars = isinstance(ones, pa.Scalar) and isinstance(others, pa.Scalar)
+    return pa.scalar(kept[0], pa.int64()) if both_scalars else pa.array(kept, pa.int64())
+
+
+def _pylist(values: Any) -> list[Any]:
+    return [values.as_py()] if isinstance(values, pa.Scalar) else values.to_pylist()
+
+
+def _exactly(work: Callable[[int, int], int]) -> Callable[[int | None, int | None], int | None]:
+    return lambda one, other: None if one is None or other is None else work(one, other)
+
+
+def _truncated(one: int, other: int) -> int:
+    return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+
+
+_EXACT: dict[type[exp.Expression], Callable[[int | None, int | None], int | None]] = {
+    exp.Add: _exactly(lambda one, other: one + other),
+    exp.Sub: _exactly(lambda one, other: one - other),
+    exp.Mul: _exactly(lambda one, other: one * other),
+    exp.Div: lambda one, other: _exactly(_truncated)(one, other or None),
+    exp.Mod: lambda one, other: _exactly(lambda a, b: a - b * _truncated(a, b))(one, other or None),
+}
 
 
 # -- correlation -------------------------------------------------------------------------------

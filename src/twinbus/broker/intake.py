@@ -88,7 +88,14 @@ class Intake:
         *,
         unbounded: bool = False,
     ) -> None:
-        """Stage the sends that are in order, refuse the others; `unbounded` ignores the quota."""
+        """Stage the sends that are in order, refuse the others.
+
+        `unbounded` neither checks nor limits: for what was acknowledged before.
+        """
+        if unbounded:
+            incoming = _merged([one.command for one in asked])
+            self._take(entity, asked, incoming, NEVER_US, now, commit)
+            return
         try:  # nearly always all are in order, and looking at them together is cheaper
             incoming = self._checked(entity, [one.command for one in asked])
         except MessagingError as error:
@@ -99,7 +106,7 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([one.command for one in asked])
-        room = NEVER_US if unbounded else entity.max_bytes - entity.size_in_bytes
+        room = entity.max_bytes - entity.size_in_bytes
         self._take(entity, asked, incoming, room, now, commit)
 
     def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:

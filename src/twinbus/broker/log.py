@@ -10,6 +10,7 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     +0   4  magic "TBR1"               +16  8  record number, one more than the last
     +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
     +8   8  payload length             +32     zeros to +64, then the payload
+    A record without parts stands for lost ones: what accept_damage left out, up to its number.
 
     payload        one header of 64 bytes per part, then the parts, each padded to 64
     +0   4  kind                       +24  8  first sequence number \
@@ -217,8 +218,10 @@ class Log:
         while offset < len(view):
             end = _record_end(view, offset, segment.salt, self._next_record)
             if end is not None:
-                yield self._parse(segment, pa.py_buffer(content), offset)
-                self._next_record += 1
+                record = self._parse(segment, pa.py_buffer(content), offset)
+                if record.parts:  # else it stands for what was lost
+                    yield record
+                self._next_record = record.number + 1
                 offset = end
                 continue
             following = self._find_record(segment, content, offset + ALIGNMENT)
@@ -271,6 +274,11 @@ class Log:
                 offset=0,
                 record=self._next_record,
             )
+        if missing:
+            before = self.segments[sorted(self.segments)[-2]]
+            end = before.size + _RECORD_HEADER.size
+            self._fill_gap(before, before.size, end, int(first) - 1)
+            before.size = end
         self._next_record = int(first)
 
     def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
@@ -286,8 +294,24 @@ class Log:
                 record=self._next_record,
             )
         self._keep_aside(segment, offset, end)
-        self._next_record = _RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
+        following: int = _RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
+        self._fill_gap(segment, offset, end, following - 1)
+        self._next_record = following
         return end
+
+    def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
+        """Write a record without parts in place of what is lost, so that it is accepted once."""
+        payload = bytes(end - offset - _RECORD_HEADER.size)
+        checked = _CHECKED_HEADER.pack(0, len(payload), number)
+        digest = xxhash.xxh3_64(checked, seed=segment.salt)
+        digest.update(payload)
+        header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
+        descriptor = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, header.ljust(_RECORD_HEADER.size, b"\0") + payload, offset)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _cut(self, segment: Segment, offset: int) -> None:
         """Take the torn tail off the last segment; its bytes were never acknowledged."""
@@ -328,7 +352,7 @@ class Log:
     @property
     def wants_new_segment(self) -> bool:
         """Whether the next record begins a segment."""
-        return not self.segments or self._active().size >= self._segment_bytes
+        return not self.segments or self._soiled or self._active().size >= self._segment_bytes
 
     @property
     def size_in_bytes(self) -> int:
@@ -348,6 +372,7 @@ class Log:
             return self._append(self._active(), parts)
         except OSError as error:
             self._soiled = True
+            self._take_back()
             raise StoreUnavailableError(
                 f"the log in {self.directory} cannot be written ({error.strerror}); nothing was "
                 "accepted. Free space or mend the disk: the broker tries again by itself",
@@ -421,15 +446,20 @@ class Log:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _clean(self) -> None:
-        """After a failed append: take back its bytes, and do not trust the file's cache again.
+    def _take_back(self) -> None:
+        """Remove the bytes of a failed append, so that no restart finds them."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._active().size)
+                os.fsync(self._descriptor)
 
-        A failed sync leaves the kernel's view of those pages unknown, so writing goes on in a
-        new segment.
+    def _clean(self) -> None:
+        """After a failed append: go on in a new segment.
+
+        A failed sync leaves the kernel's view of the pages unknown, so the file is not trusted
+        with more.
         """
-        if self.segments:
-            os.ftruncate(self._descriptor, self._active().size)
-            self._storage.sync(self._descriptor)
+        self._take_back()
         self._begin_segment()
         self._soiled = False
 
@@ -450,7 +480,9 @@ class Log:
     def close(self) -> None:
         """Let go of the files and the directory."""
         self._end_segment()
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def _padded(length: int) -> int:
@@ -471,7 +503,8 @@ def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | 
         return None
     magic, parts, payload, found, checksum = _RECORD_HEADER.unpack_from(view, offset)
     end: int = offset + _RECORD_HEADER.size + payload
-    if magic != _RECORD_MAGIC or found != number or end > len(view):
+    expected = found == number or (parts == 0 and found > number)  # a gap that was accepted
+    if magic != _RECORD_MAGIC or not expected or end > len(view):
         return None
     digest = xxhash.xxh3_64(_CHECKED_HEADER.pack(parts, payload, found), seed=salt)
     digest.update(view[offset + _RECORD_HEADER.size : end])

@@ -205,7 +205,7 @@ class Namespace:
 
     def _check_rate(self, path: str, now: int) -> None:
         entity = self.directory.find(path) if path else None
-        self._throttle.check_rate(path, entity.stores if entity else 1, now)
+        self._throttle.check_rate(path, entity.stores if entity else 0, now)
 
     def usage(self, now: int) -> Usage:
         """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
@@ -441,8 +441,7 @@ class _Nobody:
         """Nobody waits."""
 
     def fail(self, error: MessagingError) -> None:
-        """Nobody waits; what was checked when it was acknowledged is not refused now."""
-        raise error
+        """Nobody waits; the send stays where it is and is tried again."""
 
 
 def _numbers(sequence_numbers: Sequence[int]) -> Int64s:

@@ -45,7 +45,7 @@ from twinbus.errors import (
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
-from twinbus.limits import NEVER_US
+from twinbus.limits import FORWARD_RETRY_US, NEVER_US
 from twinbus.message import DELIVERY_SCHEMA, TIMESTAMP, Int64s, MessageState
 
 _VISIBLE = np.zeros(len(State), np.int8)
@@ -523,11 +523,11 @@ class Queue:
             self.resend(at, Cause.FORWARDED, now, commit)
 
     def try_again(self, at: Indices, cause: Cause, now: int) -> None:
-        """After a refused commit: messages that were to be sent on wait for the next turn."""
+        """After a refused commit: messages that were to be sent on wait a little."""
         if cause is Cause.FORWARDED:
-            self.retry_at = now
+            self.retry_at = now + FORWARD_RETRY_US
         else:
-            self.waiting.set_due(at, now)
+            self.waiting.set_due(at, now + FORWARD_RETRY_US)
 
     def _expire(self, at: Indices, commit: Commit) -> None:
         if not len(at):

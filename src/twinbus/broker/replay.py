@@ -188,7 +188,7 @@ def _apply(places: Columns, changes: Columns) -> None:
         start = end
 
 
-def restore(namespace: Namespace, replay: Replay, now: int) -> None:
+def restore(namespace: Namespace, replay: Replay, now: int, *, accept_damage: bool) -> None:
     """Fill an empty namespace with what the log says."""
     directory, shared = namespace.directory, namespace.shared
     directory.next_number = replay.number("next", "entity", 1)
@@ -202,7 +202,7 @@ def restore(namespace: Namespace, replay: Replay, now: int) -> None:
     for origin, intervals in replay.transferred.items():
         namespace.transfers.take(origin, intervals)
     rows, highest = replay.standing()
-    _restore_rows(namespace, rows)
+    _restore_rows(namespace, rows, accept_damage=accept_damage)
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
         queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
@@ -213,7 +213,7 @@ def restore(namespace: Namespace, replay: Replay, now: int) -> None:
         namespace.adopt(entity)
 
 
-def _restore_rows(namespace: Namespace, rows: Columns) -> None:
+def _restore_rows(namespace: Namespace, rows: Columns, *, accept_damage: bool) -> None:
     if not rows:
         return
     bodies = namespace.shared.bodies
@@ -225,18 +225,25 @@ def _restore_rows(namespace: Namespace, rows: Columns) -> None:
         start = end
         if queue is None:  # its entity was deleted
             continue
-        if not bodies.holds(part["batch"]).all():
-            missing = part["sequence"][~bodies.holds(part["batch"])]
-            raise LogDamagedError(
-                f"the bodies of {len(missing)} message(s) of {queue.path} are missing, the first "
-                f"is sequence number {missing[0]}: a segment of the log was removed. Restore it "
-                "from a backup",
-                path=queue.path,
-                sequence_number=int(missing[0]),
-            )
-        columns = {name: part[name] for name in part if name not in ("entity", "order")}
-        queue.waiting.add(Rows(session=_session_numbers(queue, bodies, part), **columns))
-        bodies.retain(part["batch"])
+        held = bodies.holds(part["batch"])
+        if not held.all() and not accept_damage:
+            raise _missing_bodies(queue, part["sequence"][~held])
+        columns = {
+            name: column[held] for name, column in part.items() if name not in ("entity", "order")
+        }
+        numbers = _session_numbers(queue, bodies, columns)
+        queue.waiting.add(Rows(session=numbers, **columns))
+        bodies.retain(columns["batch"])
+
+
+def _missing_bodies(queue: Queue, numbers: npt.NDArray[Any]) -> LogDamagedError:
+    return LogDamagedError(
+        f"the bodies of {len(numbers)} message(s) of {queue.path} are missing, the first is "
+        f"sequence number {numbers[0]}: part of the log was removed. Restore it from a backup, or "
+        "open the namespace once with accept_damage=True and lose these messages",
+        path=queue.path,
+        sequence_number=int(numbers[0]),
+    )
 
 
 def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:

@@ -6,6 +6,7 @@ The memory of transfers makes the move exactly-once even if a crash comes before
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,9 +50,9 @@ class StoreHealth:
 class Spill:
     """Durable sends that are not visible yet, oldest first."""
 
-    def __init__(self, directory: Path, storage: Storage | None, opened_at: int) -> None:
+    def __init__(self, directory: Path, storage: Storage | None) -> None:
         self._log = Log(directory, storage)
-        self._source = f"{_SPILL}{opened_at}"
+        self._source = f"{_SPILL}{os.urandom(16).hex()}"
         self._next = 1  # number of the next row it takes
         self._sources: set[str] = set()  # of what was moved
         self._waiting: list[tuple[Fact, Place]] = []

@@ -68,11 +68,11 @@ class Throttle:
     @property
     def limits_rates(self) -> bool:
         """Whether any rate is limited."""
-        facets = self.thresholds
-        return (facets.operations_per_second or facets.entity_operations_per_second) is not None
+        rates = self.thresholds.operations_per_second, self.thresholds.entity_operations_per_second
+        return rates != (None, None)
 
     def check_rate(self, path: str, stores: int, now: int) -> None:
-        """Refuse when the namespace or this entity gets too many requests."""
+        """Refuse when the namespace or this entity gets too many requests; its case is ignored."""
         rate = self.thresholds.operations_per_second
         if rate is not None:
             if self._namespace is None:
@@ -80,10 +80,8 @@ class Throttle:
             if not self._namespace.take(now):
                 raise _busy("operations_per_second", rate, "the namespace")
         rate = self.thresholds.entity_operations_per_second
-        if rate is not None:
-            bucket = self._entities.get(path)
-            if bucket is None:
-                bucket = self._entities[path] = Bucket(rate * stores, now)
+        if rate is not None and stores:
+            bucket = self._entities.setdefault(path.lower(), Bucket(rate * stores, now))
             if not bucket.take(now):
                 raise _busy("entity_operations_per_second", rate * stores, path)
 
