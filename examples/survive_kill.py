@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from twinbus.broker.commands import (
@@ -34,12 +35,10 @@ SENDERS = 8
 
 
 def take_orders(folder: Path, life: int) -> None:
-    """Be the broker: send orders from many threads, say which are acknowledged, wait to be killed."""
+    """Be the broker: send orders from many threads, say which are acknowledged, be killed."""
     namespace = EmbeddedNamespace(folder)
-    try:
+    with suppress(EntityAlreadyExistsError):
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
-    except EntityAlreadyExistsError:
-        pass
 
     def send(sender: int) -> None:
         number = 0

@@ -22,6 +22,7 @@ from twinbus.clock import ManualClock, from_us
 from twinbus.entities import (
     QueueDescription,
     RuleDescription,
+    RuleFilter,
     SqlAction,
     SqlFilter,
     SubscriptionDescription,
@@ -84,7 +85,10 @@ class BrokerMachine(RuleBasedStateMachine):
     def _create_topic(self) -> None:
         """Make a topic with two subscriptions, and a queue that forwards to it."""
         self.namespace.ask(c.CreateEntity(TopicDescription(path=TOPIC)))
-        rules = {RED: SqlFilter("color = 'red' AND sys.Label LIKE 'l%'"), ALL: TrueFilter()}
+        rules: dict[str, RuleFilter] = {
+            RED: SqlFilter("color = 'red' AND sys.Label LIKE 'l%'"),
+            ALL: TrueFilter(),
+        }
         for path, rule_filter in rules.items():
             name = path.rpartition("/")[2]
             description = SubscriptionDescription(topic_path=TOPIC, name=name, max_delivery_count=3)

@@ -102,7 +102,7 @@ def insist(
     """Work until killed; any error ends the process, for the parent to see."""
     try:
         work(namespace, name, generator)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is
         traceback.print_exc()
         os._exit(1)
 
