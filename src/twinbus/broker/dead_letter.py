@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from twinbus.broker.commit import Entries, Fact
+
 TTL_EXPIRED = "TTLExpiredException"
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 SESSION_ID_MISSING = "SessionIdIsMissing"
@@ -29,13 +31,14 @@ class Deaths:
     def __getitem__(self, number: int) -> Death:
         return self._deaths[number]
 
-    def number(self, death: Death) -> tuple[int, bool]:
-        """Return the number of a death and whether it is new."""
+    def number(self, death: Death, entries: Entries) -> int:
+        """Return the number of a death; a new one is noted for the log."""
         known = self._numbers.get(death)
-        if known is not None:
-            return known, False
-        self.learn(self._next, death)
-        return self._next - 1, True
+        if known is None:
+            known = self._next
+            self.learn(known, death)
+            entries.facts.append(_fact(known, death))
+        return known
 
     def learn(self, number: int, death: Death) -> None:
         """Note a death read from the log."""
@@ -48,6 +51,10 @@ class Deaths:
         for number in [number for number in self._deaths if number not in numbers]:
             del self._numbers[self._deaths.pop(number)]
 
-    def items(self) -> list[tuple[int, Death]]:
-        """Return every death with its number."""
-        return list(self._deaths.items())
+    def facts(self) -> list[Fact]:
+        """Return every death as the log keeps it."""
+        return [_fact(number, death) for number, death in self._deaths.items()]
+
+
+def _fact(number: int, death: Death) -> Fact:
+    return Fact.of("death", number, [death.reason, death.description, death.source])

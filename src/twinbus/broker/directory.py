@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from twinbus.broker.entity import Entity
-from twinbus.broker.queue import Queue, Shared
+from twinbus.broker.queue import Queue
+from twinbus.broker.shared import Shared
 from twinbus.broker.topic import Subscription, Topic
 from twinbus.entities import (
     DEAD_LETTER_SUFFIX,

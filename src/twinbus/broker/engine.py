@@ -26,8 +26,8 @@ from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
 from twinbus.broker.log import Log
 from twinbus.broker.namespace import Namespace, NamespaceSettings
-from twinbus.broker.queue import Shared
 from twinbus.broker.replay import Replay, restore
+from twinbus.broker.shared import Shared
 from twinbus.broker.spill import Spill, StoreHealth
 from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers

@@ -5,7 +5,8 @@ from typing import Any
 
 from twinbus.broker.duplicates import DuplicateHistory
 from twinbus.broker.lifecycle import State
-from twinbus.broker.queue import Queue, QueueSettings, Shared
+from twinbus.broker.queue import Queue, QueueSettings
+from twinbus.broker.shared import Shared
 from twinbus.clock import from_us, to_us
 from twinbus.entities import (
     EntityDescription,

@@ -17,6 +17,7 @@ import pyarrow as pa
 from twinbus.broker import commands as c
 from twinbus.broker.commit import Commit, Fact, Ticket
 from twinbus.broker.dead_letter import MAX_REASON_CHARACTERS, Death
+from twinbus.broker.delivery import NOTHING
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.intake import Asked, Intake
@@ -24,8 +25,9 @@ from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management
 from twinbus.broker.meter import Load, Meter, load_of
-from twinbus.broker.queue import NOTHING, Queue, Shared, Waiter
+from twinbus.broker.queue import Queue, Waiter
 from twinbus.broker.routing import Router
+from twinbus.broker.shared import Shared
 from twinbus.broker.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.topic import Subscription, Topic
 from twinbus.broker.transfers import Transfers
@@ -413,9 +415,7 @@ class Namespace:
             states = queue.sessions.states.items()
             facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
             facts += [Fact("lease", f"{number}/{e.epoch}", e.to_json()) for e in queue.leases]
-        for number, death in self.shared.deaths.items():
-            value = [death.reason, death.description, death.source]
-            facts.append(Fact.of("death", number, value))
+        facts += self.shared.deaths.facts()
         for origin, intervals in self.transfers.origins():
             facts.append(Fact.of("transferred", origin, intervals))
         return facts

@@ -8,13 +8,12 @@ lapsed, nothing is expired and nothing scheduled is overdue.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.bodies import Bodies
 from twinbus.broker.commands import (
     AcceptSession,
     Disposition,
@@ -25,16 +24,13 @@ from twinbus.broker.commands import (
     SessionLock,
 )
 from twinbus.broker.commit import Commit, Entries, Fact, Ticket
-from twinbus.broker.dead_letter import (
-    MAX_DELIVERY_COUNT_EXCEEDED,
-    TTL_EXPIRED,
-    Death,
-    Deaths,
-)
+from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
+from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
-from twinbus.broker.tokens import LockNumbers, token_columns, token_of, tokens_for
+from twinbus.broker.shared import Shared
+from twinbus.broker.tokens import token_columns, token_of
 from twinbus.broker.waiting import Indices, Rows, Waiting
 from twinbus.clock import from_us
 from twinbus.errors import (
@@ -46,11 +42,8 @@ from twinbus.errors import (
     SessionLockLostError,
 )
 from twinbus.limits import FORWARD_RETRY_US, NEVER_US
-from twinbus.message import DELIVERY_SCHEMA, TIMESTAMP, Int64s, MessageState
+from twinbus.message import Int64s
 
-_VISIBLE = np.zeros(len(State), np.int8)
-_VISIBLE[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
-_VISIBLE[State.SCHEDULED] = MessageState.SCHEDULED
 _SETTLEMENTS = {
     Disposition.COMPLETE: Cause.COMPLETED,
     Disposition.DEFER: Cause.DEFERRED,
@@ -67,17 +60,6 @@ class QueueSettings:
     max_delivery_count: int
     dead_letter_on_expiration: bool
     requires_session: bool
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all queues of a namespace share."""
-
-    bodies: Bodies
-    deaths: Deaths
-    locks: LockNumbers
-    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
-    open_receives: int = 0  # requests that wait
 
 
 Resend = Callable[[Indices, Cause, int, Commit], None]
@@ -229,52 +211,17 @@ class Queue:
         else:
             self.waiting.set_due(at, until)
         if mode is ReceiveMode.PEEK_LOCK:
-            return self._batch(at, tokens_for(lock, self.waiting.get("sequence", at)), until)
+            return delivered(self.waiting, at, self.shared, Held(lock, until))
         commit.must_sync = True
         commit.tentative.gone(self.entity, self.waiting.get("sequence", at))
         commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
         commit.on_refused.append(lambda: self.waiting.step(at, Cause.LAPSED))
-        return self._batch(at, None, None)
+        return delivered(self.waiting, at, self.shared)
 
     def _within(self, at: Indices, max_bytes: int) -> Indices:
         """Return as many rows as fit, at least one."""
         total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
         return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
-
-    def _batch(self, at: Indices, tokens: pa.Array | None, until: int | None) -> pa.RecordBatch:
-        get = self.waiting.get
-        messages = self.shared.bodies.fetch(get("batch", at), get("row", at))
-        count = len(at)
-        times = pa.nulls(count, TIMESTAMP)
-        if until is not None:
-            times = pa.array(np.full(count, until)).view(TIMESTAMP)
-        expires = get("expires", at)
-        expiry = pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP)
-        return pa.RecordBatch.from_arrays(
-            [
-                *messages.columns,
-                pa.array(get("sequence", at)),
-                pa.array(get("enqueued", at)).view(TIMESTAMP),
-                expiry,
-                pa.array(get("failures", at)),
-                pa.nulls(count, pa.binary(16)) if tokens is None else tokens,
-                times,
-                pa.array(_VISIBLE[get("state", at)]),
-                *self._death_columns(get("death", at)),
-            ],
-            schema=DELIVERY_SCHEMA,
-        )
-
-    def _death_columns(self, numbers: Any) -> list[pa.Array]:
-        if self.dead_letter is not None or not (numbers >= 0).any():
-            return [pa.nulls(len(numbers), pa.string())] * 3
-        deaths = [
-            self.shared.deaths[number] if number >= 0 else None for number in numbers.tolist()
-        ]
-        return [
-            pa.array([getattr(death, name, None) for death in deaths], pa.string())
-            for name in ("reason", "description", "source")
-        ]
 
     def peek(self, first: int, limit: int, max_bytes: int) -> pa.RecordBatch:
         """Browse."""
@@ -282,7 +229,11 @@ class Queue:
 
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
         """Return messages without touching them."""
-        return self._batch(self._within(at, max_bytes), None, None) if len(at) else NOTHING
+        return (
+            delivered(self.waiting, self._within(at, max_bytes), self.shared)
+            if len(at)
+            else NOTHING
+        )
 
     # -- settling ------------------------------------------------------------------------------
 
@@ -382,10 +333,7 @@ class Queue:
                 f"{self.path} has no dead-letter queue of its own; complete the message instead",
                 path=self.path,
             )
-        number, is_new = self.shared.deaths.number(death)
-        if is_new:
-            value = [death.reason, death.description, death.source]
-            commit.kept.facts.append(Fact.of("death", number, value))
+        number = self.shared.deaths.number(death, commit.kept)
         self._move(at, cause, self.dead_letter, {"death": number}, commit)
 
     def _move(
@@ -625,8 +573,3 @@ class Queue:
             path=self.path,
             session_id=session_id,
         )
-
-
-NOTHING = pa.RecordBatch.from_arrays(
-    [pa.nulls(0, column.type) for column in DELIVERY_SCHEMA], schema=DELIVERY_SCHEMA
-)

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.commit import Commit, Fact, Whole
+from twinbus.broker.commit import Commit, Whole
 from twinbus.broker.dead_letter import SESSION_ID_MISSING, TOO_MANY_FORWARDS, Death
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause, State
-from twinbus.broker.queue import Queue, Shared
+from twinbus.broker.queue import Queue
+from twinbus.broker.shared import Shared
 from twinbus.broker.topic import Topic
 from twinbus.broker.waiting import Indices, Rows
 from twinbus.limits import FORWARD_RETRY_US, MAX_FORWARD_HOPS, NEVER_US
@@ -169,6 +170,9 @@ class Router:
             life = placement.time_to_live
             if life.min() != NEVER_US:
                 expires = begins + np.minimum(life, NEVER_US - begins)
+        death = -1
+        if placement.death is not None:
+            death = self._shared.deaths.number(placement.death, commit.kept)
         return Rows(
             sequence=queue.allocate(len(placement.rows)),
             enqueued=begins,
@@ -177,17 +181,8 @@ class Router:
             row=placement.rows,
             expires=expires,
             due=begins if placement.cause is Cause.SCHEDULED else NEVER_US,
-            death=self._death(placement.death, commit),
+            death=death,
         )
-
-    def _death(self, death: Death | None, commit: Commit) -> int:
-        if death is None:
-            return -1
-        number, is_new = self._shared.deaths.number(death)
-        if is_new:
-            value = [death.reason, death.description, death.source]
-            commit.kept.facts.append(Fact.of("death", number, value))
-        return number
 
     def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
         """Send messages on that waited in a topic or a forwarding queue."""

@@ -129,9 +129,8 @@ class Writer:
         return len(self._arrivals) >= max(1, self._expected)
 
     def _arrive(self, asker: _Asker) -> None:
-        if self._end is None:
-            self._arrivals.append(asker)
-        else:
+        self._arrivals.append(asker)
+        if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
             asker.fail(self._end)
 
     def _on_advance(self) -> None:

@@ -1,0 +1,22 @@
+"""What all queues of a namespace share."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from twinbus.broker.bodies import Bodies
+from twinbus.broker.dead_letter import Deaths
+from twinbus.broker.tokens import LockNumbers
+
+if TYPE_CHECKING:
+    from twinbus.broker.queue import Queue
+
+
+@dataclass(slots=True)
+class Shared:
+    """Bodies, deaths and lock numbers; and who changed in this turn."""
+
+    bodies: Bodies
+    deaths: Deaths
+    locks: LockNumbers
+    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
+    open_receives: int = 0  # requests that wait
