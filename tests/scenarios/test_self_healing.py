@@ -37,11 +37,13 @@ SELF_CHECK = timedelta(microseconds=SELF_CHECK_INTERVAL_US)
 PRIVATE = "the body nobody may read"
 
 
-def break_next(site: Site, kind: type[Command[Any]] = Peek) -> None:
+def break_next(
+    site: Site, kind: type[Command[Any]] = Peek, error: type[BaseException] = RuntimeError
+) -> None:
     """Let the next command of a kind fail inside the broker; healing puts things right."""
 
     def fail(*_: object) -> None:
-        raise RuntimeError("a mistake in the broker")
+        raise error("a mistake in the broker")
 
     site.engine.namespace._handlers[kind] = fail
 
@@ -68,6 +70,17 @@ def test_a_mistake_in_the_broker_tells_the_caller_to_try_again(site: Site) -> No
         peek(site)
     assert caught.value.is_transient
     assert Path(str(caught.value.bundle)).is_dir()
+
+
+def test_an_interrupt_in_the_middle_of_a_turn_reaches_its_caller_and_the_broker_heals(
+    site: Site,
+) -> None:
+    queue(site)
+    send(site, "a")
+    break_next(site, error=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        site.embedded.ask(Peek(QUEUE))
+    assert bodies(peek(site)) == ["a"]
 
 
 def test_after_healing_everything_acknowledged_is_there_and_the_broker_works(site: Site) -> None:

@@ -147,8 +147,10 @@ class Engine:
         )
         try:
             self._turn(askers)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the log is right and memory is not
-            self._heal(error, askers)
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            self._heal(error, askers)  # is, the log is right and memory is not
+            if not isinstance(error, Exception):
+                raise  # it was meant for the caller whose thread this is
 
     def _turn(self, askers: Sequence[Asker]) -> None:
         now = self._time()
@@ -293,7 +295,7 @@ class Engine:
         if queue is not None and faults:
             raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
 
-    def _heal(self, error: Exception, askers: Sequence[Asker]) -> None:
+    def _heal(self, error: BaseException, askers: Sequence[Asker]) -> None:
         self.restarts += 1
         folder = self._report(error)
         _log.error("restarting from the log after %r; see %s", error, folder)
@@ -307,7 +309,7 @@ class Engine:
         for ticket in [*askers, *waiting]:
             ticket.fail(restarting)
 
-    def _report(self, error: Exception) -> Path | None:
+    def _report(self, error: BaseException) -> Path | None:
         """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
         recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
         directory = self._settings.directory / "diagnostics"

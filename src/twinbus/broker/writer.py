@@ -97,8 +97,9 @@ class Writer:
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._turns = 0
         self._signals: SimpleQueue[None] = SimpleQueue()  # wakes the thread
-        self._sleeps_until = NEVER_US
-        self._guards = False  # whether the thread looks after a turn that is held
+        self._next_event = self.engine.next_event  # as of the last turn; the engine is its holder's
+        self._sleeps_until = NEVER_US  # while awake it must be told of anything that is due
+        self._guards = False  # whether it sleeps no longer than a turn may be held
         self._end: MessagingError | None = None  # why no more commands are taken
         self._thread: threading.Thread | None = None
         self._stop_listening = clock.on_advance(self._on_advance)
@@ -155,14 +156,14 @@ class Writer:
         """Wait for a signal, for something to be due, or for a held turn to be held too long."""
         if self._is_ready():
             return
-        self._sleeps_until = self.engine.next_event
+        self._sleeps_until = self._next_event
         self._guards = self._expected > 0
         timeout = self._clock.seconds_until(self._sleeps_until)
         if self._guards:
             timeout = GATHER_S if timeout is None else min(timeout, GATHER_S)
         with suppress(Empty):
             self._signals.get(timeout=timeout)
-        self._sleeps_until = 0
+        self._sleeps_until, self._guards = NEVER_US, False
 
     def _take_turn(self) -> None:
         """Do what waits, unless somebody is at it; what comes meanwhile is the next turn's."""
@@ -178,14 +179,12 @@ class Writer:
         if self._thread is not None and (
             self._is_ready()
             or (self._expected and not self._guards)
-            or self.engine.next_event < self._sleeps_until
+            or self._next_event < self._sleeps_until
         ):
             self._signals.put(None)
 
     def _turn_while_due(self) -> None:
-        while self._end is None and (
-            self._is_ready() or self.engine.next_event <= self._clock.now_us()
-        ):
+        while self._end is None and (self._is_ready() or self._next_event <= self._clock.now_us()):
             self._turn()
 
     def _turn(self) -> None:
@@ -193,14 +192,18 @@ class Writer:
         self._turns += 1
         try:
             self.engine.turn(group)
+        except (KeyboardInterrupt, SystemExit):
+            raise  # of the caller that has the turn; the engine has healed
         except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
             _log.exception("the namespace stops")
             stopped = MessagingError(f"the namespace stopped and must be opened anew: {error!r}")
             stopped.__cause__ = error
             self._stop(stopped, group)
             self.engine.abandon()
-        callers = len(group) + len(self._arrivals)
-        self._expected = callers if callers > 1 and self._thread is not None else 0
+        finally:
+            callers = len(group) + len(self._arrivals)
+            self._expected = callers if callers > 1 and self._thread is not None else 0
+            self._next_event = self.engine.next_event
 
     def _stop(self, reason: MessagingError, unanswered: Sequence[_Asker] = ()) -> None:
         """Take no more commands, and tell everyone who still waits."""
