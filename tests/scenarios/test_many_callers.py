@@ -33,28 +33,31 @@ def send_some(namespace: EmbeddedNamespace, sender: int) -> None:
         future.result(timeout=30)
 
 
-def receive_some(namespace: EmbeddedNamespace, taken: "Counter[bytes]", left: list[int]) -> None:
+def receive_some(
+    namespace: EmbeddedNamespace, taken: "Counter[bytes]", counting: threading.Lock
+) -> None:
     """Receive with a wait until everything was taken."""
-    while left[0] > 0:
+    while True:
         batch = namespace.ask(Receive(QUEUE, 7, wait=timedelta(milliseconds=50)))
         if batch.num_rows:
             namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.COMPLETE))
-        bodies = [message.body for message in to_messages(batch)]
-        taken.update(bodies)
-        left[0] -= len(bodies)
+        with counting:
+            taken.update(message.body for message in to_messages(batch))
+            if taken.total() >= SENDERS * EACH:
+                return
 
 
 @pytest.mark.timeout(60)
 def test_everyone_is_answered_and_each_message_is_taken_once(tmp_path: Path) -> None:
     taken: Counter[bytes] = Counter()
-    left = [SENDERS * EACH]
+    counting = threading.Lock()
     with EmbeddedNamespace(tmp_path) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         works = [
             threading.Thread(target=send_some, args=(namespace, sender), daemon=True)
             for sender in range(SENDERS)
         ] + [
-            threading.Thread(target=receive_some, args=(namespace, taken, left), daemon=True)
+            threading.Thread(target=receive_some, args=(namespace, taken, counting), daemon=True)
             for _ in range(RECEIVERS)
         ]
         for work in works:
