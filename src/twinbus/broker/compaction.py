@@ -45,18 +45,22 @@ class Compaction:
         self._history[segment] = (min(low, first), max(high, last))
 
     @property
+    def _oldest(self) -> int:
+        return next(iter(self._log.segments))
+
+    @property
     def has_work(self) -> bool:
         """Whether a step is worth it now."""
         if len(self._log.segments) < 2 or self._bodies.released == self._looked_at:
             return False  # only what has gone since the last look can make it worth it
         wasted = self._bodies.live_bytes < self._log.size_in_bytes * (1 - COMPACTION_GARBAGE_RATIO)
-        worth_it = wasted or self._bodies.live_in(min(self._log.segments)) == 0
+        worth_it = wasted or self._bodies.live_in(self._oldest) == 0
         self._looked_at = -1 if worth_it else self._bodies.released
         return worth_it
 
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""
-        oldest = min(self._log.segments)
+        oldest = self._oldest
         if self._bodies.live_in(oldest):
             self._move(oldest, commit)
         elif not self._carry_history(oldest, commit):

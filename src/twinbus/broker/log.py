@@ -187,7 +187,7 @@ class Log:
         self._segment_bytes = segment_bytes
         self._accept_damage = accept_damage
         self._lock = _lock_directory(directory)
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, Segment] = {}  # oldest first
         self.cut_bytes = 0  # of the torn tail found at start
         self._next_record = 1
         self._descriptor = -1
@@ -475,7 +475,7 @@ class Log:
         sync_directory(self.directory)
 
     def _active(self) -> Segment:
-        return self.segments[max(self.segments)]
+        return next(reversed(self.segments.values()))
 
     def close(self) -> None:
         """Let go of the files and the directory."""

@@ -88,6 +88,7 @@ class Queue:
         self.sessions = Sessions()
         self.leases = Leases()
         self.waiters: deque[Waiter] = deque()
+        self._next_deadline = NEVER_US  # a lower bound: none of them leaves before
         self.next_sequence = 1
         self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
         self.idle_at = NEVER_US  # when its entity has been unused for too long
@@ -387,12 +388,14 @@ class Queue:
     def release_session(self, session: SessionLock) -> None:
         """Give a session back; its locked messages return without a failed delivery."""
         hold = self._hold(session)
-        at = self._locked_by(hold.lock)
+        at = self._locked_in(session.session_id, hold.lock)
         self.waiting.step(at, Cause.LAPSED)
         self.sessions.let_go(session.session_id, self.waiting)
 
-    def _locked_by(self, lock: int) -> Indices:
-        at = self.waiting.in_state(self.waiting.all(), State.LOCKED, State.DEFERRED_LOCKED)
+    def _locked_in(self, session_id: str, lock: int) -> Indices:
+        """Return the messages a session's holder has."""
+        at = self.sessions.messages(session_id, self.waiting)
+        at = self.waiting.in_state(at, State.LOCKED, State.DEFERRED_LOCKED)
         return self.waiting.locked_by(at, lock)
 
     def session_state(self, session: SessionLock) -> bytes | None:
@@ -422,7 +425,6 @@ class Queue:
     @property
     def next_event(self) -> int:
         """When `tick` has something to do."""
-        waiter = min((waiter.deadline for waiter in self.waiters), default=NEVER_US)
         return min(
             self.waiting.next_due,
             self.waiting.next_expiry,
@@ -430,7 +432,7 @@ class Queue:
             self.leases.next_due,
             self.retry_at,
             self.idle_at,
-            waiter,
+            self._next_deadline,
         )
 
     def tick(self, now: int, commit: Commit) -> None:
@@ -438,7 +440,7 @@ class Queue:
         for name in self.sessions.lapsed(now):
             hold = self.sessions.hold(name)
             assert hold is not None
-            self._give_back(self._locked_by(hold.lock), Cause.LAPSED, commit)
+            self._give_back(self._locked_in(name, hold.lock), Cause.LAPSED, commit)
             self.sessions.let_go(name, self.waiting)
         for lease in self.leases:
             if lease.until <= now:
@@ -511,6 +513,7 @@ class Queue:
         """Let a request wait."""
         self.waiters.append(waiter)
         self.shared.open_receives += 1
+        self._next_deadline = min(self._next_deadline, waiter.deadline)
 
     def serve(self, now: int, commit: Commit) -> None:
         """Give what is deliverable to those who wait, first come first served."""
@@ -545,10 +548,13 @@ class Queue:
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
+        if now < self._next_deadline:
+            return
         late = [waiter for waiter in self.waiters if waiter.deadline <= now]
+        self.waiters = deque(waiter for waiter in self.waiters if waiter.deadline > now)
+        self.shared.open_receives -= len(late)
+        self._next_deadline = min((w.deadline for w in self.waiters), default=NEVER_US)
         for waiter in late:
-            self.waiters.remove(waiter)
-            self.shared.open_receives -= 1
             if isinstance(waiter.command, Receive):
                 commit.reply(waiter.ticket, NOTHING)
             else:

@@ -40,6 +40,7 @@ class Sessions:
         self._ids: dict[str, int] = {}
         self._free: list[int] = []
         self._holds: dict[str, Hold] = {}
+        self.next_due = NEVER_US  # a lower bound: no lock lapses before
         self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
         self.states: dict[str, bytes] = {}
 
@@ -81,6 +82,7 @@ class Sessions:
         """Give a free session to a holder."""
         self.id(name)
         self._holds[name] = Hold(lock, until)
+        self.next_due = min(self.next_due, until)
 
     def let_go(self, name: str, waiting: Waiting) -> None:
         """Take a session from its holder."""
@@ -90,13 +92,12 @@ class Sessions:
         self.forget_idle([self._ids[name]])
 
     def lapsed(self, now: int) -> list[str]:
-        """Return the sessions whose locks have run out."""
+        """Return the sessions whose locks have run out, and renew the bound."""
+        if now < self.next_due:
+            return []
+        later = (hold.until for hold in self._holds.values() if hold.until > now)
+        self.next_due = min(later, default=NEVER_US)
         return [name for name, hold in self._holds.items() if hold.until <= now]
-
-    @property
-    def next_due(self) -> int:
-        """When the next session lock runs out."""
-        return min((hold.until for hold in self._holds.values()), default=NEVER_US)
 
     def available(self, waiting: Waiting) -> str | None:
         """Return a free session with something to deliver, the one that waited longest."""
@@ -130,6 +131,12 @@ class Sessions:
             missing -= len(at)
             found.append(at)
         return np.concatenate(found) if found else np.empty(0, np.intp)
+
+    def messages(self, name: str, waiting: Waiting) -> Indices:
+        """Return every message of a session that is not gone."""
+        numbers = np.array(self._sessions[self._ids[name]].numbers, np.int64)
+        at = waiting.find(numbers)
+        return at[at >= 0]
 
     def forget_idle(self, ids: Iterable[int]) -> None:
         """Free those of these sessions that have neither messages nor a holder."""
