@@ -278,3 +278,13 @@ def test_a_power_failure_during_compaction_loses_nothing(small: Site, survived_b
     let_messages_pass(small)
     small.reopen()
     assert bodies(peek(small)) == kept
+
+
+def test_a_crash_between_a_segment_and_its_first_record_forgets_no_entity(small: Site) -> None:
+    send(small, "a")
+    small.engine.log._begin_segment()
+    small.crash()
+    send(small, "b")
+    let_messages_pass(small)
+    small.crash()
+    assert bodies(peek(small)) == ["a", "b"]

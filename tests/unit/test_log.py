@@ -513,10 +513,10 @@ def test_a_log_that_is_about_to_begin_a_segment_says_so(tmp_path: Path) -> None:
     """Whoever writes facts at the beginning of each segment relies on this."""
     disk = FaultyStorage(ManualClock())
     with opened(tmp_path, disk) as (log, _):
-        assert log.wants_new_segment
+        assert log.begins_segment
         log.append(saying("a"))
-        assert not log.wants_new_segment
+        assert not log.begins_segment
         disk.full = True
         with pytest.raises(StoreUnavailableError):
             log.append(saying("lost"))
-        assert log.wants_new_segment
+        assert log.begins_segment

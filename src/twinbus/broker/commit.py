@@ -87,7 +87,8 @@ class Commit:
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
         self.origins: dict[str, Intervals] = {}  # transfers taken in this turn
-        self.must_sync = False  # replies wait for the disk
+        # Replies wait for the disk; so do those of a turn after one that could not write moves.
+        self.must_sync = bool(self.kept.places)
         self.on_durable: list[Callable[[], None]] = []
         self.on_refused: list[Callable[[], None]] = []
         self.replies: list[tuple[Ticket, Any]] = []

@@ -51,7 +51,9 @@ class Compaction:
     @property
     def has_work(self) -> bool:
         """Whether a step is worth it now."""
-        if len(self._log.segments) < 2 or self._bodies.released == self._looked_at:
+        if len(self._log.segments) < 2 or self._log.begins_segment:
+            return False  # the facts of the old segments do not stand in the new one yet
+        if self._bodies.released == self._looked_at:
             return False  # only what has gone since the last look can make it worth it
         wasted = self._bodies.live_bytes < self._log.size_in_bytes * (1 - COMPACTION_GARBAGE_RATIO)
         worth_it = wasted or self._bodies.live_in(self._oldest) == 0

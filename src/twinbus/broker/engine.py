@@ -148,7 +148,7 @@ class Engine:
         try:
             self._turn(askers)
         except (Exception, KeyboardInterrupt, SystemExit) as error:
-            self._heal(error, askers)  # is, the log is right and memory is not
+            self._heal(error, askers)  # whatever it is, the log is right and memory is not
             if not isinstance(error, Exception):
                 raise  # it was meant for the caller whose thread this is
 
@@ -196,7 +196,7 @@ class Engine:
 
     def _append(self, commit: Commit) -> None:
         began = self._clock.now_us()
-        snapshot = self.namespace.snapshot() if self.log.wants_new_segment else []
+        snapshot = self.namespace.snapshot() if self.log.begins_segment else []
         parts = commit.parts(snapshot)
         places = self.log.append(parts)
         bodies = self.namespace.shared.bodies

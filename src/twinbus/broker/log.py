@@ -350,8 +350,12 @@ class Log:
     # -- writing -------------------------------------------------------------------------------
 
     @property
-    def wants_new_segment(self) -> bool:
-        """Whether the next record begins a segment."""
+    def begins_segment(self) -> bool:
+        """Whether the next record is the first of a segment: it must hold every fact."""
+        return self._wants_new_segment or self._active().size == ALIGNMENT
+
+    @property
+    def _wants_new_segment(self) -> bool:
         return not self.segments or self._soiled or self._active().size >= self._segment_bytes
 
     @property
@@ -367,7 +371,7 @@ class Log:
         try:
             if self._soiled:
                 self._clean()
-            if self.wants_new_segment:
+            if self._wants_new_segment:
                 self._begin_segment()
             return self._append(self._active(), parts)
         except OSError as error:
