@@ -169,7 +169,7 @@ def test_a_full_segment_is_followed_by_a_new_one(tmp_path: Path) -> None:
 
 
 def test_a_dropped_segment_is_gone_and_the_others_are_replayed(tmp_path: Path) -> None:
-    with opened(tmp_path, segment_bytes=1) as (log, _):
+    with opened(tmp_path, segment_bytes=0) as (log, _):
         for text in "abc":
             log.append(saying(text))
         size = log.size_in_bytes
@@ -182,7 +182,7 @@ def test_a_dropped_segment_is_gone_and_the_others_are_replayed(tmp_path: Path) -
 
 
 def test_a_batch_of_a_dropped_segment_may_still_be_looked_at(tmp_path: Path) -> None:
-    with opened(tmp_path, segment_bytes=1) as (log, _):
+    with opened(tmp_path, segment_bytes=0) as (log, _):
         [place] = log.append(carrying(b"old"))
         batch = log.read(place)
         log.append(saying("new"))
@@ -217,7 +217,7 @@ def test_a_tail_torn_at_any_byte_is_cut_kept_aside_and_written_over(tmp_path: Pa
 def test_a_segment_torn_within_its_header_is_cut_and_begun_again(tmp_path: Path) -> None:
     for end in range(ALIGNMENT):
         torn = tmp_path / f"torn-{end}"
-        write(torn, "a", "b", segment_bytes=1)
+        write(torn, "a", "b", segment_bytes=0)
         last = max(torn.glob("*.log"))
         os.truncate(last, end)
         with opened(torn) as (log, records):
@@ -304,8 +304,8 @@ def test_damage_to_several_records_is_skipped_together(tmp_path: Path) -> None:
 
 def damage_end_of_first_segment(directory: Path, *texts: str) -> None:
     """Write one record to the first segment and the others to later ones; spoil the first."""
-    write(directory, texts[0], segment_bytes=1)
-    write(directory, *texts[1:], segment_bytes=1)
+    write(directory, texts[0], segment_bytes=0)
+    write(directory, *texts[1:], segment_bytes=0)
     flip(min(directory.glob("*.log")), 2 * ALIGNMENT)
 
 
@@ -326,7 +326,7 @@ def test_accepted_damage_at_the_end_of_a_segment_costs_nothing_of_the_next(
 
 
 def test_a_missing_segment_is_damage(tmp_path: Path) -> None:
-    write(tmp_path, "a", "b", "c", segment_bytes=1)
+    write(tmp_path, "a", "b", "c", segment_bytes=0)
     _, middle, last = sorted(tmp_path.glob("*.log"))
     middle.unlink()
     before = last.read_bytes()

@@ -54,6 +54,7 @@ class Bodies:
                 grown = np.zeros(2 * position, column.dtype)
                 grown[: len(column)] = column
                 self._columns[name] = grown
+        self._columns["segment"][self._count : position] = place.segment  # of batches that are lost
         values = (place.segment, place.offset, place.length, rows, 0)
         for name, value in zip(_COLUMNS, values, strict=True):
             self._columns[name][position] = value

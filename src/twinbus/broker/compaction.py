@@ -55,7 +55,8 @@ class Compaction:
             return False  # the facts of the old segments do not stand in the new one yet
         if self._bodies.released == self._looked_at:
             return False  # only what has gone since the last look can make it worth it
-        wasted = self._bodies.live_bytes < self._log.size_in_bytes * (1 - COMPACTION_GARBAGE_RATIO)
+        size = self._log.size_without_heads
+        wasted = self._bodies.live_bytes < size * (1 - COMPACTION_GARBAGE_RATIO)
         worth_it = wasted or self._bodies.live_in(self._oldest) == 0
         self._looked_at = -1 if worth_it else self._bodies.released
         return worth_it

@@ -48,8 +48,8 @@ class Deaths:
 
     def keep(self, numbers: set[int]) -> None:
         """Forget deaths that no message refers to any more."""
-        for number in [number for number in self._deaths if number not in numbers]:
-            del self._numbers[self._deaths.pop(number)]
+        self._deaths = {n: death for n, death in self._deaths.items() if n in numbers}
+        self._numbers = {death: n for n, death in self._deaths.items()}
 
     def facts(self) -> list[Fact]:
         """Return every death as the log keeps it."""

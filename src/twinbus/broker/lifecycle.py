@@ -78,6 +78,7 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.LEASED, Cause.DEAD_LETTERED): State.GONE,
     (State.LEASED, Cause.LAPSED): State.ACTIVE,
     (State.TRANSFERRING, Cause.FORWARDED): State.GONE,
+    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # forwarding was switched off
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 

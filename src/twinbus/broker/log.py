@@ -137,24 +137,24 @@ class Segment:
     path: Path
     size: int  # up to the end of its last record; space is reserved behind
     salt: int = 0
-    _mapped: mmap.mmap | None = field(default=None, repr=False)
+    head: int = ALIGNMENT  # end of its first record, which holds every fact
+    _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
         """Return the file in memory, at least this much of it."""
-        if self._mapped is None or len(self._mapped) < size:
+        if not self._maps or len(self._maps[-1]) < size:
             with self.path.open("rb") as file:
-                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._mapped
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return self._maps[-1]
 
     def is_viewed(self) -> bool:
         """Whether somebody still looks at its bytes, so that they must not change."""
-        if self._mapped is None:
-            return False
         try:
-            self._mapped.close()
+            while self._maps:
+                self._maps[-1].close()
+                self._maps.pop()
         except BufferError:
             return True
-        self._mapped = None
         return False
 
     def buffer(self, place: Place) -> pa.Buffer:
@@ -222,6 +222,8 @@ class Log:
                 if record.parts:  # else it stands for what was lost
                     yield record
                 self._next_record = record.number + 1
+                if offset == ALIGNMENT:
+                    segment.head = end
                 offset = end
                 continue
             following = self._find_record(segment, content, offset + ALIGNMENT)
@@ -356,12 +358,20 @@ class Log:
 
     @property
     def _wants_new_segment(self) -> bool:
-        return not self.segments or self._soiled or self._active().size >= self._segment_bytes
+        if not self.segments or self._soiled:
+            return True
+        active = self._active()
+        return active.size - active.head >= self._segment_bytes
 
     @property
     def size_in_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments.values())
+
+    @property
+    def size_without_heads(self) -> int:
+        """Bytes of all segments but for the facts they begin with."""
+        return sum(segment.size - segment.head for segment in self.segments.values())
 
     def append(self, parts: Sequence[Part]) -> list[Place]:
         """Write one record and sync it; return where its parts lie.
@@ -410,6 +420,8 @@ class Log:
             self._descriptor, segment.size, [memoryview(header), memoryview(table), *buffers]
         )
         self._storage.sync(self._descriptor)
+        if segment.size == ALIGNMENT:
+            segment.head = offset
         segment.size = offset
         self._next_record += 1
         return places

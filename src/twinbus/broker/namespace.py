@@ -186,6 +186,8 @@ class Namespace:
                 entity, at, cause, now, commit
             )
         self._accessed(entity, max(entity.accessed_us, entity.updated_us))
+        if entity.queue.waiting.count(State.TRANSFERRING):
+            entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
             queue.touch()
             self._arm(queue)

@@ -469,8 +469,11 @@ class Queue:
 
     def _resend_parked(self, now: int, commit: Commit) -> None:
         at = self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
-        if len(at) and self.resend is not None:
+        if self.resend is not None:
             self.resend(at, Cause.FORWARDED, now, commit)
+        else:  # forwarding was switched off: they have arrived
+            self.waiting.step(at, Cause.ENQUEUED)
+            self._note_states(at, commit)
 
     def try_again(self, at: Indices, cause: Cause, now: int) -> None:
         """After a refused commit: messages that were to be sent on wait a little."""
@@ -563,6 +566,7 @@ class Queue:
     def dissolve(self, commit: Commit) -> None:
         """Let go of the messages and of those who wait: the entity is deleted."""
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
+        self.waiting.clear()
         self.shared.touched.pop(self.entity, None)
         for waiter in self.waiters:
             self.shared.open_receives -= 1

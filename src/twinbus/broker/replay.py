@@ -35,6 +35,7 @@ class Replay:
     def __init__(self) -> None:
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transferred: dict[str, list[list[int]]] = {}
+        self.highest_entity = 0
         self._places: list[Columns] = []
         self._place_order: list[int] = []
         self._changes: list[Columns] = []
@@ -78,6 +79,8 @@ class Replay:
                 self.facts.get(kind, {}).pop(key, None)
             else:
                 self.facts.setdefault(kind, {})[key] = value
+            if kind == "entity":  # also of a deleted one: its number is never given again
+                self.highest_entity = max(self.highest_entity, int(key))
 
     def number(self, kind: str, key: str, default: int) -> int:
         """Return a fact that is a number."""
@@ -191,7 +194,7 @@ def _apply(places: Columns, changes: Columns) -> None:
 def restore(namespace: Namespace, replay: Replay, now: int, *, accept_damage: bool) -> None:
     """Fill an empty namespace with what the log says."""
     directory, shared = namespace.directory, namespace.shared
-    directory.next_number = replay.number("next", "entity", 1)
+    directory.next_number = max(replay.number("next", "entity", 1), replay.highest_entity + 2)
     saved = {int(key): json.loads(value) for key, value in replay.facts.get("entity", {}).items()}
     for number in sorted(saved):
         entity = directory.make(number, description_of(saved[number]), saved[number]["created"])

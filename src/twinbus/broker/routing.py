@@ -65,10 +65,10 @@ class Router:
         self._shared = shared
 
     def _room(self, entity: Entity) -> int:
-        """Return how many bytes an entity's forward target takes now."""
+        """Return how many bytes an entity's forward target takes now; below zero: nothing."""
         target = self._directory.find(entity.forward_to or "")
         if target is None or not target.description.status.allows_send:
-            return 0
+            return -1
         return target.max_bytes - target.size_in_bytes
 
     def route(

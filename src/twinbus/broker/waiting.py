@@ -277,6 +277,13 @@ class Waiting:
         if "expires" in self._columns:  # it may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
 
+    def clear(self) -> None:
+        """Let every message go."""
+        self._columns["state"][: self._end] = _GONE
+        self.counts[:] = 0
+        self.counts[State.GONE] = self._end
+        self.size_in_bytes = 0
+
     def set_due(self, at: Indices, due: int) -> None:
         """Set when these rows' locks lapse."""
         self.put("due", at, due)

@@ -1,0 +1,147 @@
+"""What a restart, a compaction or both must not get wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.contracts.words import (
+    QUEUE,
+    bodies,
+    complete,
+    message,
+    peek,
+    queue,
+    receive,
+    receive_one,
+    runtime,
+    send,
+    settle,
+    take,
+)
+from tests.scenarios.site import Site
+from twinbus.broker.commands import (
+    AcceptSession,
+    DeleteEntity,
+    Disposition,
+    Send,
+    SetSessionState,
+    UpdateEntity,
+)
+from twinbus.entities import EntityStatus, dead_letter_path
+from twinbus.message import BrokeredMessage, to_batch
+
+
+def test_a_new_entity_inherits_nothing_of_one_deleted_before_a_restart(site: Site) -> None:
+    queue(site, "kept")
+    queue(site, "deleted")
+    send(site, "old", path="deleted")
+    site.ask(DeleteEntity("deleted"))
+    site.reopen()
+    queue(site, "new")
+    send(site, "fresh", path="new")
+    site.reopen()
+    assert bodies(peek(site, "new")) == ["fresh"]
+
+
+def test_deleting_an_entity_while_its_messages_are_moved_counts_each_once(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(segment_bytes=20_000)
+    for path in ("deleted", "kept", "passing"):
+        queue(site, path)
+    send(site, *["x" * 2000] * 3, path="deleted")
+    send(site, "kept", path="kept")
+    for _ in range(20):
+        send(site, "y" * 2000, path="passing")
+    for one in receive(site, "passing", count=20):
+        complete(site, one, path="passing")
+    site.ask(DeleteEntity("deleted"))
+    site.wait(seconds=1)
+    assert site.engine.namespace.faults() == []
+    site.crash()
+    assert bodies(peek(site, "kept")) == ["kept"]
+
+
+def test_the_same_death_twice_does_no_harm(make_site: Callable[..., Site]) -> None:
+    site = make_site(segment_bytes=20_000)
+    queue(site)
+    for _ in range(3):
+        send(site, "bad")
+        settle(site, Disposition.DEAD_LETTER, receive_one(site))
+        take(site, dead_letter_path(QUEUE))
+        send(site, "z" * 15_000, "z" * 15_000)
+        site.reopen()
+    assert site.engine.restarts == 0
+
+
+def test_parked_messages_go_on_after_a_restart(site: Site) -> None:
+    home = queue(site, "home", status=EntityStatus.DISABLED)
+    queue(site, "door", forward_to="home")
+    send(site, "a", "b", path="door")
+    site.reopen()
+    site.ask(UpdateEntity(replace(home, status=EntityStatus.ACTIVE)))
+    site.wait(seconds=2)
+    assert take(site, "home") == ["a", "b"]
+
+
+def test_parked_messages_have_arrived_when_forwarding_is_switched_off(site: Site) -> None:
+    queue(site, "home", status=EntityStatus.DISABLED)
+    door = queue(site, "door", forward_to="home")
+    send(site, "a", "b", path="door")
+    site.ask(UpdateEntity(replace(door, forward_to=None)))
+    site.wait(seconds=2)
+    site.reopen()
+    assert take(site, "door") == ["a", "b"]
+
+
+def test_a_message_of_no_size_is_parked_when_the_target_is_gone(site: Site) -> None:
+    queue(site, "home")
+    queue(site, "door", forward_to="home")
+    site.ask(DeleteEntity("home"))
+    batch = to_batch([BrokeredMessage(b"")])
+    empty = batch.set_column(1, "message_id", pa.nulls(1, pa.string()))
+    site.ask(Send("door", empty))
+    assert runtime(site, "door").transfer_message_count == 1
+
+
+def test_messages_around_accepted_damage_survive_compaction(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(segment_bytes=100_000)
+    queue(site)
+    queue(site, "passing")
+    for number in range(5):
+        send(site, message(f"m{number}" + "x" * 5000))
+    site.embedded.close()
+    flip_body(site.last_segment, b"m2xxx")
+    site.open(accept_damage=True)
+    for _ in range(12):
+        send(site, "y" * 30_000, path="passing")
+        complete(site, *receive(site, "passing"), path="passing")
+    assert min(site.engine.log.segments) > 1
+    site.crash()
+    assert [body[:2] for body in bodies(peek(site))] == ["m0", "m1", "m3", "m4"]
+
+
+def flip_body(segment: Path, content: bytes) -> None:
+    damaged = bytearray(segment.read_bytes())
+    damaged[damaged.index(content)] ^= 0xFF
+    segment.write_bytes(damaged)
+
+
+@pytest.mark.timeout(20)
+def test_facts_larger_than_a_segment_do_not_keep_the_broker_busy(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(segment_bytes=20_000)
+    queue(site, requires_session=True)
+    for number in range(10):
+        grant = site.ask(AcceptSession(QUEUE, f"s{number}"))
+        site.ask(SetSessionState(QUEUE, grant.lock, b"x" * 10_000))
+    before = max(site.engine.log.segments)
+    for _ in range(20):
+        send(site, message("a", session_id="s0"))
+    assert max(site.engine.log.segments) - before <= 2
