@@ -192,7 +192,7 @@ def bench_depth(folder: Path, waiting: int, rounds: int, report: Report) -> None
     for _ in range(waiting // BATCH):
         deep.ask(Send(QUEUE, batch))
     works = [lambda: cycle(shallow), lambda: cycle(deep)]
-    side_by_side(works, 1)
+    side_by_side(works, 5)  # until both write over files of dropped segments
     shallow_s, deep_s = side_by_side(works, rounds)
     shallow.close()
     deep.close()
