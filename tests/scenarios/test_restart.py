@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from twinbus.broker.commands import (
     AcceptSession,
     DeleteEntity,
     Disposition,
+    ReadMeter,
+    Receive,
     Send,
     SetSessionState,
     UpdateEntity,
@@ -145,3 +148,92 @@ def test_facts_larger_than_a_segment_do_not_keep_the_broker_busy(
     for _ in range(20):
         send(site, message("a", session_id="s0"))
     assert max(site.engine.log.segments) - before <= 2
+
+
+def test_an_entity_that_is_fed_only_through_the_spill_is_in_use(site: Site) -> None:
+    queue(site, auto_delete_on_idle=timedelta(minutes=5))
+    site.wait(minutes=4)
+    site.disk.full = True
+    for _ in range(12):
+        send(site, "a")
+        site.wait(seconds=30)
+    site.disk.full = False
+    site.wait(seconds=2)
+    site.wait(minutes=1)
+    assert len(peek(site)) == 12
+
+
+def test_a_session_whose_last_message_dies_as_a_new_one_comes_stays(site: Site) -> None:
+    queue(site, requires_session=True)
+    send(site, message("old", session_id="s", time_to_live=timedelta(seconds=30)))
+    site.ask(AcceptSession(QUEUE, "s"))
+    waiting = site.namespace.submit(AcceptSession(QUEUE, None, timedelta(hours=1)))
+    site.clock._now_us += 61 * 1_000_000  # all of it comes in the turn of the next send
+    send(site, message("new", session_id="s"))
+    assert waiting.result(timeout=5).lock.session_id == "s"
+    assert site.engine.restarts == 0
+
+
+def test_a_view_of_a_message_stays_as_it_is_though_the_broker_is_opened_again(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(segment_bytes=20_000)
+    queue(site)
+    send(site, "A" * 10_000)
+    held = site.ask(Receive(QUEUE))
+    site.reopen()
+    complete(site, receive_one(site))
+    for _ in range(12):
+        send(site, "Z" * 10_000)
+        complete(site, receive_one(site))
+    assert held.column("body")[0].as_py() == b"A" * 10_000
+
+
+def test_many_large_sends_in_one_turn_are_all_taken(site: Site) -> None:
+    queue(site, max_size_in_megabytes=5120)
+    large = to_batch([message("x" * 200_000)]).take([0] * 300)
+    commands = [Send(QUEUE, large) for _ in range(3)]
+    promises = [site.namespace.submit(command) for command in commands]
+    assert all(len(promise.result().sequence_numbers) == 300 for promise in promises)
+
+
+def test_a_callback_of_a_future_may_ask_for_something(site: Site) -> None:
+    queue(site)
+    seen: list[int] = []
+    site.namespace.submit(Send(QUEUE, [message("a")])).add_done_callback(
+        lambda _: seen.append(len(peek(site)))
+    )
+    assert seen == [1]
+
+
+def test_what_was_handed_over_cannot_be_cancelled(site: Site) -> None:
+    queue(site)
+    waiting = site.namespace.submit(Receive(QUEUE, wait=timedelta(minutes=1)))
+    assert not waiting.cancel()
+    send(site, "a")
+    assert waiting.result(timeout=5).num_rows == 1
+
+
+def test_settlements_do_not_touch_a_log_that_refuses(site: Site) -> None:
+    queue(site)
+    send(site, "a", "b")
+    taken = receive(site, count=2)
+    site.disk.full = True
+    send(site, "spilled")
+    syncs = site.disk.syncs
+    for one in taken:
+        complete(site, one)
+    assert site.disk.syncs == syncs
+    site.disk.full = False
+    site.wait(seconds=2)
+    site.crash()
+    assert bodies(peek(site)) == ["spilled"]
+
+
+def test_a_delivery_that_was_waited_for_is_metered_with_what_it_carried(site: Site) -> None:
+    queue(site)
+    waiting = site.namespace.submit(Receive(QUEUE, wait=timedelta(minutes=1)))
+    send(site, "x" * 70_000)
+    waiting.result(timeout=5)
+    [row] = [r for r in site.ask(ReadMeter()).to_pylist() if r["operation"] == "Receive"]
+    assert (row["count"], row["messages"], row["units"]) == (1, 1, 2)

@@ -79,9 +79,8 @@ class Bodies:
     def _count_places(self, numbers: Int64s, sign: int) -> None:
         if not len(numbers):
             return
-        first = int(numbers.min())
-        places = sign * np.bincount(numbers - first)
-        at = slice(first - self._first, first - self._first + len(places))
+        unique, counts = np.unique(numbers, return_counts=True)
+        places, at = sign * counts, unique - self._first
         self._columns["live"][at] += places.astype(np.int32)
         rows = np.maximum(self._columns["rows"][at], 1)
         self.live_bytes += float((self._columns["length"][at] / rows * places).sum())

@@ -113,7 +113,7 @@ class Origin:
 class SendReceipt:
     """The messages are durable."""
 
-    sequence_numbers: Sequence[int]  # one per message; 0: nothing was enqueued (ping, duplicate)
+    sequence_numbers: Sequence[int]  # one per message; 0: none here (ping, duplicate, spilled ...)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,6 +495,15 @@ class ListRules(EntityCommand[Sequence[RuleDescription]]):
 @dataclass(frozen=True, slots=True)
 class ReadMeter(Command[pa.RecordBatch]):
     """Read the operations metered since the start, one row per entity, kind and outcome."""
+
+
+def size_of(command: Command[object]) -> int:
+    """Return about how many bytes of messages a command brings."""
+    if not isinstance(command, Send):
+        return 0
+    if isinstance(command.messages, pa.RecordBatch):
+        return int(command.messages.nbytes)
+    return sum(len(message.body) for message in command.messages)
 
 
 def kind_of(command: Command[object]) -> str:

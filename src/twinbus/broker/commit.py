@@ -115,6 +115,11 @@ class Commit:
         """Whether there is nothing to write."""
         return not (self.must_sync or self.kept or self.tentative or self.history)
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether it holds nothing but what already happened and nobody relies on yet."""
+        return not (self.must_sync or self.tentative or self.history or self.on_durable)
+
     def parts(self, snapshot: Sequence[Fact] = ()) -> list[Part]:
         """Return the record: facts, messages, places, changes, history."""
         parts = []

@@ -36,7 +36,7 @@ class Compaction:
         self._log = log
         self._namespace = namespace
         self._bodies = namespace.shared.bodies
-        self._looked_at = -1  # what had been released when a step was last not worth it
+        self._looked_at: tuple[int, int] | None = None  # when a step was last not worth it
         self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
 
     def note_history(self, segment: int, first: int, last: int) -> None:
@@ -53,12 +53,13 @@ class Compaction:
         """Whether a step is worth it now."""
         if len(self._log.segments) < 2 or self._log.begins_segment:
             return False  # the facts of the old segments do not stand in the new one yet
-        if self._bodies.released == self._looked_at:
-            return False  # only what has gone since the last look can make it worth it
+        seen = (self._bodies.released, len(self._log.segments))
+        if seen == self._looked_at:
+            return False  # only what has gone or come since the last look can make it worth it
         size = self._log.size_without_heads
         wasted = self._bodies.live_bytes < size * (1 - COMPACTION_GARBAGE_RATIO)
         worth_it = wasted or self._bodies.live_in(self._oldest) == 0
-        self._looked_at = -1 if worth_it else self._bodies.released
+        self._looked_at = None if worth_it else seen
         return worth_it
 
     def stage(self, commit: Commit) -> None:

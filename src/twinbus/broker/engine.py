@@ -19,12 +19,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinbus.broker.bodies import Bodies
-from twinbus.broker.commands import Command, Send, SendReceipt
+from twinbus.broker.commands import Command, Send, SendReceipt, size_of
 from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
 from twinbus.broker.log import Log
+from twinbus.broker.meter import Meter
 from twinbus.broker.namespace import Namespace, NamespaceSettings
 from twinbus.broker.replay import Replay, restore
 from twinbus.broker.shared import Shared
@@ -34,6 +35,7 @@ from twinbus.broker.tokens import LockNumbers
 from twinbus.clock import Clock
 from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
 from twinbus.limits import (
+    MAX_BATCH_BYTES,
     RECENT_COMMANDS,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
@@ -82,6 +84,8 @@ class Engine:
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
         self._now = clock.now_us()
         self.restarts = 0  # times it healed itself
+        self.stranded: list[Ticket] = []  # who waits while it heals
+        self._meter = Meter()
         self._open()
 
     def _open(self) -> None:
@@ -115,7 +119,9 @@ class Engine:
         # Lock numbers begin above every lease epoch in the log and, as time passes between
         # starts, above every lock given before.
         locks = LockNumbers(max(self._time(), replay.highest_epoch()))
-        self.namespace = Namespace(Shared(bodies, Deaths(), locks), self._settings.namespace)
+        self.namespace = Namespace(
+            Shared(bodies, Deaths(), locks, self._meter), self._settings.namespace
+        )
         restore(self.namespace, replay, self._now, accept_damage=self._settings.accept_damage)
         self._compaction = Compaction(self.log, self.namespace)
         for segment, first, last in replay.history_spans:
@@ -156,6 +162,8 @@ class Engine:
         now = self._time()
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
+        for path in self.spill.paths:
+            self.namespace.keep_alive(path, now)  # it has messages, though it cannot see them
         self.namespace.tick(now, commit)
         if commit.on_durable:  # the commands of this turn shall see what time has brought
             self._finish(commit, ())
@@ -184,6 +192,9 @@ class Engine:
     def _finish(self, commit: Commit, askers: Sequence[Asker]) -> None:
         if not commit.must_sync:
             self._answer(commit)
+        if self.health.spilling and self._now < self.health.retry_at and commit.can_wait:
+            self._kept = commit.kept  # rather than make the sick log sicker
+            return
         try:
             if not commit.is_empty:
                 self._append(commit)
@@ -253,14 +264,19 @@ class Engine:
             except MessagingError as error:
                 asker.fail(error)
             else:
+                self.namespace.meter_spilled(command.path, batch)
                 asker.answer(SendReceipt([0] * batch.num_rows))
         return left
 
     def _drain_spill(self, now: int, commit: Commit) -> None:
         """Move the oldest spilled sends into the log, as part of this turn."""
-        sends = [
-            send for send, _ in zip(self.spill.sends(), range(SPILL_DRAIN_SENDS), strict=False)
-        ]
+        sends: list[Send] = []
+        size = 0
+        for send in self.spill.sends():
+            size += size_of(send)
+            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
+                break
+            sends.append(send)
         if not sends:
             self.health.recovered()
             return
@@ -303,11 +319,12 @@ class Engine:
             f"the broker restarts after an internal error; a report is in {folder}. Try again",
             bundle=str(folder),
         )
-        waiting = self.namespace.waiting_tickets()
+        self.stranded = [*askers, *self.namespace.waiting_tickets()]
         self.abandon()
         self._open()
-        for ticket in [*askers, *waiting]:
+        for ticket in self.stranded:
             ticket.fail(restarting)
+        self.stranded = []
 
     def _report(self, error: BaseException) -> Path | None:
         """Write a diagnostic bundle; that it cannot be written must not stop the healing."""

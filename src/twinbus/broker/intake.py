@@ -72,7 +72,9 @@ class Intake:
 
     def refuse(self, one: Asked, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter that."""
-        self._meter.record(str(one.command.path), "Send", error.code, Load())
+        entity = self._router.find(one.command.path)
+        path = entity.description.path if entity else ""
+        self._meter.record(path, "Send", error.code, Load())
         commit.refuse(one.ticket, error)
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
@@ -94,7 +96,7 @@ class Intake:
         """
         if unbounded:
             incoming = _merged([one.command for one in asked])
-            self._take(entity, asked, incoming, NEVER_US, now, commit)
+            self._take(entity, asked, incoming, None, now, commit)
             return
         try:  # nearly always all are in order, and looking at them together is cheaper
             incoming = self._checked(entity, [one.command for one in asked])
@@ -135,7 +137,7 @@ class Intake:
         entity: Entity,
         asked: Sequence[Asked],
         incoming: Incoming,
-        room: int,
+        room: int | None,  # None: it was acknowledged and metered before
         now: int,
         commit: Commit,
     ) -> None:
@@ -150,7 +152,7 @@ class Intake:
         for one, held in accepted:
             if one.command.origin is not None:
                 wanted[held] &= self._untransferred(one.command.origin, commit)
-        if int(incoming.size[wanted].sum()) > room:
+        if room is not None and int(incoming.size[wanted].sum()) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for one, held in accepted:
             if one.command.origin is not None:
@@ -159,12 +161,15 @@ class Intake:
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
             commit.reply(one.ticket, SendReceipt(numbers[held]))
-        if accepted:
+        if accepted and room is not None:
             size = incoming.size
             if len(accepted) < len(asked):
                 size = np.concatenate([size[held] for _, held in accepted])
-            load = load_of_sizes(size)
-            self._meter.record(entity.description.path, "Send", "ok", load, len(accepted))
+            self._meter_accepted(entity, size, len(accepted), commit)
+
+    def _meter_accepted(self, entity: Entity, size: Int64s, count: int, commit: Commit) -> None:
+        load, path = load_of_sizes(size), entity.description.path
+        commit.on_durable.append(lambda: self._meter.record(path, "Send", "ok", load, count))
 
     def _fitting(
         self,

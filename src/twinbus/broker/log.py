@@ -138,6 +138,7 @@ class Segment:
     size: int  # up to the end of its last record; space is reserved behind
     salt: int = 0
     head: int = ALIGNMENT  # end of its first record, which holds every fact
+    ours: bool = False  # begun by this object, so that it knows everyone who looks at it
     _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
@@ -448,7 +449,7 @@ class Log:
             raise
         self._end_segment()
         self._descriptor = descriptor
-        self.segments[number] = Segment(number, path, ALIGNMENT, salt)
+        self.segments[number] = Segment(number, path, ALIGNMENT, salt, ours=True)
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""
@@ -484,10 +485,11 @@ class Log:
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
-        if segment.is_viewed() or len(self._spares()) >= SPARE_SEGMENTS:
-            segment.path.unlink()
-        else:
+        spare = segment.ours and len(self._spares()) < SPARE_SEGMENTS and not segment.is_viewed()
+        if spare:
             segment.path.rename(segment.path.with_suffix(".spare"))
+        else:
+            segment.path.unlink()
         sync_directory(self.directory)
 
     def _active(self) -> Segment:
@@ -530,7 +532,10 @@ def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | 
 def _lock_directory(directory: Path) -> int:
     """Become the one writer of a directory, or say who is."""
     try:
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            sync_directory(made.parent)
         descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreUnavailableError(

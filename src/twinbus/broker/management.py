@@ -114,6 +114,11 @@ class Management:
                 raise InvalidArgumentError(
                     f"{name} of {current.path} is fixed at creation; delete and create it anew"
                 )
+        if isinstance(current, SubscriptionDescription):
+            assert isinstance(description, SubscriptionDescription)
+            description = replace(description, topic_path=current.topic_path, name=current.name)
+        elif not isinstance(description, SubscriptionDescription):
+            description = replace(description, path=current.path)
         self._directory.check_forwarding(description)
         changed = self._directory.make(entity.number, description, entity.created_us)
         changed.updated_us = now

@@ -24,7 +24,7 @@ from twinbus.broker.intake import Asked, Intake
 from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_range
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management
-from twinbus.broker.meter import Load, Meter, load_of
+from twinbus.broker.meter import Load, load_of, load_of_sizes
 from twinbus.broker.queue import Queue, Waiter
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
@@ -32,6 +32,7 @@ from twinbus.broker.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.topic import Subscription, Topic
 from twinbus.broker.transfers import Transfers
 from twinbus.clock import from_us, to_us
+from twinbus.entities import DEAD_LETTER_SUFFIX, dead_letter_path
 from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
@@ -48,7 +49,7 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
 )
-from twinbus.message import Int64s
+from twinbus.message import Int64s, sizes
 
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Ticket, int, Commit], Any]
@@ -69,7 +70,7 @@ class Namespace:
         self.shared = shared
         self.directory = Directory(shared)
         self.transfers = Transfers()
-        self.meter = Meter()
+        self.meter = shared.meter
         self.storage_bytes = 0  # of the log, told by the writer
         router = Router(self.directory, shared)
         self._router = router
@@ -118,7 +119,7 @@ class Namespace:
     def execute(
         self, asked: Sequence[tuple[Ticket, c.Command[Any]]], now: int, commit: Commit
     ) -> None:
-        """Carry out commands in order; replies and refusals are left in the commit."""
+        """Carry out commands; sends come last, together. Replies are left in the commit."""
         sends: dict[str, list[Asked]] = {}
         for ticket, command in asked:
             if isinstance(command, c.Send):
@@ -140,12 +141,21 @@ class Namespace:
             else:
                 value = handler(command, ticket, now, commit)
         except MessagingError as error:
-            self.meter.record(str(path), c.kind_of(command), error.code, Load())
+            self.meter.record(self._metered(path), c.kind_of(command), error.code, Load())
             commit.refuse(ticket, error)
             return
-        self.meter.record(path, c.kind_of(command), "ok", load_of(value))
-        if value is not PARKED:
+        if value is not PARKED:  # else it is metered when it is served or dismissed
+            self.meter.record(self._metered(path), c.kind_of(command), "ok", load_of(value))
             commit.reply(ticket, value)
+
+    def _metered(self, path: str) -> str:
+        """Return the path operations are metered under; unknown ones share one."""
+        name = path.lower()
+        entity = self.directory.find(name.removesuffix(DEAD_LETTER_SUFFIX.lower()))
+        if entity is None:
+            return ""
+        known = entity.description.path
+        return dead_letter_path(known) if name.endswith(DEAD_LETTER_SUFFIX.lower()) else known
 
     def serve(self, now: int, commit: Commit) -> None:
         """Give those who wait what has become deliverable, and set the alarms."""
@@ -258,10 +268,21 @@ class Namespace:
         """Return a send's batch, or raise what it would be refused for."""
         return self._intake.check(self.sendable(command.path), command)
 
+    def keep_alive(self, path: str, now: int) -> None:
+        """Note that an entity is in use."""
+        entity = self.directory.find(path)
+        if entity is not None:
+            self._accessed(entity, now)
+
+    def meter_spilled(self, path: str, batch: pa.RecordBatch) -> None:
+        """Meter a send that was acknowledged by the spill store."""
+        self.meter.record(self._metered(path), "Send", "ok", load_of_sizes(sizes(batch)))
+
     def take_spilled(self, command: c.Send, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
         entity = self.directory.find(command.path)
         if entity is not None:  # else deleted meanwhile, and its messages with it
+            self._accessed(entity, now)
             asked = [Asked(_Nobody(), command)]
             self._intake.take(entity, asked, now, commit, unbounded=True)
 

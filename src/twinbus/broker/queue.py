@@ -22,11 +22,13 @@ from twinbus.broker.commands import (
     ReceiveMode,
     SessionGrant,
     SessionLock,
+    kind_of,
 )
 from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
+from twinbus.broker.meter import Load, load_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
@@ -41,7 +43,7 @@ from twinbus.errors import (
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
-from twinbus.limits import FORWARD_RETRY_US, NEVER_US
+from twinbus.limits import FORWARD_RETRY_US, MAX_RECEIVE_BYTES, NEVER_US
 from twinbus.message import Int64s
 
 _SETTLEMENTS = {
@@ -111,6 +113,7 @@ class Queue:
         """Take rows in as pending; they become visible when the commit is durable."""
         if session_ids is not None:
             ids = [self.sessions.id(name) for name in session_ids]
+            self.sessions.expect(ids, 1)
             rows = replace(rows, session=np.array(ids, np.int32))
         at = self.waiting.add(rows)
         self.touch()
@@ -119,6 +122,7 @@ class Queue:
             self.waiting.step(at, cause)
             self.shared.bodies.retain(self.waiting.get("batch", at))
             if session_ids is not None:
+                self.sessions.expect(ids, -1)
                 self.sessions.add(ids, rows.sequence)
             if self.waiters:
                 self.touch()
@@ -126,6 +130,7 @@ class Queue:
         def refused() -> None:
             self.waiting.step(at, Cause.REFUSED)
             if session_ids is not None:
+                self.sessions.expect(ids, -1)
                 self.sessions.forget_idle(ids)
 
         commit.on_durable.append(durable)
@@ -216,11 +221,18 @@ class Queue:
         commit.must_sync = True
         commit.tentative.gone(self.entity, self.waiting.get("sequence", at))
         commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
-        commit.on_refused.append(lambda: self.waiting.step(at, Cause.LAPSED))
+        commit.on_refused.append(lambda: self._return(at))
         return delivered(self.waiting, at, self.shared)
+
+    def _return(self, at: Indices) -> None:
+        """Take messages back that were not delivered after all."""
+        self.waiting.step(at, Cause.LAPSED)
+        self._stir(at)
+        self.touch()
 
     def _within(self, at: Indices, max_bytes: int) -> Indices:
         """Return as many rows as fit, at least one."""
+        max_bytes = min(max_bytes, MAX_RECEIVE_BYTES)
         total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
         return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
 
@@ -474,6 +486,14 @@ class Queue:
         else:  # forwarding was switched off: they have arrived
             self.waiting.step(at, Cause.ENQUEUED)
             self._note_states(at, commit)
+            self._stir(at)
+
+    def look_again(self, cause: Cause, now: int) -> None:
+        """Have the rest of the messages to be sent on looked at in the next turn."""
+        if cause is Cause.FORWARDED:
+            self.retry_at = now
+        else:
+            self.waiting.next_due = min(self.waiting.next_due, now)
 
     def try_again(self, at: Indices, cause: Cause, now: int) -> None:
         """After a refused commit: messages that were to be sent on wait a little."""
@@ -495,6 +515,7 @@ class Queue:
     def end_lease(self, epoch: int, commit: Commit) -> None:
         """Return what a lease still holds."""
         self.waiting.step(self.leased(epoch), Cause.LAPSED)
+        self.touch()
         self.leases.remove(epoch)
         commit.kept.facts.append(Fact("lease", f"{self.entity}/{epoch}", None))
 
@@ -546,8 +567,12 @@ class Queue:
             reply = self.receive(command, now, commit)
         if reply is None:
             return False
+        self._meter(command, load_of(reply))
         commit.reply(waiter.ticket, reply)
         return True
+
+    def _meter(self, command: Receive | AcceptSession, load: Load) -> None:
+        self.shared.meter.record(self.path, kind_of(command), "ok", load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
@@ -558,6 +583,7 @@ class Queue:
         self.shared.open_receives -= len(late)
         self._next_deadline = min((w.deadline for w in self.waiters), default=NEVER_US)
         for waiter in late:
+            self._meter(waiter.command, Load())
             if isinstance(waiter.command, Receive):
                 commit.reply(waiter.ticket, NOTHING)
             else:

@@ -20,7 +20,7 @@ from twinbus.broker.queue import Queue
 from twinbus.broker.shared import Shared
 from twinbus.broker.topic import Topic
 from twinbus.broker.waiting import Indices, Rows
-from twinbus.limits import FORWARD_RETRY_US, MAX_FORWARD_HOPS, NEVER_US
+from twinbus.limits import FORWARD_RETRY_US, MAX_BATCH_BYTES, MAX_FORWARD_HOPS, NEVER_US
 from twinbus.message import Int64s, sizes
 
 Numbers = npt.NDArray[np.int32]
@@ -63,6 +63,10 @@ class Router:
     def __init__(self, directory: Directory, shared: Shared) -> None:
         self._directory = directory
         self._shared = shared
+
+    def find(self, path: str) -> Entity | None:
+        """Return the entity of a path, if there is one."""
+        return self._directory.find(path)
 
     def _room(self, entity: Entity) -> int:
         """Return how many bytes an entity's forward target takes now; below zero: nothing."""
@@ -188,11 +192,17 @@ class Router:
         """Send messages on that waited in a topic or a forwarding queue."""
         queue = entity.queue
         get = queue.waiting.get
+        total = np.cumsum(get("size", at), dtype=np.int64)
         if cause is Cause.FORWARDED:
-            queue.retry_at = now + FORWARD_RETRY_US  # for what does not fit yet
-            at = at[np.cumsum(get("size", at), dtype=np.int64) <= self._room(entity)]
-            if not len(at):
-                return
+            fits = total <= self._room(entity)
+            queue.retry_at = NEVER_US if fits.all() else now + FORWARD_RETRY_US
+            at, total = at[fits], total[fits]
+        if not len(at):
+            return
+        step = max(1, int(np.searchsorted(total, MAX_BATCH_BYTES)))
+        if step < len(at):
+            at = at[:step]
+            queue.look_again(cause, now)
         batch = self._shared.bodies.fetch(get("batch", at), get("row", at))
         outbound = Outbound([batch], [get("size", at).astype(np.int64)])
         left = get("expires", at)

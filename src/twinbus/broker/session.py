@@ -30,6 +30,8 @@ class Hold:
 class _Session:
     name: str
     numbers: "array[int]" = field(default_factory=lambda: array("q"))  # of its messages, in order
+    expected: int = 0  # messages on their way to the log
+    trim_at: int = 0  # how many numbers make it worth looking which are gone
 
 
 class Sessions:
@@ -57,13 +59,22 @@ class Sessions:
         """Note messages of sessions."""
         for session_id, number in zip(ids, numbers.tolist(), strict=True):
             self._sessions[session_id].numbers.append(number)
+            self._nominate(session_id)
+
+    def expect(self, ids: Iterable[int], count: int) -> None:
+        """Note that messages of these sessions are on their way, or (-1) no longer are."""
+        for session_id in ids:
+            self._sessions[session_id].expected += count
+
+    def _nominate(self, session_id: int) -> None:
+        if self._sessions[session_id].name not in self._holds:
             self._candidates.setdefault(session_id)
 
     def stir(self, ids: Iterable[int]) -> None:
         """Note that messages of these sessions may be deliverable again."""
         for session_id in ids:
             if session_id in self._sessions:
-                self._candidates.setdefault(session_id)
+                self._nominate(session_id)
 
     def keep_state(self, name: str, state: bytes | None) -> None:
         """Note a session's state; None forgets it."""
@@ -80,7 +91,7 @@ class Sessions:
 
     def grant(self, name: str, lock: int, until: int) -> None:
         """Give a free session to a holder."""
-        self.id(name)
+        self._candidates.pop(self.id(name), None)
         self._holds[name] = Hold(lock, until)
         self.next_due = min(self.next_due, until)
 
@@ -88,7 +99,7 @@ class Sessions:
         """Take a session from its holder."""
         del self._holds[name]
         self._candidates.setdefault(self._ids[name])
-        self.deliverable(name, 1, waiting)  # drops the numbers of messages that are gone
+        _trim(self._sessions[self._ids[name]], waiting)
         self.forget_idle([self._ids[name]])
 
     def lapsed(self, now: int) -> list[str]:
@@ -101,13 +112,13 @@ class Sessions:
 
     def available(self, waiting: Waiting) -> str | None:
         """Return a free session with something to deliver, the one that waited longest."""
-        for session_id in list(self._candidates):
+        while self._candidates:
+            session_id = next(iter(self._candidates))
             session = self._sessions[session_id]
-            if session.name in self._holds:
-                continue
             if len(self.deliverable(session.name, 1, waiting)):
                 return session.name
             del self._candidates[session_id]
+            _trim(session, waiting)
             self.forget_idle([session_id])
         return None
 
@@ -116,18 +127,14 @@ class Sessions:
     def deliverable(self, name: str, limit: int, waiting: Waiting) -> Indices:
         """Return the first active messages of a session, in order."""
         session = self._sessions[self._ids[name]]
+        if len(session.numbers) >= session.trim_at:
+            _trim(session, waiting)
         found: list[Indices] = []
         missing, start = limit, 0
         while missing > 0 and start < len(session.numbers):
-            window = np.array(session.numbers[start : start + _SCAN], np.int64)
-            at = waiting.find(window)
-            if start == 0:
-                gone = int(np.argmax(at >= 0)) if (at >= 0).any() else len(at)
-                del session.numbers[:gone]
-                at = at[gone:]
+            at = waiting.find(np.array(session.numbers[start : start + _SCAN], np.int64))
             start += len(at)
-            at = at[at >= 0]
-            at = at[waiting.get("state", at) == State.ACTIVE][:missing]
+            at = waiting.in_state(at[at >= 0], State.ACTIVE)[:missing]
             missing -= len(at)
             found.append(at)
         return np.concatenate(found) if found else np.empty(0, np.intp)
@@ -142,7 +149,16 @@ class Sessions:
         """Free those of these sessions that have neither messages nor a holder."""
         for session_id in ids:
             session = self._sessions.get(session_id)
-            if session and session.name not in self._holds and not session.numbers:
+            if session is None or session.name in self._holds:
+                continue
+            if not session.numbers and not session.expected:
                 self._candidates.pop(session_id, None)
                 del self._sessions[session_id], self._ids[session.name]
                 self._free.append(session_id)
+
+
+def _trim(session: _Session, waiting: Waiting) -> None:
+    """Drop the numbers of messages that are gone."""
+    numbers = np.array(session.numbers, np.int64)
+    session.numbers = array("q", numbers[waiting.find(numbers) >= 0].tolist())
+    session.trim_at = 2 * len(session.numbers)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.broker.bodies import Bodies
 from twinbus.broker.dead_letter import Deaths
+from twinbus.broker.meter import Meter
 from twinbus.broker.tokens import LockNumbers
 
 if TYPE_CHECKING:
@@ -18,5 +19,6 @@ class Shared:
     bodies: Bodies
     deaths: Deaths
     locks: LockNumbers
+    meter: Meter
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
     open_receives: int = 0  # requests that wait

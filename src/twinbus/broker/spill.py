@@ -7,6 +7,7 @@ The memory of transfers makes the move exactly-once even if a crash comes before
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,12 +57,13 @@ class Spill:
         self._next = 1  # number of the next row it takes
         self._sources: set[str] = set()  # of what was moved
         self._waiting: list[tuple[Fact, Place]] = []
-        self.spilled = 0  # messages, since the start
+        self.paths: Counter[str] = Counter()  # of the entities whose sends wait here
         for record in self._log.replay():
             facts = next(part for part, _ in record.parts if part.kind is PartKind.FACTS)
             place = next(place for part, place in record.parts if part.kind is PartKind.MESSAGES)
             kind, key, value = (column[0].as_py() for column in facts.columns.columns)
             self._waiting.append((Fact(kind, key, value), place))
+            self.paths[key] += 1
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -78,7 +80,7 @@ class Spill:
         commit.add_batch(batch)
         places = self._log.append(commit.parts())
         self._waiting.append((fact, places[1]))
-        self.spilled += batch.num_rows
+        self.paths[path] += 1
 
     def sends(self) -> Iterator[Send]:
         """Yield what waits, oldest first, as transfers."""
@@ -92,6 +94,7 @@ class Spill:
         """
         for fact, _ in self._waiting[:count]:
             self._sources.add(_origin(fact).source)
+            self.paths -= Counter([fact.key])
         del self._waiting[:count]
         if self._waiting:
             return set()

@@ -11,39 +11,47 @@ thread and time passes when the clock is moved: for simulations.
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import Command
+from twinbus.broker.commands import Command, size_of
 from twinbus.broker.engine import Engine, EngineSettings, Storages
 from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError
-from twinbus.limits import GATHER_S, NEVER_US
+from twinbus.limits import GATHER_S, MAX_BATCH_BYTES, NEVER_US
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.broker")
 
 
 class _Promise:
-    """A command whose reply goes to a future."""
+    """A command whose reply goes to a future, once nobody holds the turn.
 
-    __slots__ = ("command", "future")
+    Whoever completes a future runs its callbacks, and a callback may ask for something.
+    """
 
-    def __init__(self, command: Command[Any]) -> None:
+    __slots__ = ("_completed", "_done", "command", "future")
+
+    def __init__(self, command: Command[Any], completed: "deque[Callable[[], None]]") -> None:
         self.command = command
         self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+        self._completed = completed
+        self._done = False
 
     def answer(self, value: Any) -> None:
-        if not self.future.done():
-            self.future.set_result(value)
+        if not self._done:
+            self._done = True
+            self._completed.append(lambda: self.future.set_result(value))
 
     def fail(self, error: MessagingError) -> None:
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self._done:
+            self._done = True
+            self._completed.append(lambda: self.future.set_exception(error))
 
 
 class _Call:
@@ -72,7 +80,7 @@ class _Call:
     def result(self) -> Any:
         self._answered.acquire()
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # others may be raising it too
         return self._value
 
 
@@ -93,6 +101,7 @@ class Writer:
         self.engine = Engine(settings, clock, storages or Storages())
         self._clock = clock
         self._arrivals: deque[_Asker] = deque()
+        self._completed: deque[Callable[[], None]] = deque()  # futures to complete after a turn
         self._turn_lock = threading.Lock()
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._turns = 0
@@ -109,12 +118,14 @@ class Writer:
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; the future holds its reply or its error."""
-        promise = _Promise(command)
+        promise = _Promise(command, self._completed)
         self._arrive(promise)
         if self._thread is None:
             self._take_turn()
         elif self._is_ready():
             self._signals.put(None)
+        if self._end is not None:
+            self._complete()
         return promise.future
 
     def ask(self, command: Command[R]) -> R:
@@ -151,6 +162,7 @@ class Writer:
                 if self._turns == turns:
                     self._expected = 0
                 self._turn_while_due()
+            self._complete()
 
     def _sleep(self) -> None:
         """Wait for a signal, for something to be due, or for a held turn to be held too long."""
@@ -176,12 +188,19 @@ class Writer:
                 self._turn()
         finally:
             self._turn_lock.release()
-        if self._thread is not None and (
-            self._is_ready()
-            or (self._expected and not self._guards)
-            or self._next_event < self._sleeps_until
-        ):
-            self._signals.put(None)
+            if self._thread is not None and (
+                self._is_ready()
+                or (self._expected and not self._guards)
+                or self._next_event < self._sleeps_until
+            ):
+                self._signals.put(None)
+            self._complete()
+
+    def _complete(self) -> None:
+        """Complete the futures that turns have answered."""
+        with suppress(IndexError):
+            while True:
+                self._completed.popleft()()
 
     def _turn_while_due(self) -> None:
         while self._end is None and (self._is_ready() or self._next_event <= self._clock.now_us()):
@@ -210,17 +229,24 @@ class Writer:
         self._end = reason
         self._stop_listening()
         waiting = self.engine.namespace.waiting_tickets()
-        for ticket in (*unanswered, *self._arrivals, *waiting):
+        for ticket in (*unanswered, *self._arrivals, *self.engine.stranded, *waiting):
             ticket.fail(reason)
         self._arrivals.clear()
 
     def _next_group(self) -> list[_Asker]:
-        """Return what goes into one turn; a change of the directory gets one of its own."""
+        """Return what goes into one turn: no more than a batch may carry.
+
+        A change of the directory gets a turn of its own.
+        """
         arrivals = self._arrivals
         if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
             return [arrivals.popleft()]
-        group = []
+        group: list[_Asker] = []
+        size = 0
         while arrivals and not isinstance(arrivals[0].command, CHANGES_DIRECTORY):
+            size += size_of(arrivals[0].command)
+            if group and size > MAX_BATCH_BYTES:
+                break
             group.append(arrivals.popleft())
         return group
 
@@ -234,6 +260,7 @@ class Writer:
             if self._end is None:
                 self._stop(NamespaceClosedError("the namespace was closed"))
                 self.engine.close()
+        self._complete()
         if self._thread is not None:
             self._signals.put(None)
             self._thread.join()
