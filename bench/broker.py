@@ -231,7 +231,7 @@ def main() -> None:
     if options.measure_memory:
         print(measure_memory(options.folder / "memory", options.measure_memory))
         return
-    rounds = 3 if options.quick else 9
+    rounds = 7 if options.quick else 15
     report = Report("broker")
     folder = Path(tempfile.mkdtemp(prefix="twinbus-bench-", dir=options.folder))
     try:

@@ -292,18 +292,24 @@ class Waiting:
     # -- space ---------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
-        """Give back the rows of messages that are gone, once they are half of all."""
+        """Give back the rows of messages that are gone, once they are a quarter of all.
+
+        Rows move up within the columns, whose memory is in use already; only a queue that has
+        become much smaller gets smaller columns.
+        """
         gone = int(self.counts[State.GONE])
-        if gone < _SMALLEST or 2 * gone < self._end:
+        if gone < _SMALLEST or 4 * gone < self._end:
             return
         at = self.all()
         live = len(at)
-        capacity = max(_SMALLEST, live + live // 4)
+        if self._capacity > 8 * max(live, _SMALLEST):
+            self._capacity = 2 * max(live, _SMALLEST)
         for name, column in self._columns.items():
-            kept = np.empty(capacity, column.dtype)
-            kept[:live] = column[at]
-            self._columns[name] = kept
-        self._end, self._capacity = live, capacity
+            kept = column[at]
+            if len(column) != self._capacity:
+                column = self._columns[name] = np.empty(self._capacity, column.dtype)  # noqa: PLW2901
+            column[:live] = kept
+        self._end = live
         self._first_active = 0
         self.counts[State.GONE] = 0
 
