@@ -25,12 +25,13 @@ from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management
 from twinbus.broker.meter import Load, load_of, load_of_sizes
-from twinbus.broker.queue import Queue, Waiter
+from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
 from twinbus.broker.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.topic import Subscription, Topic
 from twinbus.broker.transfers import Transfers
+from twinbus.broker.waiters import Waiter
 from twinbus.clock import from_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, dead_letter_path
 from twinbus.errors import (
@@ -329,7 +330,7 @@ class Namespace:
 
     def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
         self._throttle.check_receives(self.usage(now))
-        queue.wait(waiter)
+        queue.waiters.add(waiter)
         return PARKED
 
     def _receive_deferred(

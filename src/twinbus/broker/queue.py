@@ -6,7 +6,6 @@ too. Methods decide, change memory and note in the commit what the log must know
 lapsed, nothing is expired and nothing scheduled is overdue.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,7 @@ from twinbus.broker.commands import (
     SessionLock,
     kind_of,
 )
-from twinbus.broker.commit import Commit, Entries, Fact, Ticket
+from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
@@ -33,6 +32,7 @@ from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
 from twinbus.broker.tokens import token_columns, token_of
+from twinbus.broker.waiters import Waiter, Waiters
 from twinbus.broker.waiting import Indices, Rows, Waiting
 from twinbus.clock import from_us
 from twinbus.errors import (
@@ -67,15 +67,6 @@ class QueueSettings:
 Resend = Callable[[Indices, Cause, int, Commit], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A receive or accept that waits for something to deliver."""
-
-    ticket: Ticket
-    command: Receive | AcceptSession
-    deadline: int
-
-
 class Queue:
     """Waiting messages and their receivers."""
 
@@ -89,8 +80,7 @@ class Queue:
         self.waiting = Waiting()
         self.sessions = Sessions()
         self.leases = Leases()
-        self.waiters: deque[Waiter] = deque()
-        self._next_deadline = NEVER_US  # a lower bound: none of them leaves before
+        self.waiters = Waiters(shared)
         self.next_sequence = 1
         self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
         self.idle_at = NEVER_US  # when its entity has been unused for too long
@@ -444,7 +434,7 @@ class Queue:
             self.leases.next_due,
             self.retry_at,
             self.idle_at,
-            self._next_deadline,
+            self.waiters.next_deadline,
         )
 
     def tick(self, now: int, commit: Commit) -> None:
@@ -533,38 +523,24 @@ class Queue:
 
     # -- those who wait ------------------------------------------------------------------------
 
-    def wait(self, waiter: Waiter) -> None:
-        """Let a request wait."""
-        self.waiters.append(waiter)
-        self.shared.open_receives += 1
-        self._next_deadline = min(self._next_deadline, waiter.deadline)
-
     def serve(self, now: int, commit: Commit) -> None:
-        """Give what is deliverable to those who wait, first come first served."""
-        left: deque[Waiter] = deque()
-        while self.waiters:
-            waiter = self.waiters.popleft()
-            try:
-                served = self._serve_one(waiter, now, commit)
-            except SessionLockLostError as error:
-                commit.refuse(waiter.ticket, error)
-                served = True
-            if served:
-                self.shared.open_receives -= 1
-                continue
-            left.append(waiter)
-            if not self.settings.requires_session:
-                break  # what the first cannot have, the others cannot have either
-        left.extend(self.waiters)
-        self.waiters = left
+        """Give what is deliverable to those who wait."""
+        self.waiters.serve(
+            lambda waiter: self._serve_one(waiter, now, commit),
+            all_the_same=not self.settings.requires_session,
+        )
 
     def _serve_one(self, waiter: Waiter, now: int, commit: Commit) -> bool:
         command = waiter.command
         reply: Any
-        if isinstance(command, AcceptSession):
-            reply = self.accept(command.session_id, now)
-        else:
-            reply = self.receive(command, now, commit)
+        try:
+            if isinstance(command, AcceptSession):
+                reply = self.accept(command.session_id, now)
+            else:
+                reply = self.receive(command, now, commit)
+        except SessionLockLostError as error:
+            commit.refuse(waiter.ticket, error)
+            return True
         if reply is None:
             return False
         self._meter(command, load_of(reply))
@@ -576,13 +552,7 @@ class Queue:
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
-        if now < self._next_deadline:
-            return
-        late = [waiter for waiter in self.waiters if waiter.deadline <= now]
-        self.waiters = deque(waiter for waiter in self.waiters if waiter.deadline > now)
-        self.shared.open_receives -= len(late)
-        self._next_deadline = min((w.deadline for w in self.waiters), default=NEVER_US)
-        for waiter in late:
+        for waiter in self.waiters.leave(now):
             self._meter(waiter.command, Load())
             if isinstance(waiter.command, Receive):
                 commit.reply(waiter.ticket, NOTHING)
@@ -594,12 +564,9 @@ class Queue:
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.touched.pop(self.entity, None)
-        for waiter in self.waiters:
-            self.shared.open_receives -= 1
-            commit.refuse(
-                waiter.ticket, EntityNotFoundError(f"{self.path} was deleted", path=self.path)
-            )
-        self.waiters.clear()
+        for waiter in self.waiters.leave():
+            error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
+            commit.refuse(waiter.ticket, error)
 
     def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:
         """Return the error for a session that did not become free."""

@@ -1,0 +1,67 @@
+"""Those who wait at one queue: long polls and accepts, first come first served."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from twinbus.broker.commands import AcceptSession, Receive
+from twinbus.broker.commit import Ticket
+from twinbus.broker.shared import Shared
+from twinbus.limits import NEVER_US
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A receive or accept that waits for something to deliver."""
+
+    ticket: Ticket
+    command: Receive | AcceptSession
+    deadline: int
+
+
+class Waiters:
+    """The line at one queue."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._line: deque[Waiter] = deque()
+        self.next_deadline = NEVER_US  # a lower bound: nobody leaves before
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(self._line)
+
+    def add(self, waiter: Waiter) -> None:
+        """Let a request wait."""
+        self._line.append(waiter)
+        self._shared.open_receives += 1
+        self.next_deadline = min(self.next_deadline, waiter.deadline)
+
+    def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
+        """Serve whom there is something for.
+
+        Where all want the same, what the first cannot have the others cannot have either.
+        """
+        left: deque[Waiter] = deque()
+        while self._line:
+            waiter = self._line.popleft()
+            if serve_one(waiter):
+                self._shared.open_receives -= 1
+                continue
+            left.append(waiter)
+            if all_the_same:
+                break
+        left.extend(self._line)
+        self._line = left
+
+    def leave(self, now: int = NEVER_US) -> list[Waiter]:
+        """Return those whose time is over, and let them go; without a time, everyone."""
+        if now < self.next_deadline:
+            return []
+        late = [waiter for waiter in self._line if waiter.deadline <= now]
+        self._line = deque(waiter for waiter in self._line if waiter.deadline > now)
+        self._shared.open_receives -= len(late)
+        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
+        return late
