@@ -36,7 +36,7 @@ class Bodies:
             name: np.zeros(64, kind) for name, kind in _COLUMNS.items()
         }
         self.released = 0  # places given up since the start
-        self.live_bytes = 0.0  # of messages somebody waits for; a topic counts each copy
+        self.live_bytes = 0.0  # about, of messages somebody waits for
         self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
     @property
@@ -86,9 +86,11 @@ class Bodies:
         else:
             unique, counts = np.unique(numbers, return_counts=True)
             at, places = unique - self._first, sign * counts
-        self._columns["live"][at] += places.astype(np.int32)
-        rows = np.maximum(self._columns["rows"][at], 1)
-        self.live_bytes += float((self._columns["length"][at] / rows * places).sum())
+        rows, before = self._columns["rows"][at], self._columns["live"][at]
+        after = self._columns["live"][at] = before + places
+        held = np.minimum(after, rows) - np.minimum(before, rows)  # a topic counts a row often
+        per_row = self._columns["length"][at] / np.maximum(rows, 1)
+        self.live_bytes += float((held * per_row).sum())
 
     def fetch(self, numbers: Int64s, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """Return these messages, in this order, as one batch."""

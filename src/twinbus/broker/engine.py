@@ -116,9 +116,10 @@ class Engine:
         replay = Replay()
         replay.read(self.log, bodies)
         bodies.start_at(replay.number("next", "batch", 1))
-        # Lock numbers begin above every lease epoch in the log and, as time passes between
-        # starts, above every lock given before.
-        locks = LockNumbers(max(self._time(), replay.highest_epoch()))
+        # Lock numbers begin above every lease epoch in the log, above what the last segment knew,
+        # and, as time passes between starts, above every lock given before.
+        known = max(replay.highest_epoch, replay.number("next", "lock", 0))
+        locks = LockNumbers(max(self._time(), known))
         self.namespace = Namespace(
             Shared(bodies, Deaths(), locks, self._meter), self._settings.namespace
         )

@@ -389,8 +389,8 @@ class Log:
             self._soiled = True
             self._take_back()
             raise StoreUnavailableError(
-                f"the log in {self.directory} cannot be written ({error.strerror}); nothing was "
-                "accepted. Free space or mend the disk: the broker tries again by itself",
+                f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
+                "was accepted. Free space or mend the disk: the broker tries again by itself",
                 directory=str(self.directory),
                 errno=error.errno,
             ) from error

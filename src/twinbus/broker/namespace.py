@@ -431,6 +431,7 @@ class Namespace:
         facts = [
             Fact.of("next", "entity", self.directory.next_number),
             Fact.of("next", "batch", self.shared.bodies.next_number),
+            Fact.of("next", "lock", self.shared.locks.last),
         ]
         facts += [Fact("entity", str(e.number), e.to_fact()) for e in self.directory]
         for queue in queues:

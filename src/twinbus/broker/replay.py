@@ -36,6 +36,7 @@ class Replay:
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transferred: dict[str, list[list[int]]] = {}
         self.highest_entity = 0
+        self.highest_epoch = 0
         self._places: list[Columns] = []
         self._place_order: list[int] = []
         self._changes: list[Columns] = []
@@ -81,16 +82,13 @@ class Replay:
                 self.facts.setdefault(kind, {})[key] = value
             if kind == "entity":  # also of a deleted one: its number is never given again
                 self.highest_entity = max(self.highest_entity, int(key))
+            elif kind == "lease":
+                self.highest_epoch = max(self.highest_epoch, int(key.partition("/")[2]))
 
     def number(self, kind: str, key: str, default: int) -> int:
         """Return a fact that is a number."""
         value = self.facts.get(kind, {}).get(key)
         return default if value is None else int(json.loads(value))
-
-    def highest_epoch(self) -> int:
-        """Return the highest epoch of a lease that is known."""
-        keys = self.facts.get("lease", {})
-        return max((int(key.partition("/")[2]) for key in keys), default=0)
 
     def standing(self) -> tuple[Columns, dict[int, int]]:
         """Return the rows of every message that still stands, ordered by entity and number.

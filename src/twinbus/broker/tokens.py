@@ -20,12 +20,12 @@ class LockNumbers:
     """Numbers for locks and lease epochs: never the same twice, always growing."""
 
     def __init__(self, start: int) -> None:
-        self._next = start
+        self.last = start
 
     def next(self) -> int:
         """Return a number nobody had."""
-        self._next += 1
-        return self._next
+        self.last += 1
+        return self.last
 
 
 def token_of(lock: int, number: int) -> UUID:
