@@ -205,7 +205,7 @@ def bench_depth(folder: Path, waiting: int, rounds: int, report: Report) -> None
     shallow, deep = open_queue(folder / "shallow"), open_queue(folder / "deep")
     for _ in range(10):
         shallow.ask(Send(QUEUE, batch))
-    per_round = 20
+    per_round = 60  # about one segment, so that every round begins one
 
     def cycle(namespace: EmbeddedNamespace) -> None:
         for _ in range(per_round):
@@ -215,7 +215,7 @@ def bench_depth(folder: Path, waiting: int, rounds: int, report: Report) -> None
     for _ in range(waiting // BATCH):
         deep.ask(Send(QUEUE, batch))
     works = [lambda: cycle(shallow), lambda: cycle(deep)]
-    side_by_side(works, 5)  # until both write over files of dropped segments
+    side_by_side(works, 3)  # until both write over files of dropped segments
     shallow_s, deep_s = side_by_side(works, rounds)
     shallow.close()
     deep.close()
