@@ -14,7 +14,7 @@ from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
 from twinbus.broker.transfers import runs
-from twinbus.broker.waiting import Indices
+from twinbus.broker.waiting import Indices, once
 from twinbus.clock import from_us, to_us
 from twinbus.errors import RangeUnavailableError
 
@@ -102,7 +102,7 @@ def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
     for part in command.dead_lettered:
         numbers = np.asarray(part.sequence_numbers, np.int64)
         at = queue.waiting.find(numbers)
-        at = queue.waiting.in_state(at[at >= 0], State.LEASED)
+        at = queue.waiting.in_state(once(at[at >= 0]), State.LEASED)
         at = queue.waiting.locked_by(at, command.epoch)
         death = Death(part.reason, part.description, queue.path)
         queue.bury(at, Cause.DEAD_LETTERED, death, commit)

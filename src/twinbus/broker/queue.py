@@ -33,7 +33,7 @@ from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
 from twinbus.broker.tokens import token_columns, token_of
 from twinbus.broker.waiters import Waiter, Waiters
-from twinbus.broker.waiting import Indices, Rows, Waiting
+from twinbus.broker.waiting import Indices, Rows, Waiting, once
 from twinbus.clock import from_us
 from twinbus.errors import (
     EntityNotFoundError,
@@ -46,8 +46,7 @@ from twinbus.errors import (
 from twinbus.limits import FORWARD_RETRY_US, MAX_RECEIVE_BYTES, NEVER_US
 from twinbus.message import Int64s
 
-_SETTLEMENTS = {
-    Disposition.COMPLETE: Cause.COMPLETED,
+_SET_ASIDE = {
     Disposition.DEFER: Cause.DEFERRED,
     Disposition.RELEASE: Cause.LAPSED,
 }
@@ -195,7 +194,7 @@ class Queue:
                 path=self.path,
                 sequence_numbers=missing,
             )
-        return at
+        return once(at)
 
     def _deliver(
         self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
@@ -254,7 +253,7 @@ class Queue:
             commit.kept.gone(self.entity, self.waiting.get("sequence", at))
             self.settle_gone(at, Cause.COMPLETED)
         else:
-            self.waiting.step(at, _SETTLEMENTS[disposition])
+            self.waiting.step(at, _SET_ASIDE[disposition])
             if disposition is Disposition.DEFER:
                 self._note_states(at, commit)
             self._stir(at)
@@ -283,9 +282,9 @@ class Queue:
         good = (at >= 0) & (self.waiting.get("lock", at) == locks)
         good &= (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
         if good.all():
-            return at, []
+            return once(at), []
         lost = [token_of(*pair) for pair in zip(locks[~good], numbers[~good], strict=True)]
-        return at[good], lost
+        return once(at[good]), lost
 
     def _lock_lost(
         self, lost: list[Any], settled: int

@@ -47,6 +47,13 @@ _TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
 _EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
 
 
+def once(at: Indices) -> Indices:
+    """Return each row once, in order of first mention: a caller may name a message twice."""
+    if len(at) < 2 or (np.diff(at) > 0).all():
+        return at
+    return at[np.sort(np.unique(at, return_index=True)[1])]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """New rows, one array (or one value for all) per column."""
