@@ -15,9 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
-from uuid import UUID
 
-from twinbus.clock import MICROSECOND, from_us, moment_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
     DEFAULT_DUPLICATE_WINDOW,
@@ -38,6 +36,7 @@ from twinbus.limits import (
     MIN_TIME_TO_LIVE,
     UNLIMITED,
 )
+from twinbus.plain import Kinds, Plain
 
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 SUBSCRIPTIONS = "/Subscriptions/"
@@ -291,75 +290,33 @@ class RuntimeProperties:
     subscription_count: int = 0  # of a topic
 
 
-# -- JSON: how descriptions are kept in the log and travel -----------------------------------------
+# -- JSON: how descriptions are kept in the log ----------------------------------------------------
 
-_KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        QueueDescription,
-        TopicDescription,
-        SubscriptionDescription,
-        RuleDescription,
-        SqlFilter,
-        CorrelationFilter,
-        TrueFilter,
-        FalseFilter,
-        SqlAction,
-        RuntimeProperties,
-    )
-}
+DESCRIPTIONS = (
+    QueueDescription,
+    TopicDescription,
+    SubscriptionDescription,
+    RuleDescription,
+    SqlFilter,
+    CorrelationFilter,
+    TrueFilter,
+    FalseFilter,
+    SqlAction,
+    RuntimeProperties,
+    EntityStatus,
+)
+_PLAIN = Plain(Kinds(DESCRIPTIONS))
 _D = TypeVar("_D")
 
 
 def to_json(description: object) -> str:
     """Return a description as JSON that `from_json` turns back into an equal value."""
-    return json.dumps(_plain(description), separators=(",", ":"))
+    return json.dumps(_PLAIN.dump(description), separators=(",", ":"))
 
 
 def from_json(text: str, kind: type[_D]) -> _D:
     """Return the description in this JSON; it must be of the given kind."""
-    value = _value(json.loads(text))
+    value = _PLAIN.load(json.loads(text))
     if not isinstance(value, kind):
         raise InvalidArgumentError(f"expected a {kind.__name__}, found {type(value).__name__}")
     return value
-
-
-def _plain(value: Any) -> Any:
-    if type(value).__name__ in _KINDS:
-        held = {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-        return {"kind": type(value).__name__, **held}
-    if isinstance(value, EntityStatus):
-        return {"kind": "status", "value": value.value}
-    if isinstance(value, timedelta):
-        return {"kind": "timedelta", "us": value // MICROSECOND}
-    if isinstance(value, datetime):
-        return {"kind": "datetime", "us": moment_us(value)}
-    if isinstance(value, UUID):
-        return {"kind": "uuid", "hex": value.hex}
-    if isinstance(value, bytes):
-        return {"kind": "bytes", "hex": value.hex()}
-    if isinstance(value, Mapping):
-        return {"kind": "map", "items": {name: _plain(held) for name, held in value.items()}}
-    return value
-
-
-def _value(plain: Any) -> Any:
-    if not isinstance(plain, dict):
-        return plain
-    kind = plain["kind"]
-    if kind in _KINDS:
-        held = {name: _value(value) for name, value in plain.items() if name != "kind"}
-        return _KINDS[kind](**held)
-    if kind == "status":
-        return EntityStatus(plain["value"])
-    if kind == "timedelta":
-        return timedelta(microseconds=plain["us"])
-    if kind == "datetime":
-        return from_us(plain["us"])
-    if kind == "uuid":
-        return UUID(hex=plain["hex"])
-    if kind == "bytes":
-        return bytes.fromhex(plain["hex"])
-    if kind == "map":
-        return {name: _value(held) for name, held in plain["items"].items()}
-    raise InvalidArgumentError(f"a description holds an unknown kind {kind!r}")

@@ -18,8 +18,11 @@
     ├── LogDamagedError              operator  no
     ├── NewerFormatError             operator  no
     ├── NamespaceClosedError         caller    no
+    ├── FactoryFaultedError          caller    no    it and its partner gave up; make new ones
+    ├── UnauthorizedError            operator  no    no token, a bad one, or a claim is missing
     ├── ServerBusyError              broker    yes   wait 10 s
     ├── OperationTimeoutError        broker    yes   the outcome is unknown
+    ├── CommunicationError           broker    yes   not reached, or the outcome is unknown
     ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
     └── BrokerRestartingError        broker    yes   the broker heals itself
 
@@ -171,6 +174,18 @@ class NamespaceClosedError(MessagingError):
     fault = Fault.CALLER
 
 
+class FactoryFaultedError(MessagingError):
+    """The factory was faulted; the text names why."""
+
+    fault = Fault.CALLER
+
+
+class UnauthorizedError(MessagingError):
+    """The token is missing, forged or expired, or its key lacks the claim."""
+
+    fault = Fault.OPERATOR
+
+
 class ServerBusyError(TransientError):
     """A threshold of the namespace is crossed; wait before the next request."""
 
@@ -179,9 +194,28 @@ class OperationTimeoutError(TransientError):
     """No answer in time; whether the work was done is unknown."""
 
 
+class CommunicationError(TransientError):
+    """The server cannot be reached, or the connection broke before the answer came."""
+
+
 class StoreUnavailableError(TransientError):
     """The disk refuses writes; nothing of the request was accepted."""
 
 
 class BrokerRestartingError(TransientError):
     """The broker found itself inconsistent and restarts from its log."""
+
+
+def error_of(code: str, text: str, facts: Mapping[str, object]) -> MessagingError:
+    """Return the error that had this code; one this version does not know is a MessagingError."""
+    return _KINDS.get(code, MessagingError)(text, **facts)
+
+
+def _kinds(root: type[MessagingError]) -> dict[str, type[MessagingError]]:
+    found = {root.__name__.removesuffix("Error"): root}
+    for kind in root.__subclasses__():
+        found |= _kinds(kind)
+    return found
+
+
+_KINDS = _kinds(MessagingError)

@@ -76,6 +76,34 @@ DEFAULT_STORAGE_BYTES: Final = None
 DEFAULT_OPEN_RECEIVES: Final = 10_000
 SERVER_BUSY_RETRY_S: Final = 10  # what clients are told to wait
 
+# Access
+KEY_BYTES: Final = 32  # as many as the HMAC's digest: more would not make it stronger
+MAX_KEYS: Final = 1000  # each start of a segment writes them all
+MAX_TOKEN_CHARACTERS: Final = 4096  # a path, a name and a digest, quoted
+TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen one is of use no longer
+TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its life is left
+
+# Clients
+OPERATION_TIMEOUT: Final = timedelta(seconds=60)
+MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
+MAX_BACKOFF: Final = timedelta(seconds=10)  # a client is back soon after a long outage
+MAX_CLOSE_WAIT: Final = timedelta(seconds=5)  # what waits at a closing client gives up after
+PIPELINE_MESSAGES: Final = 1000  # of one send; more gain nothing, and lose more at once
+PIPELINE_BYTES: Final = 1024 * 1024  # of one send
+PIPELINE_SENDS: Final = 4  # in flight: one on the disk, one decoded, one on the wire, one encoded
+PIPELINE_BACKLOG: Final = 100_000  # messages that wait for their turn before `send` blocks
+RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
+
+# The wire
+DEFAULT_PORT: Final = 4617  # no well-known service uses it
+WIRE_VERSION: Final = 1
+MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
+MAX_FRAME_BYTES: Final = MAX_BATCH_BYTES + MAX_HEAD_BYTES
+MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
+SMALL_FRAME_BYTES: Final = 32 * 1024  # fits the window of a stream: its writer is not held up
+QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
+GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up
+
 # Self-healing
 SELF_CHECK_INTERVAL_US: Final = 60 * SECOND_US  # one entity per interval: too cheap to notice
 KEPT_DIAGNOSTIC_BUNDLES: Final = 10

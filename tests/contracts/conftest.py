@@ -1,6 +1,7 @@
 """The worlds the contract suite runs in: every way to reach a namespace is one."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -8,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from twinbus.broker.commands import Command
+from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
+from twinbus.broker.commands import Command, PutKey
 from twinbus.clock import ManualClock
+from twinbus.connection import ConnectionString, Place
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.flight import FlightNamespace
+from twinbus.server.flight import FlightDoor
+
+ROOT = SharedAccessKey(
+    name=ROOT_KEY, claims=(Claim.MANAGE,), primary="first" * 8, secondary="second" * 8
+)
 
 
 @dataclass
@@ -28,9 +37,21 @@ class World:
         self.clock.advance(timedelta(**span))
 
 
-@pytest.fixture(params=["embedded"])
+@pytest.fixture(params=["embedded", "flight"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
-    assert request.param == "embedded"
     clock = ManualClock()
     with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
-        yield World(namespace, clock)
+        if request.param == "embedded":
+            yield World(namespace, clock)
+            return
+        namespace.ask(PutKey(ROOT))
+        with closing(FlightDoor(namespace, clock)) as door:
+            connection = ConnectionString(
+                place=Place.SERVER,
+                host="127.0.0.1",
+                port=door.port,
+                key_name=ROOT.name,
+                key=ROOT.primary,
+            )
+            with FlightNamespace(connection, clock) as client:
+                yield World(client, clock)

@@ -6,6 +6,7 @@ sessions     AcceptSession, RenewSession, ReleaseSession, GetSessionState, SetSe
 ranges       LeaseRange, RenewRange, ReadRange, SettleRange, ReleaseRange
 managing     CreateEntity, UpdateEntity, DeleteEntity, GetEntity, ListEntities,
              GetRuntimeProperties, CreateRule, DeleteRule, ListRules, ReadMeter
+keys         PutKey, DeleteKey, ListKeys
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from twinbus.broker.access import SharedAccessKey
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_ID_CHARACTERS, MAX_RECEIVE_BYTES
@@ -495,6 +497,36 @@ class ListRules(EntityCommand[Sequence[RuleDescription]]):
 @dataclass(frozen=True, slots=True)
 class ReadMeter(Command[pa.RecordBatch]):
     """Read the operations metered since the start, one row per entity, kind and outcome."""
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PutKey(Command[None]):
+    """Add a key, or replace the one of its name."""
+
+    key: SharedAccessKey
+
+    def __post_init__(self) -> None:
+        _check_type("key", self.key, SharedAccessKey)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteKey(Command[None]):
+    """Remove a key; its tokens are no longer good."""
+
+    name: str
+    entity_path: str | None = None  # None: a key of the namespace
+
+    def __post_init__(self) -> None:
+        _check_type("name", self.name, str)
+        _check_type("entity_path", self.entity_path, str, NoneType)
+
+
+@dataclass(frozen=True, slots=True)
+class ListKeys(Command[Sequence[SharedAccessKey]]):
+    """List every key with its secrets: those of the namespace first."""
 
 
 def size_of(command: Command[object]) -> int:

@@ -1,10 +1,12 @@
 """Managing entities and rules. What changes the directory is durable before it is so."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from twinbus.broker import commands as c
+from twinbus.broker.access import AccessKeys, Claim, SharedAccessKey
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
@@ -22,7 +24,10 @@ from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
+    QuotaExceededError,
 )
+from twinbus.limits import MAX_KEYS
+from twinbus.plain import Kinds, Plain
 
 _FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 _KINDS: dict[c.EntityKind, type] = {
@@ -30,14 +35,26 @@ _KINDS: dict[c.EntityKind, type] = {
     c.EntityKind.TOPIC: TopicDescription,
     c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
 }
-CHANGES_DIRECTORY = (c.CreateEntity, c.UpdateEntity, c.DeleteEntity, c.CreateRule, c.DeleteRule)
+CHANGES_DIRECTORY = (
+    c.CreateEntity,
+    c.UpdateEntity,
+    c.DeleteEntity,
+    c.CreateRule,
+    c.DeleteRule,
+    c.PutKey,
+    c.DeleteKey,
+)
+_KEYS = Plain(Kinds([SharedAccessKey, Claim]))
 
 
 class Management:
     """Carries out the managing commands. Those of CHANGES_DIRECTORY get a turn of their own."""
 
-    def __init__(self, directory: Directory, adopt: Callable[[Entity], None]) -> None:
+    def __init__(
+        self, directory: Directory, keys: AccessKeys, adopt: Callable[[Entity], None]
+    ) -> None:
         self._directory = directory
+        self._keys = keys
         self._adopt = adopt  # called for each entity that is new or has new settings
 
     def execute(self, command: c.Command[Any], now: int, commit: Commit) -> Any:
@@ -62,6 +79,12 @@ class Management:
             case c.ListRules():
                 rules = self._subscription(command.path).rules
                 return [rules[name].description for name in sorted(rules)]
+            case c.PutKey():
+                return self._put_key(command.key, commit)
+            case c.DeleteKey():
+                return self._delete_key(command, commit)
+            case c.ListKeys():
+                return self._keys.all()
         raise InvalidArgumentError(f"a namespace does not know the command {command!r:.100}")
 
     # -- entities ------------------------------------------------------------------------------
@@ -140,9 +163,13 @@ class Management:
             doomed = [*entity.subscriptions.values(), entity]
         for one in doomed:
             commit.tentative.facts.append(Fact("entity", str(one.number), None))
+        keys = [key for key in self._keys.all() if key.entity_path == entity.description.path]
+        commit.tentative.facts.extend(Fact("key", key.id, None) for key in keys)
         commit.must_sync = True
 
         def durable() -> None:
+            for key in keys:
+                self._keys.remove(key)
             for one in doomed:
                 if self._directory.find(one.description.path) is one:  # not gone with its topic
                     self._directory.remove(one)
@@ -196,3 +223,44 @@ class Management:
             subscription.rules, subscription.updated_us = rules, now
 
         commit.on_durable.append(durable)
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def _put_key(self, key: SharedAccessKey, commit: Commit) -> None:
+        if key.entity_path is not None:
+            entity = self._directory.entity(key.entity_path)
+            if isinstance(entity, Subscription):
+                raise InvalidArgumentError(
+                    f"{key.entity_path} is a subscription; a key of its topic opens it"
+                )
+            key = replace(key, entity_path=entity.description.path)
+        if len(self._keys) >= MAX_KEYS and self._keys.get(key.name, key.entity_path) is None:
+            raise QuotaExceededError(f"the namespace has {MAX_KEYS} keys; delete some first")
+        commit.tentative.facts.append(key_fact(key))
+        commit.must_sync = True
+        commit.on_durable.append(lambda: self._keys.put(key))
+
+    def _delete_key(self, command: c.DeleteKey, commit: Commit) -> None:
+        key = self._keys.get(command.name, command.entity_path)
+        where = command.entity_path or "the namespace"
+        if key is None:
+            raise EntityNotFoundError(f"{where} has no key {command.name}")
+        managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
+        if managing == [key]:
+            raise InvalidOperationError(
+                f"{key.name} is the last key that can manage {where}; put another one first"
+            )
+        commit.tentative.facts.append(Fact("key", key.id, None))
+        commit.must_sync = True
+        commit.on_durable.append(lambda: self._keys.remove(key))
+
+
+def key_fact(key: SharedAccessKey) -> Fact:
+    """Return a key as it is kept in the log, whose files only their owner can read."""
+    return Fact.of("key", key.id, _KEYS.dump(key))
+
+
+def key_of(fact: bytes) -> SharedAccessKey:
+    """Return the key of a fact."""
+    key: SharedAccessKey = _KEYS.load(json.loads(fact))
+    return key

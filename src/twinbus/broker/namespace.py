@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker import commands as c
+from twinbus.broker.access import AccessKeys
 from twinbus.broker.commit import Commit, Fact, Ticket
 from twinbus.broker.dead_letter import MAX_REASON_CHARACTERS, Death
 from twinbus.broker.delivery import NOTHING
@@ -23,7 +24,7 @@ from twinbus.broker.entity import Entity
 from twinbus.broker.intake import Asked, Intake
 from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_range
 from twinbus.broker.lifecycle import State
-from twinbus.broker.management import Management
+from twinbus.broker.management import Management, key_fact
 from twinbus.broker.meter import Load, load_of, load_of_sizes
 from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
@@ -78,7 +79,8 @@ class Namespace:
         self._intake = Intake(router, self.transfers, self.meter, settings.max_message_bytes)
         self._throttle = Throttle(settings.thresholds)
         self._memory_bytes, self._memory_known_at = 0, -NEVER_US
-        self._management = Management(self.directory, self.adopt)
+        self.keys = AccessKeys()
+        self._management = Management(self.directory, self.keys, self.adopt)
         self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
         self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
         self._changed: dict[int, Queue] = {}  # in this turn
@@ -441,6 +443,7 @@ class Namespace:
             facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
             facts += [Fact("lease", f"{number}/{e.epoch}", e.to_json()) for e in queue.leases]
         facts += self.shared.deaths.facts()
+        facts += [key_fact(key) for key in self.keys.all()]
         for origin, intervals in self.transfers.origins():
             facts.append(Fact.of("transferred", origin, intervals))
         return facts
@@ -448,6 +451,13 @@ class Namespace:
     def waiting_tickets(self) -> list[Ticket]:
         """Return everyone whose request waits."""
         return [waiter.ticket for queue in self.directory.queues() for waiter in queue.waiters]
+
+    def withdraw(self, tickets: set[int]) -> None:
+        """Let requests that wait go unanswered: those who asked are gone."""
+        for queue in self.directory.queues():
+            for waiter in queue.waiters.withdraw(tickets):
+                path, kind = self._metered(queue.path), c.kind_of(waiter.command)
+                self.meter.record(path, kind, "Withdrawn", Load())
 
     def faults(self) -> list[str]:
         """Return every inconsistency between counters and columns."""

@@ -18,6 +18,7 @@ from twinbus.broker.dead_letter import Death
 from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Log, Part, PartKind
+from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
@@ -257,7 +258,9 @@ def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
 
 
 def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
-    """Restore session states and leases."""
+    """Restore access keys, session states and leases."""
+    for value in replay.facts.get("key", {}).values():
+        namespace.keys.put(key_of(value))
     for key, value in replay.facts.get("session", {}).items():
         number, _, name = key.partition("/")
         queue = namespace.directory.queue_numbered(int(number))

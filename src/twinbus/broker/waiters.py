@@ -60,8 +60,16 @@ class Waiters:
         """Return those whose time is over, and let them go; without a time, everyone."""
         if now < self.next_deadline:
             return []
-        late = [waiter for waiter in self._line if waiter.deadline <= now]
-        self._line = deque(waiter for waiter in self._line if waiter.deadline > now)
-        self._shared.open_receives -= len(late)
+        return self._let_go(lambda waiter: waiter.deadline <= now)
+
+    def withdraw(self, tickets: set[int]) -> list[Waiter]:
+        """Return those whose tickets have these identities, and let them go."""
+        return self._let_go(lambda waiter: id(waiter.ticket) in tickets)
+
+    def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+        gone = [waiter for waiter in self._line if goes(waiter)]
+        if gone:
+            self._line = deque(waiter for waiter in self._line if not goes(waiter))
+            self._shared.open_receives -= len(gone)
         self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
-        return late
+        return gone

@@ -11,17 +11,17 @@ thread and time passes when the clock is moved: for simulations.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from twinbus.broker.commands import Command, size_of
-from twinbus.broker.engine import Engine, EngineSettings, Storages
+from twinbus.broker.engine import Asker, Engine, EngineSettings, Storages
 from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
-from twinbus.errors import MessagingError, NamespaceClosedError
+from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
 from twinbus.limits import GATHER_S, MAX_BATCH_BYTES, NEVER_US
 
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class _Promise:
             self._completed.append(lambda: self.future.set_exception(error))
 
 
-class _Call:
+class Call:
     """A command whose caller blocks: a future with nothing but what blocking needs."""
 
     __slots__ = ("_answered", "_error", "_value", "command", "done")
@@ -68,23 +68,26 @@ class _Call:
         self._answered.acquire()
 
     def answer(self, value: Any) -> None:
+        """Give the caller its reply."""
         if not self.done:
             self._value, self.done = value, True
             self._answered.release()
 
     def fail(self, error: MessagingError) -> None:
+        """Give the caller an error to raise."""
         if not self.done:
             self._error, self.done = error, True
             self._answered.release()
 
-    def result(self) -> Any:
-        self._answered.acquire()
+    def result(self, timeout_s: float | None = None) -> Any:
+        """Wait for the answer."""
+        if not self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            raise OperationTimeoutError(
+                f"no answer within {timeout_s:.3g} s; whether the work was done is unknown"
+            )
         if self._error is not None:
             raise self._error.with_traceback(None)  # others may be raising it too
         return self._value
-
-
-_Asker = _Promise | _Call
 
 
 class Writer:
@@ -100,7 +103,7 @@ class Writer:
     ) -> None:
         self.engine = Engine(settings, clock, storages or Storages())
         self._clock = clock
-        self._arrivals: deque[_Asker] = deque()
+        self._arrivals: deque[Asker] = deque()
         self._completed: deque[Callable[[], None]] = deque()  # futures to complete after a turn
         self._turn_lock = threading.Lock()
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
@@ -128,19 +131,34 @@ class Writer:
             self._complete()
         return promise.future
 
-    def ask(self, command: Command[R]) -> R:
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        call = _Call(command)
+        call = Call(command)
         self._arrive(call)
         if self._is_ready():
             self._take_turn()
-        return call.result()  # type: ignore[no-any-return]
+        return call.result(timeout_s)  # type: ignore[no-any-return]
+
+    def hand_over(self, askers: Sequence[Asker]) -> None:
+        """Take commands of askers who do not wait here, with the caller's own thread if it can.
+
+        An asker is answered within a turn, by whoever has it: it must neither block nor ask back.
+        """
+        for asker in askers:
+            self._arrive(asker)
+        if self._is_ready():
+            self._take_turn()
+
+    def withdraw(self, askers: Iterable[Asker]) -> None:
+        """Let requests that wait go unanswered."""
+        with self._turn_lock:
+            self.engine.namespace.withdraw({id(asker) for asker in askers})
 
     def _is_ready(self) -> bool:
         """Whether everyone the next turn is held for is there."""
         return len(self._arrivals) >= max(1, self._expected)
 
-    def _arrive(self, asker: _Asker) -> None:
+    def _arrive(self, asker: Asker) -> None:
         self._arrivals.append(asker)
         if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
             asker.fail(self._end)
@@ -224,7 +242,7 @@ class Writer:
             self._expected = callers if callers > 1 and self._thread is not None else 0
             self._next_event = self.engine.next_event
 
-    def _stop(self, reason: MessagingError, unanswered: Sequence[_Asker] = ()) -> None:
+    def _stop(self, reason: MessagingError, unanswered: Sequence[Asker] = ()) -> None:
         """Take no more commands, and tell everyone who still waits."""
         self._end = reason
         self._stop_listening()
@@ -233,7 +251,7 @@ class Writer:
             ticket.fail(reason)
         self._arrivals.clear()
 
-    def _next_group(self) -> list[_Asker]:
+    def _next_group(self) -> list[Asker]:
         """Return what goes into one turn: no more than a batch may carry.
 
         A change of the directory gets a turn of its own.
@@ -241,7 +259,7 @@ class Writer:
         arrivals = self._arrivals
         if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
             return [arrivals.popleft()]
-        group: list[_Asker] = []
+        group: list[Asker] = []
         size = 0
         while arrivals and not isinstance(arrivals[0].command, CHANGES_DIRECTORY):
             size += size_of(arrivals[0].command)

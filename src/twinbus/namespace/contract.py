@@ -3,8 +3,8 @@
 A namespace takes commands (twinbus.broker.commands lists them) and gives futures, so that callers
 may keep many in flight. `ask` is the blocking form. An error is the same whatever the way.
 
-Who implements it: embedded.py in this process; later ones over a network. Who calls it: clients,
-from any thread. Each implementation must pass tests/contracts unchanged.
+Who implements it: embedded.py in this process, flight.py for a server. Who calls it: clients, from
+any thread. What is done when a future completes may submit, but must not wait for another. Each implementation must pass tests/contracts unchanged.
 """
 
 from concurrent.futures import Future
@@ -22,8 +22,11 @@ class Namespace(Protocol):
         """Hand a command over; never blocks, never raises."""
         ...
 
-    def ask(self, command: Command[R]) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait for its reply, or raise its error.
+
+        Without an answer in time it raises OperationTimeoutError: the outcome is unknown.
+        """
         ...
 
     def close(self) -> None:

@@ -1,12 +1,14 @@
 """A namespace in this process, on a directory."""
 
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
-from twinbus.broker.engine import EngineSettings, Storages
+from twinbus.broker.engine import Asker, EngineSettings, Storages
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
 
@@ -36,9 +38,22 @@ class EmbeddedNamespace:
         """Hand a command over; never blocks on the disk, never raises."""
         return self._writer.submit(command)
 
-    def ask(self, command: Command[R]) -> R:
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        return self._writer.ask(command)
+        return self._writer.ask(command, timeout_s)
+
+    def hand_over(self, askers: Sequence[Asker]) -> None:
+        """Take commands of askers who do not wait here; see `Writer.hand_over`. For servers."""
+        self._writer.hand_over(askers)
+
+    def withdraw(self, askers: Iterable[Asker]) -> None:
+        """Let requests that wait go unanswered: those who asked are gone."""
+        self._writer.withdraw(askers)
+
+    @property
+    def keys(self) -> AccessKeys:
+        """The keys that open this namespace to others."""
+        return self._writer.engine.namespace.keys
 
     def close(self) -> None:
         """Finish what was handed over and let go of the directory."""

@@ -75,9 +75,11 @@ class FaultyNamespace:
                 self._injected.remove(injected)
         return _FAULTS[injected.fault](self.inner, command)
 
-    def ask(self, command: Command[R]) -> R:
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        return self.submit(command).result()
+        if not self._injected:
+            return self.inner.ask(command, timeout_s)
+        return self.submit(command).result(timeout_s)
 
     def close(self) -> None:
         """Close the namespace within."""

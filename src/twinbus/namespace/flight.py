@@ -1,0 +1,380 @@
+"""A namespace on a server, over Arrow Flight.
+
+One exchange carries everything, many commands in flight (wire.py has the frames). It is opened when
+first needed, and anew after it broke. Two threads serve it: one reads replies, the other opens the
+exchange and writes what would block. A caller that asks for something small writes it itself when
+nobody else is writing, which saves a thread switch; what comes meanwhile goes into the next frame.
+"""
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from twinbus.broker.commands import Command, size_of
+from twinbus.broker.writer import Call
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString, token_for
+from twinbus.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+    UnauthorizedError,
+)
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_CLOSE_WAIT,
+    QUIET_S,
+    SECOND_US,
+    SMALL_FRAME_BYTES,
+    TOKEN_LIFE,
+    TOKEN_RENEWAL,
+)
+from twinbus.message import MESSAGE_SCHEMA
+from twinbus.namespace.wire import HANG_UP, PROTOCOL, decode_replies, encode_asks, with_columns
+
+R = TypeVar("R")
+_log = logging.getLogger("twinbus.client")
+_CHANNEL = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, and no back-off of others
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+class _Asker(Protocol):
+    def answer(self, value: Any) -> None: ...
+    def fail(self, error: MessagingError) -> None: ...
+
+
+class _Promise:
+    """An asker that does not wait."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+
+    def answer(self, value: Any) -> None:
+        self.future.set_result(value)
+
+    def fail(self, error: MessagingError) -> None:
+        self.future.set_exception(error)
+
+
+class FlightNamespace:
+    """Reaches a Twinbus server; nothing is opened before the first command."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
+        self._connection = connection
+        self._credentials = Credentials(connection, clock or SystemClock())
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._closed = False
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over; never blocks, never raises."""
+        promise = _Promise()
+        try:
+            self._current().post(with_columns(command), promise)
+        except MessagingError as error:
+            promise.fail(error)
+        return promise.future
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        command = with_columns(command)  # type: ignore[assignment]
+        call = Call(command)
+        link = self._current()
+        number = link.post(command, call, waits=True)
+        return link.wait(number, call, timeout_s)  # type: ignore[no-any-return]
+
+    def _current(self) -> "_Link":
+        link = self._link
+        if link is not None and link.broken is None:
+            return link
+        with self._lock:
+            if self._closed:
+                raise NamespaceClosedError("the namespace was closed")
+            if self._link is None or self._link.broken is not None:
+                self._link = _Link(self._connection, self._credentials)
+            return self._link
+
+    def close(self) -> None:
+        """Finish what was handed over and hang up."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Credentials:
+    """Signs tokens, and signs new ones before the old expire."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._renew_at = 0
+
+    def token(self) -> str:
+        """Return a token that is good for a while."""
+        connection = self._connection
+        if not connection.key:
+            self._renew_at = 2**63
+            return connection.token
+        now = self._clock.now_us()
+        life = int(TOKEN_LIFE.total_seconds())
+        self._renew_at = now + int(life * (1 - TOKEN_RENEWAL)) * SECOND_US
+        return token_for(connection, now // SECOND_US + life)
+
+    def renewed(self) -> str | None:
+        """Return a new token when it is time for one."""
+        return self.token() if self._clock.now_us() >= self._renew_at else None
+
+
+class _Link:
+    """One exchange, from opening to its end. A link that broke is not mended but replaced."""
+
+    def __init__(self, connection: ConnectionString, credentials: Credentials) -> None:
+        self._connection = connection
+        self._credentials = credentials
+        self._numbers = itertools.count(HANG_UP + 1)
+        self._askers: dict[int, _Asker] = {}
+        self._pending: deque[tuple[int, Command[Any]]] = deque()
+        self._pen = threading.Lock()  # whoever holds it writes
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: hang up
+        self._reader: Any = None
+        self._writer: Any = None
+        self._heard_at = time.monotonic()
+        self.broken: MessagingError | None = None
+        self._ended = threading.Event()
+        self._pen.acquire()  # until it is open
+        where = f"{connection.host}:{connection.port}"
+        self._threads = [
+            threading.Thread(target=work, name=f"twinbus-{what}-{where}", daemon=True)
+            for what, work in (("writer", self._write), ("reader", self._read))
+        ]
+        self._threads[0].start()
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def post(self, command: Command[Any], asker: _Asker, *, waits: bool = False) -> int:
+        """Send a command; the caller writes it itself if it waits anyway and it is small."""
+        number = next(self._numbers)
+        self._askers[number] = asker
+        self._pending.append((number, command))
+        if self.broken is not None:  # looked at last, so that nobody slips in behind `_end`
+            self._fail(number, self.broken)
+        elif waits and size_of(command) <= SMALL_FRAME_BYTES and self._pen.acquire(blocking=False):
+            try:
+                self._write_pending()
+            finally:
+                self._pen.release()
+                if self._pending:
+                    self._wake.put(True)
+        else:
+            self._wake.put(True)
+        return number
+
+    def wait(self, number: int, call: Call, timeout_s: float | None) -> Any:
+        """Wait for a reply, and make sure meanwhile that the server is there."""
+        if threading.current_thread() is self._threads[1]:
+            raise InvalidOperationError("what is called back must not wait for another reply")
+        began = time.monotonic()
+        while True:
+            left = QUIET_S if timeout_s is None else began + timeout_s - time.monotonic()
+            try:
+                return call.result(min(left, QUIET_S))
+            except OperationTimeoutError:
+                if call.done:
+                    raise  # it is the reply
+                now = time.monotonic()
+                quiet_s = now - self._heard_at
+                if timeout_s is not None and now - began >= timeout_s:
+                    self._askers.pop(number, None)
+                    if quiet_s >= timeout_s:
+                        self._end(_unanswered(timeout_s))
+                    raise _unanswered(timeout_s) from None
+                if quiet_s >= 2 * QUIET_S:
+                    self._end(_unanswered(quiet_s))
+                elif quiet_s >= QUIET_S:
+                    self._wake.put(True)  # a frame that asks nothing
+
+    def _fail(self, number: int, error: MessagingError) -> None:
+        asker = self._askers.pop(number, None)
+        if asker is not None:
+            asker.fail(error)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Be the thread that opens the exchange and writes what would block."""
+        try:
+            self._open()
+        except (pa.ArrowException, OSError, MessagingError) as error:
+            self._end(_told(error))
+            self._pen.release()
+            return
+        self._threads[1].start()
+        self._write_pending()
+        self._pen.release()
+        while self._wake.get():
+            with self._pen:
+                self._write_pending(even_if_empty=True)
+        with self._pen, suppress(pa.ArrowException, OSError):
+            if self._writer is not None:
+                self._writer.done_writing()
+
+    def _open(self) -> None:
+        connection = self._connection
+        host = f"[{connection.host}]" if ":" in connection.host else connection.host
+        scheme = "grpc+tls" if connection.tls else "grpc+tcp"
+        options: dict[str, Any] = {"generic_options": list(_CHANNEL)}
+        if connection.tls:
+            if connection.ca_file is not None:
+                options["tls_root_certs"] = _read_file(connection.ca_file)
+            if connection.tls_host_name:
+                options["override_hostname"] = connection.tls_host_name
+        self._client = flight.FlightClient(f"{scheme}://{host}:{connection.port}", **options)
+        token = self._credentials.token()
+        headers = [(b"authorization", token.encode())] if token else []
+        self._writer, self._reader = self._client.do_exchange(
+            flight.FlightDescriptor.for_command(PROTOCOL),
+            flight.FlightCallOptions(headers=headers),
+        )
+        self._writer.begin(MESSAGE_SCHEMA)
+
+    def _write_pending(self, *, even_if_empty: bool = False) -> None:
+        """Write what waits, with the pen in hand."""
+        try:
+            while self._pending or even_if_empty:
+                even_if_empty = False
+                frame = encode_asks(self._next_group(), self._credentials.renewed())
+                if frame.batch is None:
+                    self._writer.write_metadata(frame.metadata)
+                else:
+                    self._writer.write_with_metadata(frame.batch, frame.metadata)
+        except (pa.ArrowException, OSError, StopIteration) as error:
+            if not self._threads[1].is_alive():  # else it learns why
+                self._end(_told(error))
+
+    def _next_group(self) -> list[tuple[int, Command[Any]]]:
+        group: list[tuple[int, Command[Any]]] = []
+        size = 0
+        while self._pending:
+            size += size_of(self._pending[0][1])
+            if group and size > MAX_BATCH_BYTES:
+                break
+            group.append(self._pending.popleft())
+        return group
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Be the thread that reads replies, until the end."""
+        error: MessagingError = CommunicationError("the server ended the connection; try again")
+        try:
+            while True:
+                chunk = self._reader.read_chunk()
+                self._heard_at = time.monotonic()
+                for reply in decode_replies(chunk.app_metadata, chunk.data):
+                    if reply.number == HANG_UP:
+                        error = reply.value
+                        return
+                    asker = self._askers.pop(reply.number, None)
+                    if asker is None:
+                        continue  # it gave up waiting
+                    if isinstance(reply.value, MessagingError):
+                        asker.fail(reply.value)
+                    else:
+                        asker.answer(reply.value)
+        except StopIteration:
+            pass
+        except (pa.ArrowException, OSError, MessagingError) as trouble:
+            error = _told(trouble)
+        finally:
+            self._end(error)
+            self._let_go()
+
+    def _end(self, error: MessagingError) -> None:
+        """Fail everyone who waits, once."""
+        with suppress(pa.ArrowException, OSError):
+            if self._reader is not None:
+                self._reader.cancel()
+        if self.broken is None:
+            self.broken = error
+        for number in list(self._askers):
+            self._fail(number, self.broken)
+        self._wake.put(False)
+        self._ended.set()
+
+    def _let_go(self) -> None:
+        self._threads[0].join()
+        for thing in (self._writer, self._client):
+            with suppress(pa.ArrowException, OSError):
+                thing.close()
+
+    def close(self) -> None:
+        """Let the server answer what it has, then hang up."""
+        closed = NamespaceClosedError("the namespace was closed")
+        self._wake.put(True)
+        self._wake.put(False)
+        seconds = MAX_CLOSE_WAIT.total_seconds()
+        if self._threads[0] is not threading.current_thread():
+            self._threads[0].join(seconds)
+        if self.broken is None:
+            self.broken = closed
+        self._ended.wait(seconds)
+        self._end(closed)
+
+
+def _read_file(path: Any) -> bytes:
+    try:
+        return bytes(path.read_bytes())
+    except OSError as error:
+        raise InvalidArgumentError(f"CaFile cannot be read: {error}") from error
+
+
+def _unanswered(seconds: float) -> OperationTimeoutError:
+    return OperationTimeoutError(
+        f"no answer within {seconds:.3g} s; whether the work was done is unknown"
+    )
+
+
+def _told(error: BaseException) -> MessagingError:
+    """Return an error of Flight as one of ours."""
+    if isinstance(error, MessagingError):
+        return error
+    text = str(error)
+    text = text.partition("with message: ")[2] or text
+    text = text.partition(". gRPC client debug context")[0]
+    kind = CommunicationError
+    told: MessagingError
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        told = UnauthorizedError(text)
+    else:
+        told = kind(f"the server cannot be reached or hung up: {text}")
+    told.__cause__ = error
+    return told

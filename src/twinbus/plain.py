@@ -1,0 +1,102 @@
+"""Values as JSON, for the log and the wire: only the kinds a table names, and never code.
+
+    text, numbers, booleans, None     themselves
+    lists and tuples                  a list
+    a dataclass or enum of the table  {"$": its name, ...its fields or its value}
+    timedelta, datetime, UUID, bytes  {"$": ..., one field}
+    a mapping of texts                {"$": "map", "items": {...}}
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from twinbus.clock import MICROSECOND, from_us, moment_us
+from twinbus.errors import InvalidArgumentError, MessagingError
+
+
+class Kinds:
+    """The dataclasses and enums that may be stored or sent."""
+
+    def __init__(self, kinds: Iterable[type]) -> None:
+        self.types = {kind.__name__: kind for kind in kinds}
+        self.fields = {
+            kind: tuple(f.name for f in fields(kind))
+            for kind in self.types.values()
+            if not issubclass(kind, Enum)
+        }
+
+
+class Plain:
+    """Turns values into what JSON can hold, and back into equal values."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self._kinds = kinds
+
+    def dump(self, value: Any) -> Any:
+        """Return a value as JSON can hold it."""
+        kind = type(value)
+        if value is None or kind in (str, int, bool, float):
+            return value
+        names = self._kinds.fields.get(kind)
+        if names is not None:
+            held = {name: self.dump(getattr(value, name)) for name in names}
+            return {"$": kind.__name__, **held}
+        if kind.__name__ in self._kinds.types:
+            return {"$": kind.__name__, "value": value.value}
+        if kind in (list, tuple):
+            return [self.dump(one) for one in value]
+        if isinstance(value, Mapping):
+            return {"$": "map", "items": {name: self.dump(v) for name, v in value.items()}}
+        return self._dump_scalar(value)
+
+    def _dump_scalar(self, value: Any) -> Any:
+        if isinstance(value, timedelta):
+            return {"$": "timedelta", "us": value // MICROSECOND}
+        if isinstance(value, datetime):
+            return {"$": "datetime", "us": moment_us(value)}
+        if isinstance(value, UUID):
+            return {"$": "uuid", "hex": value.hex}
+        if isinstance(value, bytes):
+            return {"$": "bytes", "hex": value.hex()}
+        raise InvalidArgumentError(f"a {type(value).__name__} cannot be stored or sent")
+
+    def load(self, plain: Any) -> Any:
+        """Return the value; what does not fit its kind is refused."""
+        if isinstance(plain, list):
+            return [self.load(one) for one in plain]
+        if not isinstance(plain, dict):
+            return plain
+        try:
+            return self._load_kind(plain["$"], plain)
+        except MessagingError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"{plain.get('$', 'a value')!r:.40} does not have the fields it should: "
+                f"{error!r:.200}"
+            ) from error
+
+    def _load_kind(self, kind: Any, plain: dict[str, Any]) -> Any:
+        known = self._kinds.types.get(kind)
+        if known in self._kinds.fields:
+            return known(**{name: self.load(v) for name, v in plain.items() if name != "$"})
+        if known is not None:
+            return known(plain["value"])
+        if kind == "map":
+            return {name: self.load(value) for name, value in plain["items"].items()}
+        return self._load_scalar(kind, plain)
+
+    def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
+        if kind == "timedelta":
+            return timedelta(microseconds=plain["us"])
+        if kind == "datetime":
+            return from_us(plain["us"])
+        if kind == "uuid":
+            return UUID(hex=plain["hex"])
+        if kind == "bytes":
+            return bytes.fromhex(plain["hex"])
+        raise InvalidArgumentError(f"there is no kind {kind!r:.40}; it may be of a newer version")

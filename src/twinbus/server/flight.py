@@ -1,0 +1,401 @@
+"""The Flight door: carries the commands of many connections into one namespace.
+
+A connection is one exchange (namespace/wire.py has the frames). The thread that reads a frame hands
+its commands over and, when the turn is free, takes it: then it writes the replies itself. A reply
+that becomes ready in another thread's turn is left in the outbox and written by the connection's
+own writer, so that a client that does not read holds up nobody else.
+
+Nothing is read before the token in the call's header was found good.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from twinbus.broker.access import Admission
+from twinbus.broker.commands import (
+    AcceptSession,
+    Command,
+    Disposition,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    ReleaseSession,
+    Send,
+    SessionGrant,
+    Settle,
+)
+from twinbus.clock import Clock
+from twinbus.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    MessagingError,
+    NamespaceClosedError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from twinbus.limits import GRACE_S, MAX_BATCH_BYTES, MAX_CONNECTIONS, SERVER_BUSY_RETRY_S
+from twinbus.message import DELIVERY_SCHEMA, MESSAGE_SCHEMA
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.wire import (
+    HANG_UP,
+    PROTOCOL,
+    Reply,
+    decode_asks,
+    encode_replies,
+)
+
+_log = logging.getLogger("twinbus.server")
+
+
+class _Request:
+    """A command of a connection. Answered within a turn, by whoever has it."""
+
+    __slots__ = ("_connection", "command", "number")
+
+    def __init__(self, connection: "_Connection", number: int, command: Command[Any]) -> None:
+        self._connection = connection
+        self.number = number
+        self.command = command
+
+    def answer(self, value: Any) -> None:
+        self._connection.put(self, value)
+
+    def fail(self, error: MessagingError) -> None:
+        self._connection.put(self, error)
+
+
+class _Orphan:
+    """A command nobody waits for."""
+
+    def __init__(self, command: Command[Any]) -> None:
+        self.command = command
+
+    def answer(self, value: Any) -> None:
+        """Nobody waits."""
+
+    def fail(self, error: MessagingError) -> None:
+        _log.info("what a lost connection held could not be given back: %s", error)
+
+
+class _Connection:
+    """One client's exchange."""
+
+    def __init__(self, door: "FlightDoor", admission: Admission, reader: Any, writer: Any) -> None:
+        self._door = door
+        self._namespace = door.namespace
+        self._admission = admission
+        self._reader = reader
+        self._writer = writer
+        self._lock = threading.Lock()
+        self._outbox: deque[tuple[_Request, Any]] = deque()
+        self._open: set[_Request] = set()  # not answered yet
+        self._idle = threading.Condition(self._lock)
+        self._pen = threading.Lock()
+        self._gone = False
+        self._thread = threading.get_ident()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._helper: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Serve the client until it hangs up."""
+        try:
+            self._writer.begin(DELIVERY_SCHEMA)
+            if self._reader.schema != MESSAGE_SCHEMA:
+                raise InvalidArgumentError("the exchange does not have the schema of messages")
+            while True:
+                chunk = self._reader.read_chunk()
+                self._take(chunk)
+        except StopIteration:
+            self._finish()
+        except MessagingError as error:  # what arrived makes no sense: nothing after it can
+            self.hang_up(error)
+        except (pa.ArrowException, OSError) as error:
+            _log.info("a connection broke: %s", str(error).partition(". gRPC")[0])
+        finally:
+            self._leave()
+
+    def _take(self, chunk: Any) -> None:
+        asks, token = decode_asks(chunk.app_metadata, _checked(chunk.data))
+        if token is not None:
+            self._admission = self._door.admit(token)
+        if not asks:
+            with self._pen:
+                self._write([])
+            return
+        requests = []
+        for ask in asks:
+            command = ask.command
+            try:
+                if isinstance(command, MessagingError):
+                    raise command
+                self._admission = self._door.recheck(self._admission)
+                self._admission.check(command)
+            except MessagingError as error:
+                self.put(_Request(self, ask.number, _NOTHING), error)
+            else:
+                requests.append(_Request(self, ask.number, command))
+        with self._lock:
+            self._open.update(requests)
+        self._namespace.hand_over(requests)
+        self._flush()
+
+    # -- replies -------------------------------------------------------------------------------
+
+    def put(self, request: _Request, value: Any) -> None:
+        """Leave a reply for the client, or undo it when the client is gone."""
+        with self._lock:
+            self._open.discard(request)
+            if not self._open:
+                self._idle.notify_all()
+            if not self._gone:
+                self._outbox.append((request, value))
+        if self._gone:
+            self._give_back(request, value)
+        elif threading.get_ident() != self._thread:
+            self._wake_helper()
+
+    def _wake_helper(self) -> None:
+        if self._helper is None:
+            with self._lock:
+                if self._helper is None:
+                    self._helper = threading.Thread(target=self._help, daemon=True)
+                    self._helper.start()
+        self._wake.put(True)
+
+    def _help(self) -> None:
+        """Be the thread that writes what became ready elsewhere."""
+        while self._wake.get():
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write what is in the outbox."""
+        while self._outbox:
+            with self._pen:
+                taken = []
+                size = 0
+                with suppress(IndexError):
+                    while size < MAX_BATCH_BYTES:
+                        taken.append(self._outbox.popleft())
+                        value = taken[-1][1]
+                        size += value.nbytes if isinstance(value, pa.RecordBatch) else 0
+                if taken and not self._write(taken):
+                    return
+
+    def _write(self, taken: list[tuple[_Request, Any]]) -> bool:
+        """Write one frame; what does not reach the client is given back."""
+        frame = encode_replies([Reply(r.number, self._door.told(value)) for r, value in taken])
+        try:
+            if frame.batch is None:
+                self._writer.write_metadata(frame.metadata)
+            else:
+                self._writer.write_with_metadata(frame.batch, frame.metadata)
+        except (pa.ArrowException, OSError):
+            for request, value in taken:
+                self._give_back(request, value)
+            return False
+        return True
+
+    def _give_back(self, request: _Request, value: Any) -> None:
+        """Unlock what was locked for a client that never heard of it."""
+        command = request.command
+        undo: Command[Any] | None = None
+        if isinstance(value, SessionGrant) and isinstance(command, AcceptSession):
+            undo = ReleaseSession(command.path, value.lock)
+        elif (
+            isinstance(command, Receive | ReceiveDeferred)
+            and command.mode is ReceiveMode.PEEK_LOCK
+            and isinstance(value, pa.RecordBatch)
+            and value.num_rows
+        ):
+            undo = Settle(command.path, value.column("lock_token"), Disposition.RELEASE)
+        if undo is not None:
+            self._namespace.hand_over([_Orphan(undo)])
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def hang_up(self, reason: MessagingError) -> None:
+        """Tell the client that this is the end; it hangs up then."""
+        frame = encode_replies([Reply(HANG_UP, reason)])
+        with self._pen, suppress(pa.ArrowException, OSError):
+            self._writer.write_metadata(frame.metadata)
+
+    def _withdraw(self) -> None:
+        with self._lock:
+            waiting = [r for r in self._open if isinstance(r.command, Receive | AcceptSession)]
+        self._namespace.withdraw(waiting)
+        with self._lock:
+            self._open.difference_update(waiting)
+
+    def _finish(self) -> None:
+        """Answer what the client still has in flight; those who wait for messages go."""
+        self._withdraw()
+        with self._lock:
+            self._idle.wait_for(lambda: not self._open, timeout=GRACE_S)
+        self._flush()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._gone = True
+        self._withdraw()
+        while self._outbox:
+            self._give_back(*self._outbox.popleft())
+        if self._helper is not None:
+            self._wake.put(False)
+            self._helper.join()
+
+
+_NOTHING: Command[Any] = Command()
+
+
+def _checked(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
+    """Refuse bytes that only look like a batch: reading them could crash the server."""
+    if batch is None:
+        return None
+    if batch.nbytes > MAX_BATCH_BYTES * 2:
+        raise InvalidArgumentError(
+            f"a frame of {batch.nbytes} bytes is too large; a batch may have {MAX_BATCH_BYTES}"
+        )
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
+    return batch
+
+
+class _Headers(flight.ServerMiddleware):  # type: ignore[misc]
+    """What a call brought along: the admission of its token."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+
+
+class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Looks at the token before anything else of a call is read."""
+
+    def __init__(self, admit: Callable[[str], Admission]) -> None:
+        self._admit = admit
+
+    def start_call(self, info: Any, headers: Mapping[str, list[Any]]) -> _Headers:  # noqa: ARG002
+        """Admit or refuse a call."""
+        tokens = headers.get("authorization", [])
+        try:
+            if len(tokens) != 1 or not isinstance(tokens[0], str):
+                raise UnauthorizedError(
+                    "the call brings no token; give SharedAccessKeyName and SharedAccessKey "
+                    "in the connection string"
+                )
+            return _Headers(self._admit(tokens[0]))
+        except UnauthorizedError as error:
+            raise flight.FlightUnauthenticatedError(error.text) from error
+
+
+class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves a namespace at an address until it is closed."""
+
+    def __init__(
+        self,
+        namespace: EmbeddedNamespace,
+        clock: Clock,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: tuple[bytes, bytes] | None = None,  # certificate and key, PEM
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.namespace = namespace
+        self._clock = clock
+        self._max_connections = max_connections
+        self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()
+        self._stopping = False
+        self.accepted = 0  # connections since the start
+        self.refused = 0
+        scheme = "grpc+tls" if tls else "grpc+tcp"
+        at = f"[{host}]" if ":" in host else host
+        super().__init__(
+            f"{scheme}://{at}:{port}",
+            tls_certificates=[tls] if tls else None,
+            middleware={"guard": _Guard(self.admit)},
+        )
+
+    def admit(self, token: str) -> Admission:
+        """Check a token."""
+        try:
+            return self.namespace.keys.admit(token, self._clock.now_us())
+        except UnauthorizedError:
+            self.refused += 1
+            raise
+
+    def recheck(self, admission: Admission) -> Admission:
+        """Check that an admission still holds."""
+        return self.namespace.keys.recheck(admission, self._clock.now_us())
+
+    def told(self, value: Any) -> Any:
+        """Return a reply as clients shall see it: that this server stops is not their fault."""
+        if isinstance(value, NamespaceClosedError):
+            return _stopping()
+        return value
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Serve one connection."""
+        connection = _Connection(
+            self, context.get_middleware("guard").admission, reader, writer
+        )
+        with self._lock:
+            refusal = self._refusal(descriptor)
+            if refusal is None:
+                self._connections.add(connection)
+                self.accepted += 1
+        if refusal is not None:
+            self.refused += 1
+            writer.begin(DELIVERY_SCHEMA)
+            connection.hang_up(refusal)
+            return
+        try:
+            connection.run()
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _refusal(self, descriptor: Any) -> MessagingError | None:
+        if descriptor.command != PROTOCOL:
+            return InvalidArgumentError(f"this server speaks {PROTOCOL.decode()} and nothing else")
+        if self._stopping:
+            return _stopping()
+        if len(self._connections) >= self._max_connections:
+            return ServerBusyError(
+                f"the server has {self._max_connections} connections and takes no more; wait "
+                f"{SERVER_BUSY_RETRY_S} s",
+                retry_after_s=SERVER_BUSY_RETRY_S,
+            )
+        return None
+
+    def close(self) -> None:
+        """Take no more, let every client know, and stop; the namespace stays open."""
+        with self._lock:
+            self._stopping = True
+            connections = list(self._connections)
+        for connection in connections:
+            threading.Thread(
+                target=connection.hang_up, args=[_stopping()], daemon=True
+            ).start()  # one that does not read must not hold up the others
+        stopper = threading.Thread(target=self.shutdown, daemon=True)
+        stopper.start()
+        stopper.join(GRACE_S)  # a client that does not hang up is left to the end of the process
+
+
+def _stopping() -> CommunicationError:
+    return CommunicationError("the server is stopping; try again when it is back")
