@@ -107,7 +107,9 @@ class ConnectionString:
             missing = "SharedAccessKey" if key_name else "SharedAccessKeyName"
             raise InvalidArgumentError(f"the connection string has no {missing}; give both or none")
         if key and token:
-            raise InvalidArgumentError("give a SharedAccessKey or a SharedAccessSignature, not both")
+            raise InvalidArgumentError(
+                "give a SharedAccessKey or a SharedAccessSignature, not both"
+            )
         ca_file = parts.get("cafile")
         return cls(
             place=Place.SERVER,

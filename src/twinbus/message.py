@@ -14,7 +14,7 @@ for each property its name and value (numbers and times 8, bool 1, UUID 16). Not
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -309,6 +309,11 @@ def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Arra
 
 def to_messages(batch: pa.RecordBatch) -> list[BrokeredMessage]:
     """Return the rows of a batch as messages; broker columns are read where present."""
+    return [BrokeredMessage(**fields) for fields in rows_of(batch)]
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Give the rows of a batch as the fields of messages."""
     count = batch.num_rows
     columns: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -317,8 +322,8 @@ def to_messages(batch: pa.RecordBatch) -> list[BrokeredMessage]:
         elif column.null_count != count:
             columns[name] = _decode(name, column)
     names = tuple(columns)
-    rows = zip(*columns.values(), strict=True)
-    return [BrokeredMessage(**dict(zip(names, row, strict=True))) for row in rows]
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(names, row, strict=True))
 
 
 def _decode(name: str, column: pa.Array) -> list[Any]:

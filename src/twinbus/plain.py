@@ -1,10 +1,10 @@
 """Values as JSON, for the log and the wire: only the kinds a table names, and never code.
 
-    text, numbers, booleans, None     themselves
-    lists and tuples                  a list
-    a dataclass or enum of the table  {"$": its name, ...its fields or its value}
-    timedelta, datetime, UUID, bytes  {"$": ..., one field}
-    a mapping of texts                {"$": "map", "items": {...}}
+text, numbers, booleans, None     themselves
+lists and tuples                  a list
+a dataclass or enum of the table  {"$": its name, ...its fields or its value}
+timedelta, datetime, UUID, bytes  {"$": ..., one field}
+a mapping of texts                {"$": "map", "items": {...}}
 """
 
 from collections.abc import Iterable, Mapping

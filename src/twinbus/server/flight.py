@@ -351,9 +351,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one connection."""
-        connection = _Connection(
-            self, context.get_middleware("guard").admission, reader, writer
-        )
+        connection = _Connection(self, context.get_middleware("guard").admission, reader, writer)
         with self._lock:
             refusal = self._refusal(descriptor)
             if refusal is None:

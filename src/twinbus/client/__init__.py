@@ -1,0 +1,1 @@
+"""What applications import: factories, clients, senders, receivers, the manager."""

@@ -1,0 +1,69 @@
+"""Clients of queues, topics and subscriptions: senders and receivers under the names people know."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from twinbus.broker.commands import AcceptSession, CreateRule, DeleteRule, ListRules
+from twinbus.client.courier import Courier
+from twinbus.client.receiver import (
+    DEFAULT_WAIT,
+    MessageReceiver,
+    MessageSession,
+    ReceiveOptions,
+)
+from twinbus.client.sender import MessageSender
+from twinbus.entities import RuleDescription, subscription_path
+
+
+class TopicClient(MessageSender):
+    """Sends to a topic."""
+
+
+class _SessionfulReceiver(MessageReceiver):
+    """A receiver whose entity may have sessions."""
+
+    def accept_message_session(
+        self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT
+    ) -> MessageSession:
+        """Hold a session: the named one, or the next that has messages."""
+        self._check()
+        return accept_session(self._courier, self.path, session_id, wait, self._options)
+
+
+class SubscriptionClient(_SessionfulReceiver):
+    """Receives from a subscription, and keeps its rules."""
+
+    def __init__(
+        self, courier: Courier, topic_path: str, name: str, options: ReceiveOptions | None = None
+    ) -> None:
+        super().__init__(courier, subscription_path(topic_path, name), options)
+        self.topic_path = topic_path
+        self.name = name
+
+    def add_rule(self, rule: RuleDescription) -> None:
+        """Add a rule; messages sent from now on are selected by it, too."""
+        self._courier.ask(CreateRule(self.path, rule))
+
+    def remove_rule(self, name: str) -> None:
+        """Remove a rule."""
+        self._courier.ask(DeleteRule(self.path, name))
+
+    def get_rules(self) -> Sequence[RuleDescription]:
+        """Return the rules, ordered by name."""
+        return self._courier.ask(ListRules(self.path))
+
+
+class QueueClient(MessageSender, _SessionfulReceiver):
+    """Sends to a queue and receives from it."""
+
+
+def accept_session(
+    courier: Courier,
+    path: str,
+    session_id: str | None,
+    wait: timedelta,
+    options: ReceiveOptions | None,
+) -> MessageSession:
+    """Hold a session of an entity."""
+    grant = courier.ask(AcceptSession(path, session_id, wait))
+    return MessageSession(courier, path, grant, options)

@@ -1,0 +1,128 @@
+"""The factory: one connection to one namespace, from which all clients come."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from random import SystemRandom
+from types import TracebackType
+from typing import Self
+
+from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient, accept_session
+from twinbus.client.courier import Courier
+from twinbus.client.receiver import DEFAULT_WAIT, MessageReceiver, MessageSession, ReceiveOptions
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.sender import MessageSender
+from twinbus.client.state import FactoryState, Life
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.opening import open_namespace
+
+
+class MessagingFactory:
+    """Makes clients of one namespace. Safe to share between threads; close it when done.
+
+    `MessagingFactory.from_connection_string(...)` is how to get one; the constructor takes a
+    namespace, a clock and a name for tests and for those who bring their own.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        *,
+        name: str = "",
+        retry_policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name  # of the namespace
+        self._life = Life()
+        self._namespace = namespace
+        self._courier = Courier(
+            namespace,
+            clock or SystemClock(),
+            retry_policy or RetryPolicy(),
+            self._life,
+            SystemRandom(),
+        )
+
+    @classmethod
+    def from_connection_string(
+        cls, text: str, *, retry_policy: RetryPolicy | None = None, clock: Clock | None = None
+    ) -> Self:
+        """Return a factory for the namespace a connection string names."""
+        connection = ConnectionString.parse(text)
+        namespace = open_namespace(connection, clock)
+        return cls(namespace, name=connection.name, retry_policy=retry_policy, clock=clock)
+
+    # -- clients -------------------------------------------------------------------------------
+
+    def create_queue_client(self, path: str, options: ReceiveOptions | None = None) -> QueueClient:
+        """Return a client that sends to and receives from a queue."""
+        self._life.check()
+        return QueueClient(self._courier, path, options)
+
+    def create_topic_client(self, path: str) -> TopicClient:
+        """Return a client that sends to a topic."""
+        self._life.check()
+        return TopicClient(self._courier, path)
+
+    def create_subscription_client(
+        self, topic_path: str, name: str, options: ReceiveOptions | None = None
+    ) -> SubscriptionClient:
+        """Return a client that receives from a subscription."""
+        self._life.check()
+        return SubscriptionClient(self._courier, topic_path, name, options)
+
+    def create_message_sender(self, path: str) -> MessageSender:
+        """Return a sender to a queue or topic."""
+        self._life.check()
+        return MessageSender(self._courier, path)
+
+    def create_message_receiver(
+        self, path: str, options: ReceiveOptions | None = None
+    ) -> MessageReceiver:
+        """Return a receiver from a queue, a subscription or a dead-letter queue."""
+        self._life.check()
+        return MessageReceiver(self._courier, path, options)
+
+    def accept_message_session(
+        self,
+        path: str,
+        session_id: str | None = None,
+        wait: timedelta = DEFAULT_WAIT,
+        options: ReceiveOptions | None = None,
+    ) -> MessageSession:
+        """Hold a session of a queue or subscription: the named one, or the next with messages."""
+        return accept_session(self._courier, path, session_id, wait, options)
+
+    # -- its life ------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> FactoryState:
+        """What it is at."""
+        return self._life.state
+
+    def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
+        """Call back at each change of state; return how to stop."""
+        return self._life.watch(watcher)
+
+    def fault(self, cause: str) -> None:
+        """Give up for good: from now on every call is refused with this cause."""
+        if self._life.enter(FactoryState.FAULTED, cause):
+            self._namespace.close()
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the namespace; closing twice is harmless."""
+        if self._life.enter(FactoryState.CLOSING):
+            self._namespace.close()
+            self._life.enter(FactoryState.CLOSED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,301 @@
+"""Managing a namespace: entities, rules, what they hold, and the keys that open it."""
+
+import base64
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from random import SystemRandom
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+import pyarrow as pa
+
+from twinbus.broker.access import Claim, SharedAccessKey
+from twinbus.broker.commands import (
+    Command,
+    CreateEntity,
+    CreateRule,
+    DeleteEntity,
+    DeleteKey,
+    DeleteRule,
+    EntityKind,
+    GetEntity,
+    GetRuntimeProperties,
+    ListEntities,
+    ListKeys,
+    ListRules,
+    PutKey,
+    ReadMeter,
+    UpdateEntity,
+)
+from twinbus.client.courier import Courier
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.state import FactoryState, Life
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString
+from twinbus.entities import (
+    EntityDescription,
+    QueueDescription,
+    RuleDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+    subscription_path,
+)
+from twinbus.errors import EntityNotFoundError
+from twinbus.limits import KEY_BYTES
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.opening import open_namespace
+
+D = TypeVar("D", bound=EntityDescription)
+R = TypeVar("R")
+
+
+def new_secret() -> str:
+    """Return a secret nobody can guess."""
+    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+
+
+class NamespaceManager:
+    """Creates, describes, lists, changes and deletes what a namespace holds."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        *,
+        retry_policy: RetryPolicy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._life = Life()
+        self._namespace = namespace
+        self._courier = Courier(
+            namespace,
+            clock or SystemClock(),
+            retry_policy or RetryPolicy(),
+            self._life,
+            SystemRandom(),
+        )
+
+    @classmethod
+    def from_connection_string(
+        cls, text: str, *, retry_policy: RetryPolicy | None = None, clock: Clock | None = None
+    ) -> Self:
+        """Return a manager of the namespace a connection string names."""
+        namespace = open_namespace(ConnectionString.parse(text), clock)
+        return cls(namespace, retry_policy=retry_policy, clock=clock)
+
+    def _ask(self, command: Command[R]) -> R:
+        return self._courier.ask(command)
+
+    def _get(self, path: str, kind: type[D]) -> D:
+        found = self._ask(GetEntity(path))
+        if not isinstance(found, kind):
+            what = kind.__name__.removesuffix("Description").lower()
+            raise EntityNotFoundError(f"there is no {what} {path}", path=path)
+        return found
+
+    def _exists(self, path: str, kind: type[D]) -> bool:
+        try:
+            self._get(path, kind)
+        except EntityNotFoundError:
+            return False
+        return True
+
+    def _create(self, description: D, rule: RuleDescription | None = None) -> D:
+        self._ask(CreateEntity(description, rule))
+        return self._get(description.path, type(description))
+
+    def _update(self, description: D) -> D:
+        self._ask(UpdateEntity(description))
+        return self._get(description.path, type(description))
+
+    def _delete(self, path: str, kind: type[EntityDescription]) -> None:
+        self._get(path, kind)
+        self._ask(DeleteEntity(path))
+
+    # -- queues --------------------------------------------------------------------------------
+
+    def create_queue(self, queue: str | QueueDescription) -> QueueDescription:
+        """Create a queue by its path, or as described."""
+        return self._create(QueueDescription(path=queue) if isinstance(queue, str) else queue)
+
+    def get_queue(self, path: str) -> QueueDescription:
+        """Describe a queue."""
+        return self._get(path, QueueDescription)
+
+    def update_queue(self, description: QueueDescription) -> QueueDescription:
+        """Change the settings of a queue that are not fixed at creation."""
+        return self._update(description)
+
+    def delete_queue(self, path: str) -> None:
+        """Delete a queue and all it holds."""
+        self._delete(path, QueueDescription)
+
+    def queue_exists(self, path: str) -> bool:
+        """Whether there is such a queue."""
+        return self._exists(path, QueueDescription)
+
+    def list_queues(self) -> list[QueueDescription]:
+        """Return all queues, ordered by path."""
+        found = self._ask(ListEntities(EntityKind.QUEUE))
+        return [queue for queue in found if isinstance(queue, QueueDescription)]
+
+    # -- topics --------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str | TopicDescription) -> TopicDescription:
+        """Create a topic by its path, or as described."""
+        return self._create(TopicDescription(path=topic) if isinstance(topic, str) else topic)
+
+    def get_topic(self, path: str) -> TopicDescription:
+        """Describe a topic."""
+        return self._get(path, TopicDescription)
+
+    def update_topic(self, description: TopicDescription) -> TopicDescription:
+        """Change the settings of a topic that are not fixed at creation."""
+        return self._update(description)
+
+    def delete_topic(self, path: str) -> None:
+        """Delete a topic, its subscriptions and all they hold."""
+        self._delete(path, TopicDescription)
+
+    def topic_exists(self, path: str) -> bool:
+        """Whether there is such a topic."""
+        return self._exists(path, TopicDescription)
+
+    def list_topics(self) -> list[TopicDescription]:
+        """Return all topics, ordered by path."""
+        found = self._ask(ListEntities(EntityKind.TOPIC))
+        return [topic for topic in found if isinstance(topic, TopicDescription)]
+
+    # -- subscriptions -------------------------------------------------------------------------
+
+    def create_subscription(
+        self,
+        topic_path: str,
+        subscription: str | SubscriptionDescription,
+        rule: RuleDescription | None = None,
+    ) -> SubscriptionDescription:
+        """Subscribe to a topic, with a rule in place of the catch-all if one is given."""
+        if isinstance(subscription, str):
+            subscription = SubscriptionDescription(topic_path=topic_path, name=subscription)
+        return self._create(replace(subscription, topic_path=topic_path), rule)
+
+    def get_subscription(self, topic_path: str, name: str) -> SubscriptionDescription:
+        """Describe a subscription."""
+        return self._get(subscription_path(topic_path, name), SubscriptionDescription)
+
+    def update_subscription(self, description: SubscriptionDescription) -> SubscriptionDescription:
+        """Change the settings of a subscription that are not fixed at creation."""
+        return self._update(description)
+
+    def delete_subscription(self, topic_path: str, name: str) -> None:
+        """Delete a subscription and all it holds."""
+        self._delete(subscription_path(topic_path, name), SubscriptionDescription)
+
+    def subscription_exists(self, topic_path: str, name: str) -> bool:
+        """Whether there is such a subscription."""
+        return self._exists(subscription_path(topic_path, name), SubscriptionDescription)
+
+    def list_subscriptions(self, topic_path: str) -> list[SubscriptionDescription]:
+        """Return the subscriptions of a topic, ordered by name."""
+        found = self._ask(ListEntities(EntityKind.SUBSCRIPTION, topic_path))
+        return [one for one in found if isinstance(one, SubscriptionDescription)]
+
+    # -- rules ---------------------------------------------------------------------------------
+
+    def create_rule(self, topic_path: str, name: str, rule: RuleDescription) -> None:
+        """Add a rule to a subscription."""
+        self._ask(CreateRule(subscription_path(topic_path, name), rule))
+
+    def get_rule(self, topic_path: str, name: str, rule_name: str) -> RuleDescription:
+        """Describe a rule of a subscription."""
+        for rule in self.list_rules(topic_path, name):
+            if rule.name.lower() == rule_name.lower():
+                return rule
+        raise EntityNotFoundError(f"{subscription_path(topic_path, name)} has no rule {rule_name}")
+
+    def delete_rule(self, topic_path: str, name: str, rule_name: str) -> None:
+        """Remove a rule from a subscription."""
+        self._ask(DeleteRule(subscription_path(topic_path, name), rule_name))
+
+    def rule_exists(self, topic_path: str, name: str, rule_name: str) -> bool:
+        """Whether a subscription has such a rule."""
+        rules = self.list_rules(topic_path, name)
+        return any(rule.name.lower() == rule_name.lower() for rule in rules)
+
+    def list_rules(self, topic_path: str, name: str) -> Sequence[RuleDescription]:
+        """Return the rules of a subscription, ordered by name."""
+        return self._ask(ListRules(subscription_path(topic_path, name)))
+
+    # -- what is there -------------------------------------------------------------------------
+
+    def get_runtime_properties(self, path: str) -> RuntimeProperties:
+        """Tell what a queue, topic or subscription holds right now."""
+        return self._ask(GetRuntimeProperties(path))
+
+    def read_meter(self) -> pa.RecordBatch:
+        """Return the operations since the start, one row per entity, kind and outcome."""
+        return self._ask(ReadMeter())
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def create_key(
+        self, name: str, claims: Sequence[Claim], entity_path: str | None = None
+    ) -> SharedAccessKey:
+        """Make a key with new secrets, for the namespace or one queue or topic."""
+        key = SharedAccessKey(
+            name=name,
+            claims=tuple(claims),
+            primary=new_secret(),
+            secondary=new_secret(),
+            entity_path=entity_path,
+        )
+        self._ask(PutKey(key))
+        return key
+
+    def get_key(self, name: str, entity_path: str | None = None) -> SharedAccessKey:
+        """Return a key with its secrets."""
+        where = (entity_path or "").lower()
+        for key in self.list_keys():
+            if key.name.lower() == name.lower() and (key.entity_path or "").lower() == where:
+                return key
+        raise EntityNotFoundError(f"{entity_path or 'the namespace'} has no key {name}")
+
+    def list_keys(self) -> Sequence[SharedAccessKey]:
+        """Return every key with its secrets: those of the namespace first."""
+        return self._ask(ListKeys())
+
+    def regenerate_key(
+        self, name: str, secret: Literal["primary", "secondary"], entity_path: str | None = None
+    ) -> SharedAccessKey:
+        """Replace one secret of a key; tokens signed with the other stay good."""
+        key = self.get_key(name, entity_path)
+        if secret == "primary":  # noqa: S105 - which of the two, not a secret
+            key = replace(key, primary=new_secret())
+        else:
+            key = replace(key, secondary=new_secret())
+        self._ask(PutKey(key))
+        return key
+
+    def delete_key(self, name: str, entity_path: str | None = None) -> None:
+        """Remove a key; its tokens are no longer good."""
+        self._ask(DeleteKey(name, entity_path))
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of the namespace; closing twice is harmless."""
+        if self._life.enter(FactoryState.CLOSING):
+            self._namespace.close()
+            self._life.enter(FactoryState.CLOSED)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

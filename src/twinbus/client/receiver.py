@@ -1,0 +1,348 @@
+"""Receiving from one queue, subscription or dead-letter queue, and settling what was received."""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from twinbus.broker.commands import (
+    NO_WAIT,
+    Disposition,
+    GetSessionState,
+    Peek,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    ReleaseSession,
+    RenewLocks,
+    RenewSession,
+    SessionGrant,
+    SessionLock,
+    SetSessionState,
+    Settle,
+)
+from twinbus.client.courier import Courier
+from twinbus.client.renewal import LockRenewer
+from twinbus.client.sender import EntityClient
+from twinbus.clock import moment_us
+from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.limits import MAX_RECEIVE_MESSAGES
+from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
+
+DEFAULT_WAIT = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage(BrokeredMessage):
+    """A message with the receiver that got it; settled by its own methods."""
+
+    receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
+
+    def complete(self) -> None:
+        """Say that it is done: it will not be delivered again."""
+        self._its_receiver().complete([self])
+
+    def abandon(self) -> None:
+        """Give it back; counts as a failed delivery."""
+        self._its_receiver().abandon([self])
+
+    def defer(self) -> None:
+        """Put it aside; it comes back only by `receive_deferred` with its sequence number."""
+        self._its_receiver().defer([self])
+
+    def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
+        """Move it to the dead-letter queue."""
+        self._its_receiver().dead_letter([self], reason, description)
+
+    def renew_lock(self) -> datetime:
+        """Lock it for another lock duration; return until when."""
+        return self._its_receiver().renew_locks([self])
+
+    def _its_receiver(self) -> "MessageReceiver":
+        if self.receiver is None:
+            raise InvalidOperationError("the message was not received; nothing can be settled")
+        return self.receiver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveOptions:
+    """How a receiver behaves."""
+
+    mode: ReceiveMode = ReceiveMode.PEEK_LOCK
+    prefetch_count: int = 0  # messages fetched ahead and held locked
+    auto_renew_for: timedelta | None = None  # locks are renewed this long; None: not at all
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.mode, ReceiveMode):
+            raise InvalidArgumentError(f"mode is {self.mode!r}; use a ReceiveMode")
+        if type(self.prefetch_count) is not int or not (
+            0 <= self.prefetch_count <= MAX_RECEIVE_MESSAGES
+        ):
+            raise InvalidArgumentError(
+                f"prefetch_count is {self.prefetch_count!r}; it must be from 0 to "
+                f"{MAX_RECEIVE_MESSAGES}"
+            )
+        if self.mode is ReceiveMode.RECEIVE_AND_DELETE and (
+            self.prefetch_count or self.auto_renew_for
+        ):
+            raise InvalidArgumentError(
+                "receive-and-delete has no locks: what was prefetched would be lost with the "
+                "process, and there is nothing to renew; leave prefetch_count and auto_renew_for"
+            )
+
+
+class MessageReceiver(EntityClient):
+    """Receives from a queue, a subscription or a dead-letter queue."""
+
+    def __init__(
+        self,
+        courier: Courier,
+        path: str,
+        options: ReceiveOptions | None = None,
+        session: SessionLock | None = None,
+    ) -> None:
+        super().__init__(courier, path)
+        self._options = options or ReceiveOptions()
+        self._session = session
+        self._ahead = _Prefetch(self) if self._options.prefetch_count else None
+        self._renewer: LockRenewer | None = None
+        if self._options.auto_renew_for is not None:
+            self._renewer = LockRenewer(courier, self._options.auto_renew_for)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def receive(self, wait: timedelta = DEFAULT_WAIT) -> ReceivedMessage | None:
+        """Return the next message, or None when none came within `wait`."""
+        return next(iter(self.receive_batch(1, wait)), None)
+
+    def receive_batch(
+        self, max_messages: int, wait: timedelta = DEFAULT_WAIT
+    ) -> list[ReceivedMessage]:
+        """Return up to so many messages: waits for the first, takes what is there with it."""
+        self._check()
+        if self._ahead is not None:
+            return self._held(self._ahead.take(max_messages, wait))
+        return self._held(self.receive_columns(max_messages, wait))
+
+    def receive_columns(self, max_messages: int, wait: timedelta = DEFAULT_WAIT) -> pa.RecordBatch:
+        """Receive as an Arrow batch of DELIVERY_SCHEMA; settle by its `lock_token` column."""
+        self._check()
+        return self._courier.ask(self.request(max_messages, wait))
+
+    def request(self, max_messages: int, wait: timedelta) -> Receive:
+        """Return the command that receives here."""
+        return Receive(self.path, max_messages, wait, self._options.mode, self._session)
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Give messages as they come, until the receiver is closed."""
+        while not self._closed:
+            yield from self.receive_batch(max(1, self._options.prefetch_count))
+
+    def peek(self, from_sequence_number: int = 0, max_messages: int = 1) -> list[BrokeredMessage]:
+        """Browse without locking, also what is deferred or scheduled."""
+        self._check()
+        return to_messages(self._courier.ask(Peek(self.path, from_sequence_number, max_messages)))
+
+    def receive_deferred(self, sequence_numbers: int | Sequence[int]) -> list[ReceivedMessage]:
+        """Receive deferred messages by number, all or none."""
+        self._check()
+        numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
+        command = ReceiveDeferred(self.path, numbers, self._options.mode, self._session)
+        return self._held(self._courier.ask(command))
+
+    def _held(self, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+        messages = [ReceivedMessage(**fields, receiver=self) for fields in rows_of(batch)]
+        if self._renewer is not None and self._session is None:
+            for message in messages:
+                if message.lock_token is not None and message.locked_until_utc is not None:
+                    self._renewer.hold(
+                        message.lock_token,
+                        RenewLocks(self.path, tokens_of([message.lock_token])),
+                        message.locked_until_utc,
+                    )
+        return messages
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def complete(self, messages: Sequence[BrokeredMessage]) -> None:
+        """Complete several messages in one operation."""
+        self._settle(messages, Disposition.COMPLETE)
+
+    def abandon(self, messages: Sequence[BrokeredMessage]) -> None:
+        """Give several messages back in one operation; counts as a failed delivery."""
+        self._settle(messages, Disposition.ABANDON)
+
+    def defer(self, messages: Sequence[BrokeredMessage]) -> None:
+        """Put several messages aside in one operation."""
+        self._settle(messages, Disposition.DEFER)
+
+    def dead_letter(
+        self,
+        messages: Sequence[BrokeredMessage],
+        reason: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        """Move several messages to the dead-letter queue in one operation."""
+        self._settle(messages, Disposition.DEAD_LETTER, reason, description)
+
+    def renew_locks(self, messages: Sequence[BrokeredMessage]) -> datetime:
+        """Lock messages for another lock duration; return until when."""
+        return self._courier.ask(RenewLocks(self.path, tokens_of(_tokens(messages))))
+
+    def settle_columns(self, lock_tokens: pa.Array, disposition: Disposition) -> None:
+        """Settle messages received as columns."""
+        self._courier.ask(Settle(self.path, lock_tokens, disposition))
+
+    def _settle(
+        self,
+        messages: Sequence[BrokeredMessage],
+        disposition: Disposition,
+        reason: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        tokens = _tokens(messages)
+        if self._renewer is not None:
+            self._renewer.release(tokens)
+        if tokens:
+            command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
+            self._courier.ask(command)
+
+    def close(self) -> None:
+        """Give back what was fetched ahead, and stop renewing."""
+        if self._closed:
+            return
+        super().close()
+        if self._renewer is not None:
+            self._renewer.close()
+        if self._ahead is not None:
+            self._ahead.close()
+
+
+def _tokens(messages: Sequence[BrokeredMessage]) -> list[UUID]:
+    tokens = [message.lock_token for message in messages]
+    if None in tokens:
+        raise InvalidOperationError(
+            "a message without a lock cannot be settled: it was browsed, or received and deleted"
+        )
+    return [token for token in tokens if token is not None]
+
+
+class _Prefetch:
+    """Messages fetched ahead: while the application works, the next ones are on their way."""
+
+    def __init__(self, receiver: MessageReceiver) -> None:
+        self._receiver = receiver
+        self._courier = receiver._courier
+        self._count = receiver._options.prefetch_count
+        self._held: deque[pa.RecordBatch] = deque()
+        self._coming: Future[pa.RecordBatch] | None = None
+        self._lock = threading.Lock()
+
+    def take(self, max_messages: int, wait: timedelta) -> pa.RecordBatch:
+        """Return what is at hand, or wait for more."""
+        with self._lock:
+            self._collect(block=False)
+            batch = self._next(max_messages)
+            if batch is None:
+                self._collect(block=True)
+                batch = self._next(max_messages)
+        if batch is None:
+            batch = self._courier.ask(self._receiver.request(max(max_messages, self._count), wait))
+            with self._lock:
+                self._held.append(batch)
+                batch = self._next(max_messages) or batch
+        self._fetch()
+        return batch
+
+    def _next(self, max_messages: int) -> pa.RecordBatch | None:
+        """Return messages at hand whose locks still hold."""
+        while self._held:
+            batch = self._held.popleft()
+            if not batch.num_rows or self._has_lapsed(batch):
+                continue
+            if batch.num_rows > max_messages:
+                self._held.appendleft(batch.slice(max_messages))
+                batch = batch.slice(0, max_messages)
+            return batch
+        return None
+
+    def _has_lapsed(self, batch: pa.RecordBatch) -> bool:
+        until = batch.column("locked_until_utc")[0].as_py()
+        return until is not None and moment_us(until) <= self._courier.clock.now_us()
+
+    def _fetch(self) -> None:
+        """Have more on its way when half is gone."""
+        with self._lock:
+            left = sum(batch.num_rows for batch in self._held)
+            if self._coming is None and left * 2 <= self._count:
+                request = self._receiver.request(self._count - left, NO_WAIT)
+                self._coming = self._courier.submit(request)
+
+    def _collect(self, *, block: bool) -> None:
+        if self._coming is None or not (block or self._coming.done()):
+            return
+        coming, self._coming = self._coming, None
+        try:
+            self._held.append(coming.result())
+        except MessagingError:
+            return  # the next receive meets the same, and is retried
+
+    def close(self) -> None:
+        """Give everything back unread."""
+        with self._lock:
+            self._collect(block=True)
+            while self._held:
+                batch = self._held.popleft()
+                if batch.num_rows and not self._has_lapsed(batch):
+                    tokens = batch.column("lock_token")
+                    self._courier.submit(Settle(self._receiver.path, tokens, Disposition.RELEASE))
+
+
+class MessageSession(MessageReceiver):
+    """A session held exclusively: its messages in order, and its state."""
+
+    def __init__(
+        self,
+        courier: Courier,
+        path: str,
+        grant: SessionGrant,
+        options: ReceiveOptions | None = None,
+    ) -> None:
+        super().__init__(courier, path, options, grant.lock)
+        self._lock = grant.lock
+        self.locked_until_utc = grant.locked_until_utc
+        if self._renewer is not None:
+            token, command = grant.lock.lock_token, RenewSession(path, grant.lock)
+            self._renewer.hold(token, command, grant.locked_until_utc)
+
+    @property
+    def session_id(self) -> str:
+        """The session's name."""
+        return self._lock.session_id
+
+    def renew_lock(self) -> datetime:
+        """Hold the session for another lock duration; return until when."""
+        self.locked_until_utc = self._courier.ask(RenewSession(self.path, self._lock))
+        return self.locked_until_utc
+
+    def get_state(self) -> bytes | None:
+        """Return the state stored with the session."""
+        return self._courier.ask(GetSessionState(self.path, self._lock))
+
+    def set_state(self, state: bytes | None) -> None:
+        """Store state with the session; None removes it."""
+        self._courier.ask(SetSessionState(self.path, self._lock, state))
+
+    def close(self) -> None:
+        """Give the session back; a lock that lapsed meanwhile is no error."""
+        if self._closed:
+            return
+        super().close()
+        release: Future[Any] = self._courier.submit(ReleaseSession(self.path, self._lock))
+        release.exception(timeout=self._courier.policy.operation_timeout.total_seconds())

@@ -1,0 +1,108 @@
+"""Keeps locks from lapsing while an application works on what they hold."""
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from twinbus.broker.commands import RenewLocks, RenewSession
+from twinbus.client.courier import Courier
+from twinbus.clock import moment_us, to_us
+from twinbus.errors import MessagingError
+from twinbus.limits import NEVER_US, RENEWAL_MARGIN
+
+_log = logging.getLogger("twinbus.client")
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A lock to be kept: renewed at `due`, and no longer than until `ends`."""
+
+    command: RenewLocks | RenewSession
+    due: int
+    ends: int
+
+
+class LockRenewer:
+    """Renews locks from a thread of its own until they are released or held long enough."""
+
+    def __init__(self, courier: Courier, longest: timedelta) -> None:
+        self._courier = courier
+        self._longest = to_us(longest)
+        self._holds: dict[UUID, _Hold] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        self._stop_listening = courier.clock.on_advance(self._wake)
+        self._thread = threading.Thread(target=self._run, name="twinbus-renewal", daemon=True)
+        self._thread.start()
+
+    def hold(self, token: UUID, command: RenewLocks | RenewSession, locked_until: datetime) -> None:
+        """Keep a lock."""
+        now = self._courier.clock.now_us()
+        with self._changed:
+            due = _due(now, moment_us(locked_until))
+            self._holds[token] = _Hold(command, due, now + self._longest)
+            self._changed.notify_all()
+
+    def release(self, tokens: Iterable[UUID]) -> None:
+        """Renew these no more."""
+        with self._changed:
+            for token in tokens:
+                self._holds.pop(token, None)
+
+    def close(self) -> None:
+        """Renew nothing any more."""
+        self._stop_listening()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                due = self._due_now()
+                while not due and not self._closed:
+                    soonest = min((hold.due for hold in self._holds.values()), default=NEVER_US)
+                    timeout = (
+                        None if soonest == NEVER_US else self._courier.clock.seconds_until(soonest)
+                    )
+                    self._changed.wait(timeout)
+                    due = self._due_now()
+                if self._closed:
+                    return
+            for token, hold in due:
+                self._renew(token, hold)
+
+    def _due_now(self) -> list[tuple[UUID, _Hold]]:
+        now = self._courier.clock.now_us()
+        for token in [token for token, hold in self._holds.items() if hold.ends <= now]:
+            del self._holds[token]  # held long enough
+        return [(token, hold) for token, hold in self._holds.items() if hold.due <= now]
+
+    def _renew(self, token: UUID, hold: _Hold) -> None:
+        until: Any = None
+        try:
+            until = self._courier.ask(hold.command)
+        except MessagingError as error:
+            _log.warning("a lock of %s was not renewed: %s", hold.command.path, error)
+        with self._changed:
+            if self._holds.get(token) is not hold:
+                return  # settled meanwhile
+            if until is None:
+                del self._holds[token]
+            else:
+                hold.due = _due(self._courier.clock.now_us(), moment_us(until))
+
+
+def _due(now: int, until: int) -> int:
+    """Return when to renew a lock that ends then."""
+    return until - int((until - now) * RENEWAL_MARGIN)

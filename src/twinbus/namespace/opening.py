@@ -1,0 +1,71 @@
+"""From a connection string to a namespace."""
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from twinbus.broker.commands import Command
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import NamespaceClosedError
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.flight import FlightNamespace
+
+R = TypeVar("R")
+
+
+def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> Namespace:
+    """Return the namespace a connection string names.
+
+    An embedded one is opened once per process and shared: it closes with its last user.
+    """
+    clock = clock or SystemClock()
+    if connection.place is Place.SERVER:
+        return FlightNamespace(connection, clock)
+    assert connection.directory is not None
+    return _Share(connection.directory.resolve(), clock)
+
+
+class _Share:
+    """One of several users of an embedded namespace."""
+
+    _opened: dict[Path, tuple[EmbeddedNamespace, int]] = {}  # noqa: RUF012 - the process's, on purpose
+    _lock = threading.Lock()
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        self._directory = directory
+        self._closed = False
+        with self._lock:
+            held = self._opened.get(directory)
+            namespace, users = held or (EmbeddedNamespace(directory, clock), 0)
+            self._opened[directory] = (namespace, users + 1)
+        self._namespace = namespace
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over; never blocks on the disk, never raises."""
+        if self._closed:
+            refused: Future[R] = Future()
+            refused.set_exception(NamespaceClosedError("the namespace was closed"))
+            return refused
+        return self._namespace.submit(command)
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        if self._closed:
+            raise NamespaceClosedError("the namespace was closed")
+        return self._namespace.ask(command, timeout_s)
+
+    def close(self) -> None:
+        """Let go; the last one closes the namespace."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            _, users = self._opened[self._directory]
+            if users > 1:
+                self._opened[self._directory] = (self._namespace, users - 1)
+                return
+            del self._opened[self._directory]
+            self._namespace.close()
