@@ -24,7 +24,7 @@ class Kinds:
     def __init__(self, kinds: Iterable[type]) -> None:
         self.types = {kind.__name__: kind for kind in kinds}
         self.fields = {
-            kind: tuple(f.name for f in fields(kind))
+            kind: tuple(f.name for f in fields(kind))  # type: ignore[arg-type]
             for kind in self.types.values()
             if not issubclass(kind, Enum)
         }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from twinbus.broker.bodies import Bodies
 from twinbus.broker.commands import Command, Send, SendReceipt, size_of
@@ -33,6 +34,7 @@ from twinbus.broker.spill import Spill, StoreHealth
 from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
 from twinbus.clock import Clock
+from twinbus.entities import RuntimeProperties
 from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
 from twinbus.limits import (
     MAX_BATCH_BYTES,
@@ -64,6 +66,19 @@ class EngineSettings:
     segment_bytes: int = SEGMENT_BYTES
     accept_damage: bool = False  # start without damaged records and lose what they held
     namespace: NamespaceSettings = field(default_factory=NamespaceSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A namespace as seen from outside, at one moment."""
+
+    is_open: bool  # False: it was closed, or stopped for good
+    is_spilling: bool  # the log's disk is in trouble; sends go to the spill store
+    restarts: int  # times it healed itself
+    open_receives: int
+    storage_bytes: int
+    entities: Sequence[RuntimeProperties]
+    meter: pa.RecordBatch  # METER_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +351,19 @@ class Engine:
         except OSError as trouble:
             _log.warning("no diagnostic bundle could be written: %s", trouble)
             return None
+
+    def snapshot(self, *, is_open: bool) -> Snapshot:
+        """Return what there is to see from outside."""
+        namespace = self.namespace
+        return Snapshot(
+            is_open,
+            self.health.spilling,
+            self.restarts,
+            namespace.shared.open_receives,
+            self.log.size_in_bytes,
+            [entity.runtime() for entity in namespace.directory],
+            namespace.meter.table(),
+        )
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""

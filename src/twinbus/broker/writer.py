@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from twinbus.broker.commands import Command, size_of
-from twinbus.broker.engine import Asker, Engine, EngineSettings, Storages
+from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages
 from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
@@ -153,6 +153,11 @@ class Writer:
         """Let requests that wait go unanswered."""
         with self._turn_lock:
             self.engine.namespace.withdraw({id(asker) for asker in askers})
+
+    def snapshot(self) -> Snapshot:
+        """Return what there is to see from outside; costs no operation."""
+        with self._turn_lock:
+            return self.engine.snapshot(is_open=self._end is None)
 
     def _is_ready(self) -> bool:
         """Whether everyone the next turn is held for is there."""

@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
-from twinbus.broker.engine import Asker, EngineSettings, Storages
+from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
 
@@ -49,6 +49,10 @@ class EmbeddedNamespace:
     def withdraw(self, askers: Iterable[Asker]) -> None:
         """Let requests that wait go unanswered: those who asked are gone."""
         self._writer.withdraw(askers)
+
+    def snapshot(self) -> Snapshot:
+        """Return what there is to see from outside; costs no operation. For metrics."""
+        return self._writer.snapshot()
 
     @property
     def keys(self) -> AccessKeys:

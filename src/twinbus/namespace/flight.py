@@ -93,7 +93,7 @@ class FlightNamespace:
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        command = with_columns(command)  # type: ignore[assignment]
+        command = with_columns(command)
         call = Call(command)
         link = self._current()
         number = link.post(command, call, waits=True)

@@ -1,0 +1,367 @@
+"""`twinbus queue`, `topic`, `subscription` and `rule`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from twinbus.cli.context import (
+    Settings,
+    Span,
+    print_fields,
+    print_json,
+    print_table,
+    talks_to_namespace,
+)
+from twinbus.entities import (
+    CorrelationFilter,
+    EntityDescription,
+    EntityStatus,
+    QueueDescription,
+    RuleDescription,
+    RuleFilter,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+)
+from twinbus.spans import format_span
+
+_NAMES = ("path", "topic_path", "name")
+
+
+def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
+    """Give a command one option for each setting of a kind of entity."""
+
+    def decorate(command: Any) -> Any:
+        for f in reversed(fields(kind)):
+            if f.name in _NAMES:
+                continue
+            flag = "--" + f.name.replace("_", "-")
+            default: Any = f.default
+            if f.type is bool:
+                command = click.option(f"{flag}/--no-{flag[2:]}", f.name, default=default)(command)
+            elif f.type is timedelta:
+                shown = format_span(default)
+                command = click.option(flag, type=Span(), default=shown, show_default=True)(command)
+            elif f.type is EntityStatus:
+                choice = click.Choice([status.value for status in EntityStatus])
+                command = click.option(flag, type=choice, default=default.value)(command)
+            elif f.type is int:
+                command = click.option(flag, type=int, default=default, show_default=True)(command)
+            else:
+                command = click.option(flag)(command)
+        return command
+
+    return decorate
+
+
+def _described(kind: Any, settings: Mapping[str, Any], **names: str) -> Any:
+    return kind(**{**settings, "status": EntityStatus(settings["status"])}, **names)
+
+
+def _show(settings: Settings, description: EntityDescription) -> None:
+    with settings.manager() as manager:
+        runtime = manager.get_runtime_properties(description.path)
+    if settings.as_json:
+        print_json({"description": description, "runtime": runtime})
+    else:
+        print_fields(description, settings)
+        click.echo()
+        print_fields(runtime, settings)
+
+
+def _list(settings: Settings, found: Sequence[EntityDescription]) -> None:
+    with settings.manager() as manager:
+        runtimes = [manager.get_runtime_properties(one.path) for one in found]
+    if settings.as_json:
+        print_json(
+            [
+                {"description": one, "runtime": runtime}
+                for one, runtime in zip(found, runtimes, strict=True)
+            ]
+        )
+        return
+    rows = (
+        (
+            one.path,
+            one.status,
+            runtime.active_message_count,
+            runtime.dead_letter_message_count,
+            runtime.scheduled_message_count,
+            runtime.size_in_bytes,
+        )
+        for one, runtime in zip(found, runtimes, strict=True)
+    )
+    columns = ["path", "status", "active", "dead-letter", "scheduled", "bytes"]
+    print_table(columns, rows, "there are none")
+
+
+# -- queues ------------------------------------------------------------------------------------
+
+
+@click.group()
+def queue() -> None:
+    """Create, list, show and delete queues."""
+
+
+@queue.command("create", epilog="\b\nExample:\n  twinbus queue create orders --lock-duration 30s")
+@click.argument("path")
+@_settings_options(QueueDescription)
+@talks_to_namespace
+def create_queue(settings: Settings, path: str, **options: Any) -> None:
+    """Create the queue PATH."""
+    with settings.manager() as manager:
+        made = manager.create_queue(_described(QueueDescription, options, path=path))
+    print_fields(made, settings)
+
+
+@queue.command("list")
+@talks_to_namespace
+def list_queues(settings: Settings) -> None:
+    """List queues and what they hold."""
+    with settings.manager() as manager:
+        found = manager.list_queues()
+        _list(settings, found)
+
+
+@queue.command("show")
+@click.argument("path")
+@talks_to_namespace
+def show_queue(settings: Settings, path: str) -> None:
+    """Show the settings of a queue and what it holds."""
+    with settings.manager() as manager:
+        _show(settings, manager.get_queue(path))
+
+
+@queue.command("delete")
+@click.argument("path")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks_to_namespace
+def delete_queue(settings: Settings, path: str, yes: bool) -> None:
+    """Delete a queue and all it holds."""
+    _confirm(path, yes)
+    with settings.manager() as manager:
+        manager.delete_queue(path)
+
+
+def _confirm(path: str, yes: bool) -> None:  # noqa: FBT001 - a flag of the command line
+    if not yes:
+        click.confirm(f"Delete {path} and all messages in it?", abort=True, err=True)
+
+
+# -- topics ------------------------------------------------------------------------------------
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, show and delete topics."""
+
+
+@topic.command("create", epilog="\b\nExample:\n  twinbus topic create news")
+@click.argument("path")
+@_settings_options(TopicDescription)
+@talks_to_namespace
+def create_topic(settings: Settings, path: str, **options: Any) -> None:
+    """Create the topic PATH."""
+    with settings.manager() as manager:
+        made = manager.create_topic(_described(TopicDescription, options, path=path))
+    print_fields(made, settings)
+
+
+@topic.command("list")
+@talks_to_namespace
+def list_topics(settings: Settings) -> None:
+    """List topics and what they hold."""
+    with settings.manager() as manager:
+        found = manager.list_topics()
+        _list(settings, found)
+
+
+@topic.command("show")
+@click.argument("path")
+@talks_to_namespace
+def show_topic(settings: Settings, path: str) -> None:
+    """Show the settings of a topic and what it holds."""
+    with settings.manager() as manager:
+        _show(settings, manager.get_topic(path))
+
+
+@topic.command("delete")
+@click.argument("path")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks_to_namespace
+def delete_topic(settings: Settings, path: str, yes: bool) -> None:
+    """Delete a topic, its subscriptions and all they hold."""
+    _confirm(path, yes)
+    with settings.manager() as manager:
+        manager.delete_topic(path)
+
+
+# -- subscriptions -----------------------------------------------------------------------------
+
+
+@click.group()
+def subscription() -> None:
+    """Create, list, show and delete subscriptions of a topic."""
+
+
+@subscription.command(
+    "create",
+    epilog="\b\nExample:\n  twinbus subscription create news sport --sql \"category = 'sport'\"",
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("name")
+@click.option("--sql", help="Condition of the first rule, in place of the catch-all.")
+@_settings_options(SubscriptionDescription)
+@talks_to_namespace
+def create_subscription(
+    settings: Settings, topic_path: str, name: str, sql: str | None, **options: Any
+) -> None:
+    """Subscribe NAME to TOPIC."""
+    wanted = _described(SubscriptionDescription, options, topic_path=topic_path, name=name)
+    first = RuleDescription("selected", SqlFilter(sql)) if sql else None
+    with settings.manager() as manager:
+        made = manager.create_subscription(topic_path, wanted, first)
+    print_fields(made, settings)
+
+
+@subscription.command("list")
+@click.argument("topic_path", metavar="TOPIC")
+@talks_to_namespace
+def list_subscriptions(settings: Settings, topic_path: str) -> None:
+    """List the subscriptions of TOPIC and what they hold."""
+    with settings.manager() as manager:
+        found = manager.list_subscriptions(topic_path)
+        _list(settings, found)
+
+
+@subscription.command("show")
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("name")
+@talks_to_namespace
+def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
+    """Show the settings of a subscription and what it holds."""
+    with settings.manager() as manager:
+        _show(settings, manager.get_subscription(topic_path, name))
+
+
+@subscription.command("delete")
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks_to_namespace
+def delete_subscription(settings: Settings, topic_path: str, name: str, yes: bool) -> None:
+    """Delete a subscription and all it holds."""
+    _confirm(f"{name} of {topic_path}", yes)
+    with settings.manager() as manager:
+        manager.delete_subscription(topic_path, name)
+
+
+# -- rules -------------------------------------------------------------------------------------
+
+
+@click.group()
+def rule() -> None:
+    """Create, list, show and delete rules of a subscription."""
+
+
+@rule.command(
+    "create",
+    epilog="\b\nExamples:\n"
+    '  twinbus rule create news sport urgent --sql "priority > 5" --action "SET seen = 1"\n'
+    "  twinbus rule create news sport red --match subject=red",
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@click.argument("name")
+@click.option("--sql", help="SQL condition.")
+@click.option("--match", multiple=True, metavar="FIELD=TEXT", help="Field that must equal a text.")
+@click.option("--action", help="SQL action on the selected copy.")
+@talks_to_namespace
+def create_rule(
+    settings: Settings,
+    topic_path: str,
+    subscription_name: str,
+    name: str,
+    sql: str | None,
+    match: Sequence[str],
+    action: str | None,
+) -> None:
+    """Add the rule NAME: a SQL condition, fields to match, or neither for all messages."""
+    if sql and match:
+        raise click.UsageError("give --sql or --match, not both")
+    selects: RuleFilter = TrueFilter()
+    if sql:
+        selects = SqlFilter(sql)
+    elif match:
+        selects = _correlation(match)
+    made = RuleDescription(name, selects, SqlAction(action) if action else None)
+    with settings.manager() as manager:
+        manager.create_rule(topic_path, subscription_name, made)
+    print_fields(made, settings)
+
+
+def _correlation(match: Sequence[str]) -> CorrelationFilter:
+    known = {f.name for f in fields(CorrelationFilter)} - {"properties"}
+    own: dict[str, str] = {}
+    properties: dict[str, str] = {}
+    for pair in match:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"--match {pair!r} is not FIELD=TEXT")
+        (own if name in known else properties)[name] = text
+    return CorrelationFilter(**own, properties=properties)
+
+
+@rule.command("list")
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@talks_to_namespace
+def list_rules(settings: Settings, topic_path: str, subscription_name: str) -> None:
+    """List the rules of a subscription."""
+    with settings.manager() as manager:
+        found = manager.list_rules(topic_path, subscription_name)
+    if settings.as_json:
+        print_json(list(found))
+    else:
+        rows = (
+            (one.name, _told(one.filter), one.action and one.action.expression) for one in found
+        )
+        print_table(["rule", "selects", "action"], rows, "there are none")
+
+
+def _told(selects: RuleFilter) -> str:
+    if isinstance(selects, SqlFilter):
+        return selects.expression
+    if isinstance(selects, CorrelationFilter):
+        held = {f.name: getattr(selects, f.name) for f in fields(selects)} | dict(
+            selects.properties
+        )
+        return " and ".join(f"{n} = {v!r}" for n, v in held.items() if v and n != "properties")
+    return "every message" if isinstance(selects, TrueFilter) else "no message"
+
+
+@rule.command("show")
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@click.argument("name")
+@talks_to_namespace
+def show_rule(settings: Settings, topic_path: str, subscription_name: str, name: str) -> None:
+    """Show a rule."""
+    with settings.manager() as manager:
+        print_fields(manager.get_rule(topic_path, subscription_name, name), settings)
+
+
+@rule.command("delete")
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@click.argument("name")
+@talks_to_namespace
+def delete_rule(settings: Settings, topic_path: str, subscription_name: str, name: str) -> None:
+    """Delete a rule."""
+    with settings.manager() as manager:
+        manager.delete_rule(topic_path, subscription_name, name)

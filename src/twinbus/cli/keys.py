@@ -1,0 +1,113 @@
+"""`twinbus keys`: who may use the namespace."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from twinbus.broker.access import Claim, SharedAccessKey
+from twinbus.cli.context import Settings, print_json, print_table, talks_to_namespace
+from twinbus.connection import ConnectionString, Place
+
+_CLAIM = click.Choice([claim.value for claim in Claim])
+
+
+@click.group()
+def keys() -> None:
+    """Make, list, show, rotate and delete access keys."""
+
+
+def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: bool) -> None:
+    """Print keys; secrets only when asked for one key."""
+    if settings.as_json:
+        told = [
+            {
+                "name": key.name,
+                "entity_path": key.entity_path,
+                "claims": [claim.value for claim in key.claims],
+                **({"connection_string": _connection(settings, key)} if secrets else {}),
+                **({"secondary": key.secondary} if secrets else {}),
+            }
+            for key in found
+        ]
+        print_json(told[0] if secrets else told)
+    elif secrets:
+        click.echo(_connection(settings, found[0]))
+    else:
+        rows = ((k.name, k.entity_path, ", ".join(c.value for c in k.claims)) for k in found)
+        print_table(["key", "entity", "claims"], rows, "there are none")
+
+
+def _connection(settings: Settings, key: SharedAccessKey) -> str:
+    """Return the connection string of a key, where clients can connect; else its secret."""
+    connection = ConnectionString.parse(settings.connection_string())
+    if connection.place is Place.EMBEDDED:
+        return f"SharedAccessKeyName={key.name};SharedAccessKey={key.primary}"
+    return replace(
+        connection,
+        key_name=key.name,
+        key=key.primary,
+        token="",
+        entity_path=key.entity_path,
+    ).to_text()
+
+
+@keys.command("list")
+@talks_to_namespace
+def list_keys(settings: Settings) -> None:
+    """List the keys of the namespace and its entities, without secrets."""
+    with settings.manager() as manager:
+        _print(settings, manager.list_keys(), secrets=False)
+
+
+@keys.command("create", epilog="\b\nExample:\n  twinbus keys create shop --claim send --on orders")
+@click.argument("name")
+@click.option("--claim", "claims", type=_CLAIM, multiple=True, required=True)
+@click.option("--on", "entity_path", metavar="PATH", help="One queue or topic [default: all].")
+@talks_to_namespace
+def create_key(
+    settings: Settings, name: str, claims: Sequence[str], entity_path: str | None
+) -> None:
+    """Make a key and print its connection string."""
+    with settings.manager() as manager:
+        made = manager.create_key(name, [Claim(claim) for claim in claims], entity_path)
+    _print(settings, [made], secrets=True)
+
+
+@keys.command("show")
+@click.argument("name")
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@talks_to_namespace
+def show_key(settings: Settings, name: str, entity_path: str | None) -> None:
+    """Print the connection string of a key."""
+    with settings.manager() as manager:
+        found = manager.get_key(name, entity_path)
+    _print(settings, [found], secrets=True)
+
+
+@keys.command(
+    "regenerate",
+    epilog="""\b
+To rotate without an outage: move clients to the secondary, regenerate the primary, move them back,
+regenerate the secondary.""",
+)
+@click.argument("name")
+@click.argument("secret", type=click.Choice(["primary", "secondary"]))
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@talks_to_namespace
+def regenerate_key(settings: Settings, name: str, secret: str, entity_path: str | None) -> None:
+    """Replace one of the two secrets of a key; tokens of the other stay good."""
+    with settings.manager() as manager:
+        which = "primary" if secret == "primary" else "secondary"  # noqa: S105 - its name
+        made = manager.regenerate_key(name, which, entity_path)
+    _print(settings, [made], secrets=True)
+
+
+@keys.command("delete")
+@click.argument("name")
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@talks_to_namespace
+def delete_key(settings: Settings, name: str, entity_path: str | None) -> None:
+    """Delete a key; its tokens are no longer good."""
+    with settings.manager() as manager:
+        manager.delete_key(name, entity_path)

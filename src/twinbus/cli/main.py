@@ -1,0 +1,49 @@
+"""The root command, and what turns errors into a line and an exit code."""
+
+import sys
+from typing import Any
+
+import click
+
+from twinbus.cli.context import exit_code
+from twinbus.cli.entities import queue, rule, subscription, topic
+from twinbus.cli.keys import keys
+from twinbus.cli.messages import dead_letter, peek, receive, send
+from twinbus.cli.serve import serve
+from twinbus.errors import MessagingError
+
+_EPILOG = """\b
+Where the namespace is: TWINBUS_CONNECTION, --connection-file, or --connection.
+\b
+Exit codes: 0 done, 1 refused, 2 wrong usage or value, 3 no such entity or message,
+4 not authorized, 5 not reached, busy or no answer in time (try again).
+\b
+Ten minutes from nothing: docs/tutorial.md"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twinbus")
+def root() -> None:
+    """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
+
+
+for command in (serve, queue, topic, subscription, rule, send, receive, peek, dead_letter, keys):
+    root.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line."""
+    try:
+        root.main(arguments, prog_name="twinbus", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except MessagingError as error:
+        click.echo(f"twinbus: {error.text}", err=True)
+        sys.exit(exit_code(error))
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output has seen enough
+        sys.exit(0)

@@ -1,0 +1,103 @@
+"""`twinbus serve`: a namespace as a process."""
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from twinbus.limits import DEFAULT_PORT
+from twinbus.server.process import Server, ServerSettings
+
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+def _label(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", value):
+        raise click.BadParameter("use letters, digits and '-', at most 63", ctx)
+    return value
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  twinbus serve ./contoso
+  twinbus serve /var/lib/contoso --name contoso --config entities.toml
+  twinbus serve ./contoso --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem"""
+)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--name", callback=_label, help="Name of the namespace [default: the directory's].")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=DEFAULT_PORT,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port for clients; 0 takes any free one.",
+)
+@click.option(
+    "--admin-port",
+    default=DEFAULT_PORT + 1,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port for /health and /metrics; 0 takes any free one.",
+)
+@click.option("--config", type=_FILE, help="TOML file with entities to make, and limits.")
+@click.option("--tls-certificate", type=_FILE, help="PEM file; clients then use twinbus+tls://.")
+@click.option("--tls-key", type=_FILE, help="PEM file with the certificate's key.")
+@click.option("--verbose", is_flag=True, help="Log more.")
+def serve(
+    directory: Path,
+    name: str | None,
+    host: str,
+    port: int,
+    admin_port: int,
+    config: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    verbose: bool,
+) -> None:
+    """Serve the namespace in DIRECTORY until SIGTERM or Ctrl-C.
+
+    The first start makes a root key and prints the connection string with it, once.
+    """
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        stream=sys.stderr,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = ServerSettings(
+        directory=directory,
+        name=name or _label_of(directory),
+        host=host,
+        port=port,
+        admin_port=admin_port,
+        config=config,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
+    server = Server(settings)
+    if server.root_key is not None:
+        click.echo(server.connection_string)
+    scheme = "twinbus+tls" if tls_certificate else "twinbus"
+    click.echo(
+        f"{settings.name} is ready at {scheme}://{host}:{server.door.port}, "
+        f"health and metrics at http://{host}:{server.admin.port}"
+    )
+    sys.stdout.flush()
+    stop.wait()
+    server.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a client that did not hang up must not keep the process; all is on the disk
+
+
+def _label_of(directory: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9-]+", "-", directory.resolve().name).strip("-")[:63] or "namespace"

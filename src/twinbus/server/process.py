@@ -1,0 +1,152 @@
+"""A namespace as a process: opens the directory, opens the doors, and closes them in order."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
+from twinbus.broker.commands import PutKey
+from twinbus.broker.engine import EngineSettings
+from twinbus.broker.namespace import NamespaceSettings
+from twinbus.client.manager import new_secret
+from twinbus.clock import SystemClock
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.limits import DEFAULT_PORT
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server.config import Config, apply, read_config
+from twinbus.server.flight import FlightDoor
+from twinbus.server.http import AdminDoor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where a server keeps its namespace and where it listens."""
+
+    directory: Path
+    name: str
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT  # 0: any free one
+    admin_port: int = DEFAULT_PORT + 1  # of health and metrics; 0: any free one
+    config: Path | None = None
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+
+
+class Server:
+    """A running server; as a context manager it stops cleanly."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        config = read_config(settings.config) if settings.config else Config()
+        tls = _tls(settings)
+        with ExitStack() as opened:
+            namespace = EmbeddedNamespace(
+                EngineSettings(
+                    directory=settings.directory,
+                    namespace=NamespaceSettings(
+                        max_message_bytes=config.max_message_bytes, thresholds=config.thresholds
+                    ),
+                )
+            )
+            opened.callback(namespace.close)
+            apply(config, namespace)
+            self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
+            self.door = _open_door(namespace, settings, tls, config)
+            opened.callback(self.door.close)
+            try:
+                self.admin = AdminDoor(
+                    namespace,
+                    self.door,
+                    name=settings.name,
+                    host=settings.host,
+                    port=settings.admin_port,
+                )
+            except OSError as error:
+                raise MessagingError(
+                    f"cannot listen on port {settings.admin_port} for health and metrics: "
+                    f"{error.strerror}; choose another with --admin-port"
+                ) from error
+            opened.callback(self.admin.close)
+            self._opened = opened.pop_all()
+
+    @property
+    def connection_string(self) -> str:
+        """How to reach it; with the root key at the first start."""
+        key = self.root_key
+        return ConnectionString(
+            place=Place.SERVER,
+            host=_reachable(self._settings.host),
+            port=self.door.port,
+            name=self._settings.name,
+            key_name=key.name if key else "",
+            key=key.primary if key else "",
+            tls=self._settings.tls_certificate is not None,
+        ).to_text()
+
+    def close(self) -> None:
+        """Refuse what is new, finish what is under way, let go of the directory."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _reachable(host: str) -> str:
+    """Return the address a client on this machine can use."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+
+
+def _tls(settings: ServerSettings) -> tuple[bytes, bytes] | None:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise InvalidArgumentError("TLS needs both a certificate and its key")
+    try:
+        return certificate.read_bytes(), key.read_bytes()
+    except OSError as error:
+        raise InvalidArgumentError(f"TLS: {error}") from error
+
+
+def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
+    """Make the key that opens everything, if there is none yet."""
+    if len(namespace.keys):
+        return None
+    key = SharedAccessKey(
+        name=ROOT_KEY, claims=(Claim.MANAGE,), primary=new_secret(), secondary=new_secret()
+    )
+    namespace.ask(PutKey(key))
+    return key
+
+
+def _open_door(
+    namespace: EmbeddedNamespace,
+    settings: ServerSettings,
+    tls: tuple[bytes, bytes] | None,
+    config: Config,
+) -> FlightDoor:
+    try:
+        return FlightDoor(
+            namespace,
+            SystemClock(),
+            host=settings.host,
+            port=settings.port,
+            tls=tls,
+            max_connections=config.max_connections,
+        )
+    except Exception as error:  # pyarrow raises what it likes
+        raise MessagingError(
+            f"cannot listen on {settings.host}:{settings.port}: another process may, or the "
+            f"certificate does not fit its key; choose another port with --port ({error})"
+        ) from error
