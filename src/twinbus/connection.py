@@ -242,7 +242,8 @@ def sign_token(resource: str, key_name: str, key: str, expires_s: int) -> str:
     """Return a token for a resource such as `twinbus://host/orders`."""
     quoted = quote_plus(resource)
     signature = base64.b64encode(_signature(quoted, expires_s, key)).decode()
-    return f"{_SCHEME}sr={quoted}&sig={quote_plus(signature)}&se={expires_s}&skn={quote_plus(key_name)}"
+    signed = f"sr={quoted}&sig={quote_plus(signature)}&se={expires_s}"
+    return f"{_SCHEME}{signed}&skn={quote_plus(key_name)}"
 
 
 def token_for(connection: ConnectionString, expires_s: int) -> str:

@@ -343,7 +343,7 @@ def test_keys_are_listed_with_those_of_the_namespace_first(namespace: EmbeddedNa
 def test_the_last_managing_key_cannot_be_deleted(namespace: EmbeddedNamespace) -> None:
     namespace.ask(c.PutKey(key(Claim.MANAGE, name="root")))
     namespace.ask(c.PutKey(key(Claim.SEND, name="sender")))
-    with pytest.raises(MessagingError, match="root|last"):
+    with pytest.raises(MessagingError, match=r"root|last"):
         namespace.ask(c.DeleteKey("root"))
     namespace.ask(c.PutKey(key(Claim.MANAGE, name="spare")))
     namespace.ask(c.DeleteKey("root"))

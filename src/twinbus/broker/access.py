@@ -72,10 +72,26 @@ def key_id(name: str, entity_path: str | None) -> str:
     return f"{entity_path or ''}:{name}".lower()
 
 
-_LISTEN = """Receive ReceiveDeferred Peek Settle RenewLocks AcceptSession RenewSession
-ReleaseSession GetSessionState SetSessionState LeaseRange RenewRange ReadRange SettleRange
-ReleaseRange""".split()
-_CLAIMS = {"Send": Claim.SEND, "CancelScheduled": Claim.SEND} | dict.fromkeys(_LISTEN, Claim.LISTEN)
+_CLAIMS = {"Send": Claim.SEND, "CancelScheduled": Claim.SEND} | dict.fromkeys(
+    (
+        "Receive",
+        "ReceiveDeferred",
+        "Peek",
+        "Settle",
+        "RenewLocks",
+        "AcceptSession",
+        "RenewSession",
+        "ReleaseSession",
+        "GetSessionState",
+        "SetSessionState",
+        "LeaseRange",
+        "RenewRange",
+        "ReadRange",
+        "SettleRange",
+        "ReleaseRange",
+    ),
+    Claim.LISTEN,
+)
 _MANAGED_BY_ENTITY_KEYS = {
     "UpdateEntity",
     "DeleteEntity",
@@ -93,8 +109,8 @@ def _needs(command: "Command[Any]") -> tuple[Claim, str | None]:
     claim = _CLAIMS.get(kind, Claim.MANAGE)
     if claim is Claim.MANAGE and kind not in _MANAGED_BY_ENTITY_KEYS:
         return claim, None
-    about = command.description.path if kind == "UpdateEntity" else command.path  # type: ignore[attr-defined]
-    return claim, str(about)
+    described: Any = getattr(command, "description", command)  # of UpdateEntity
+    return claim, str(described.path)
 
 
 def _covers(entity_path: str, path: str) -> bool:

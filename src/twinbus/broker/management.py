@@ -79,12 +79,6 @@ class Management:
             case c.ListRules():
                 rules = self._subscription(command.path).rules
                 return [rules[name].description for name in sorted(rules)]
-            case c.PutKey():
-                return self._put_key(command.key, commit)
-            case c.DeleteKey():
-                return self._delete_key(command, commit)
-            case c.ListKeys():
-                return self._keys.all()
         raise InvalidArgumentError(f"a namespace does not know the command {command!r:.100}")
 
     # -- entities ------------------------------------------------------------------------------
@@ -226,7 +220,8 @@ class Management:
 
     # -- keys ----------------------------------------------------------------------------------
 
-    def _put_key(self, key: SharedAccessKey, commit: Commit) -> None:
+    def put_key(self, key: SharedAccessKey, commit: Commit) -> None:
+        """Add a key, or replace the one of its name."""
         if key.entity_path is not None:
             entity = self._directory.entity(key.entity_path)
             if isinstance(entity, Subscription):
@@ -240,7 +235,8 @@ class Management:
         commit.must_sync = True
         commit.on_durable.append(lambda: self._keys.put(key))
 
-    def _delete_key(self, command: c.DeleteKey, commit: Commit) -> None:
+    def delete_key(self, command: c.DeleteKey, commit: Commit) -> None:
+        """Remove a key."""
         key = self._keys.get(command.name, command.entity_path)
         where = command.entity_path or "the namespace"
         if key is None:

@@ -102,6 +102,11 @@ class Namespace:
             c.SettleRange: self._settle_range,
             c.ReleaseRange: self._release_range,
             c.ReadMeter: lambda *_: self.meter.table(),
+            c.PutKey: lambda command, _, __, commit: self._management.put_key(command.key, commit),
+            c.DeleteKey: lambda command, _, __, commit: self._management.delete_key(
+                command, commit
+            ),
+            c.ListKeys: lambda *_: self.keys.all(),
         }
 
     # -- a turn --------------------------------------------------------------------------------

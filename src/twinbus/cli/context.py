@@ -55,7 +55,7 @@ def exit_code(error: MessagingError) -> int:
     return ExitCode.TRY_AGAIN if error.is_transient else ExitCode.REFUSED
 
 
-class Span(click.ParamType):
+class Span(click.ParamType[timedelta]):
     """A length of time on the command line."""
 
     name = "time"

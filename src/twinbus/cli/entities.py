@@ -148,7 +148,7 @@ def delete_queue(settings: Settings, path: str, yes: bool) -> None:
         manager.delete_queue(path)
 
 
-def _confirm(path: str, yes: bool) -> None:  # noqa: FBT001 - a flag of the command line
+def _confirm(path: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {path} and all messages in it?", abort=True, err=True)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import click
 
@@ -95,11 +96,15 @@ regenerate the secondary.""",
 @click.argument("secret", type=click.Choice(["primary", "secondary"]))
 @click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
 @talks_to_namespace
-def regenerate_key(settings: Settings, name: str, secret: str, entity_path: str | None) -> None:
+def regenerate_key(
+    settings: Settings,
+    name: str,
+    secret: Literal["primary", "secondary"],
+    entity_path: str | None,
+) -> None:
     """Replace one of the two secrets of a key; tokens of the other stay good."""
     with settings.manager() as manager:
-        which = "primary" if secret == "primary" else "secondary"  # noqa: S105 - its name
-        made = manager.regenerate_key(name, which, entity_path)
+        made = manager.regenerate_key(name, secret, entity_path)
     _print(settings, [made], secrets=True)
 
 

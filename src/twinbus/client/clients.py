@@ -1,4 +1,4 @@
-"""Clients of queues, topics and subscriptions: senders and receivers under the names people know."""
+"""Clients of queues, topics and subscriptions: senders and receivers by the names people know."""
 
 from collections.abc import Sequence
 from datetime import timedelta

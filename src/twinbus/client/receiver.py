@@ -110,7 +110,8 @@ class MessageReceiver(EntityClient):
         super().__init__(courier, path)
         self._options = options or ReceiveOptions()
         self._session = session
-        self._ahead = _Prefetch(self) if self._options.prefetch_count else None
+        count = self._options.prefetch_count
+        self._ahead = _Prefetch(self, courier, count) if count else None
         self._renewer: LockRenewer | None = None
         if self._options.auto_renew_for is not None:
             self._renewer = LockRenewer(courier, self._options.auto_renew_for)
@@ -236,10 +237,10 @@ def _tokens(messages: Sequence[BrokeredMessage]) -> list[UUID]:
 class _Prefetch:
     """Messages fetched ahead: while the application works, the next ones are on their way."""
 
-    def __init__(self, receiver: MessageReceiver) -> None:
+    def __init__(self, receiver: MessageReceiver, courier: Courier, count: int) -> None:
         self._receiver = receiver
-        self._courier = receiver._courier
-        self._count = receiver._options.prefetch_count
+        self._courier = courier
+        self._count = count
         self._held: deque[pa.RecordBatch] = deque()
         self._coming: Future[pa.RecordBatch] | None = None
         self._lock = threading.Lock()

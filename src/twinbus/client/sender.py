@@ -25,6 +25,11 @@ class EntityClient:
         self._courier = courier
         self._closed = False
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
     def _check(self) -> None:
         if self._closed:
             raise NamespaceClosedError(f"this client of {self.path} was closed")

@@ -4,7 +4,8 @@ A namespace takes commands (twinbus.broker.commands lists them) and gives future
 may keep many in flight. `ask` is the blocking form. An error is the same whatever the way.
 
 Who implements it: embedded.py in this process, flight.py for a server. Who calls it: clients, from
-any thread. What is done when a future completes may submit, but must not wait for another. Each implementation must pass tests/contracts unchanged.
+any thread. What is called when a future completes may submit, but must not wait for another reply.
+Each implementation must pass tests/contracts unchanged.
 """
 
 from concurrent.futures import Future

@@ -296,9 +296,10 @@ def encode_replies(replies: Sequence[Reply]) -> Frame:
     items = []
     for reply in replies:
         value, rows = reply.value, 0
+        plain: Any
         if isinstance(value, MessagingError):
-            plain = {"$": "error", "code": value.code, "text": value.text}
-            plain["facts"] = {name: _told(writing, fact) for name, fact in value.facts.items()}
+            facts = {name: _told(writing, fact) for name, fact in value.facts.items()}
+            plain = {"$": "error", "code": value.code, "text": value.text, "facts": facts}
         elif isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
             plain, rows = {"$": "deliveries"}, value.num_rows
             if rows:

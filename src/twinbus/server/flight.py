@@ -28,7 +28,6 @@ from twinbus.broker.commands import (
     ReceiveDeferred,
     ReceiveMode,
     ReleaseSession,
-    Send,
     SessionGrant,
     Settle,
 )
@@ -286,12 +285,12 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     def start_call(self, info: Any, headers: Mapping[str, list[Any]]) -> _Headers:  # noqa: ARG002
         """Admit or refuse a call."""
         tokens = headers.get("authorization", [])
+        if len(tokens) != 1 or not isinstance(tokens[0], str):
+            raise flight.FlightUnauthenticatedError(
+                "the call brings no token; give SharedAccessKeyName and SharedAccessKey in the "
+                "connection string"
+            )
         try:
-            if len(tokens) != 1 or not isinstance(tokens[0], str):
-                raise UnauthorizedError(
-                    "the call brings no token; give SharedAccessKeyName and SharedAccessKey "
-                    "in the connection string"
-                )
             return _Headers(self._admit(tokens[0]))
         except UnauthorizedError as error:
             raise flight.FlightUnauthenticatedError(error.text) from error

@@ -79,7 +79,7 @@ class AdminDoor:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10  # a slow reader is hung up on
 
-            def do_GET(self) -> None:  # noqa: N802 - the name http.server calls
+            def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self._reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry))
                 elif self.path == "/health":

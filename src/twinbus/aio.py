@@ -1,0 +1,373 @@
+"""The same API for asyncio: a thin facade that runs the blocking objects in threads.
+
+    async with aio.MessagingFactory.from_connection_string(text) as factory:
+        async with factory.create_queue_client("orders") as queue:
+            await queue.send(BrokeredMessage(b"two coffees"))
+            async for message in queue:
+                await message.complete()
+
+Each method does what the method of the same name of the blocking class does. A receive that is
+cancelled gives back what it would have returned.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from twinbus.broker.commands import Disposition
+from twinbus.client import clients, factory, manager, pipelined, sender
+from twinbus.client import receiver as receivers
+from twinbus.client.receiver import DEFAULT_WAIT, ReceiveOptions
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.state import FactoryState
+from twinbus.errors import MessagingError
+from twinbus.limits import MAX_AIO_THREADS
+from twinbus.message import BrokeredMessage, tokens_of
+
+__all__ = [
+    "MessageReceiver",
+    "MessageSender",
+    "MessageSession",
+    "MessagingFactory",
+    "NamespaceManager",
+    "PipelinedSender",
+    "QueueClient",
+    "ReceivedMessage",
+    "SubscriptionClient",
+    "TopicClient",
+]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+B_co = TypeVar("B_co", bound=_Closable, covariant=True)
+_MESSAGE_FIELDS = tuple(f.name for f in fields(BrokeredMessage))
+
+
+class _Facade(Generic[B_co]):
+    """A blocking object, and the threads its methods run in."""
+
+    def __init__(self, blocking: B_co, threads: ThreadPoolExecutor) -> None:
+        self._blocking = blocking
+        self._threads = threads
+
+    async def _run(self, work: Callable[[], R], undo: Callable[[R], None] | None = None) -> R:
+        """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
+        future = self._threads.submit(work)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                future.add_done_callback(lambda done: _undo(done, undo))
+            raise
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+        await self._run(self._blocking.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _undo(done: "Future[R]", undo: Callable[[R], None]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        with suppress(MessagingError):
+            undo(done.result())
+
+
+def _awaited(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """Return a method of the blocking class as one to be awaited, with the same parameters."""
+
+    async def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        blocking = facade._blocking  # noqa: SLF001 - it becomes a method of the facade
+        return await facade._run(lambda: method(blocking, *args, **kwargs))  # type: ignore[no-any-return]  # noqa: SLF001
+
+    call.__doc__ = method.__doc__
+    return call
+
+
+class PipelinedSender(_Facade[pipelined.PipelinedSender]):
+    """Keeps many single sends in flight; start each as a task of its own."""
+
+    async def send(self, message: BrokeredMessage) -> None:
+        """Send a message; returns when it is durable."""
+        await asyncio.wrap_future(self._blocking.send(message))
+
+    flush = _awaited(pipelined.PipelinedSender.flush)
+
+
+class MessageSender(_Facade[sender.MessageSender]):
+    """Sends to a queue or topic."""
+
+    send = _awaited(sender.MessageSender.send)
+    send_batch = _awaited(sender.MessageSender.send_batch)
+    schedule = _awaited(sender.MessageSender.schedule)
+    cancel_scheduled = _awaited(sender.MessageSender.cancel_scheduled)
+
+    @property
+    def path(self) -> str:
+        """What it sends to."""
+        return self._blocking.path
+
+    def pipelined(self) -> PipelinedSender:
+        """Return a sender that keeps many single sends in flight."""
+        return PipelinedSender(self._blocking.pipelined(), self._threads)
+
+
+class TopicClient(MessageSender):
+    """Sends to a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage(BrokeredMessage):
+    """A message with the receiver that got it; settled by its own methods."""
+
+    receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
+
+    async def complete(self) -> None:
+        """Say that it is done: it will not be delivered again."""
+        await self._settle(receivers.MessageReceiver.complete)
+
+    async def abandon(self) -> None:
+        """Give it back; counts as a failed delivery."""
+        await self._settle(receivers.MessageReceiver.abandon)
+
+    async def defer(self) -> None:
+        """Put it aside; it comes back only by `receive_deferred` with its sequence number."""
+        await self._settle(receivers.MessageReceiver.defer)
+
+    async def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
+        """Move it to the dead-letter queue."""
+        await self._settle(lambda held, messages: held.dead_letter(messages, reason, description))
+
+    async def renew_lock(self) -> datetime:
+        """Lock it for another lock duration; return until when."""
+        return await self._settle(receivers.MessageReceiver.renew_locks)
+
+    async def _settle(
+        self, settle: Callable[[receivers.MessageReceiver, Sequence[BrokeredMessage]], R]
+    ) -> R:
+        held = self.receiver
+        assert held is not None  # only receivers make these
+        return await held._run(lambda: settle(held._blocking, [self]))  # noqa: SLF001
+
+
+class MessageReceiver(_Facade[receivers.MessageReceiver]):
+    """Receives from a queue, a subscription or a dead-letter queue."""
+
+    complete = _awaited(receivers.MessageReceiver.complete)
+    abandon = _awaited(receivers.MessageReceiver.abandon)
+    defer = _awaited(receivers.MessageReceiver.defer)
+    dead_letter = _awaited(receivers.MessageReceiver.dead_letter)
+    renew_locks = _awaited(receivers.MessageReceiver.renew_locks)
+    peek = _awaited(receivers.MessageReceiver.peek)
+
+    @property
+    def path(self) -> str:
+        """What it receives from."""
+        return self._blocking.path
+
+    async def receive(self, wait: timedelta = DEFAULT_WAIT) -> ReceivedMessage | None:
+        """Return the next message, or None when none came within `wait`."""
+        return next(iter(await self.receive_batch(1, wait)), None)
+
+    async def receive_batch(
+        self, max_messages: int, wait: timedelta = DEFAULT_WAIT
+    ) -> list[ReceivedMessage]:
+        """Return up to so many messages: waits for the first, takes what is there with it."""
+        return self._held(
+            await self._run(
+                lambda: self._blocking.receive_batch(max_messages, wait), self._give_back
+            )
+        )
+
+    async def receive_deferred(
+        self, sequence_numbers: int | Sequence[int]
+    ) -> list[ReceivedMessage]:
+        """Receive deferred messages by number, all or none."""
+        return self._held(
+            await self._run(lambda: self._blocking.receive_deferred(sequence_numbers))
+        )
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Give messages as they come, until the receiver is closed."""
+        while not self._blocking.is_closed:
+            for message in await self.receive_batch(1):
+                yield message
+
+    def _held(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
+        return [
+            ReceivedMessage(**{name: getattr(m, name) for name in _MESSAGE_FIELDS}, receiver=self)
+            for m in messages
+        ]
+
+    def _give_back(self, messages: Sequence[BrokeredMessage]) -> None:
+        tokens = [m.lock_token for m in messages if m.lock_token is not None]
+        if tokens:
+            self._blocking.settle_columns(tokens_of(tokens), Disposition.RELEASE)
+
+
+class MessageSession(MessageReceiver):
+    """A session held exclusively: its messages in order, and its state."""
+
+    _blocking: receivers.MessageSession
+
+    get_state = _awaited(receivers.MessageSession.get_state)
+    set_state = _awaited(receivers.MessageSession.set_state)
+    renew_lock = _awaited(receivers.MessageSession.renew_lock)
+
+    @property
+    def session_id(self) -> str:
+        """The session's name."""
+        return self._blocking.session_id
+
+    @property
+    def locked_until_utc(self) -> datetime:
+        """Until when it is held, as of the last renewal."""
+        return self._blocking.locked_until_utc
+
+
+class SubscriptionClient(MessageReceiver):
+    """Receives from a subscription, and keeps its rules."""
+
+    _blocking: clients.SubscriptionClient
+
+    add_rule = _awaited(clients.SubscriptionClient.add_rule)
+    remove_rule = _awaited(clients.SubscriptionClient.remove_rule)
+    get_rules = _awaited(clients.SubscriptionClient.get_rules)
+
+
+class QueueClient(MessageReceiver, MessageSender):
+    """Sends to a queue and receives from it."""
+
+    _blocking: clients.QueueClient
+
+
+class MessagingFactory(_Facade[factory.MessagingFactory]):
+    """Makes clients of one namespace."""
+
+    def __init__(self, blocking: factory.MessagingFactory) -> None:
+        super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
+
+    @classmethod
+    def from_connection_string(cls, text: str, *, retry_policy: RetryPolicy | None = None) -> Self:
+        """Return a factory for the namespace a connection string names."""
+        blocking = factory.MessagingFactory.from_connection_string(text, retry_policy=retry_policy)
+        return cls(blocking)
+
+    def create_queue_client(self, path: str, options: ReceiveOptions | None = None) -> QueueClient:
+        """Return a client that sends to and receives from a queue."""
+        return QueueClient(self._blocking.create_queue_client(path, options), self._threads)
+
+    def create_topic_client(self, path: str) -> TopicClient:
+        """Return a client that sends to a topic."""
+        return TopicClient(self._blocking.create_topic_client(path), self._threads)
+
+    def create_subscription_client(
+        self, topic_path: str, name: str, options: ReceiveOptions | None = None
+    ) -> SubscriptionClient:
+        """Return a client that receives from a subscription."""
+        blocking = self._blocking.create_subscription_client(topic_path, name, options)
+        return SubscriptionClient(blocking, self._threads)
+
+    def create_message_sender(self, path: str) -> MessageSender:
+        """Return a sender to a queue or topic."""
+        return MessageSender(self._blocking.create_message_sender(path), self._threads)
+
+    def create_message_receiver(
+        self, path: str, options: ReceiveOptions | None = None
+    ) -> MessageReceiver:
+        """Return a receiver from a queue, a subscription or a dead-letter queue."""
+        return MessageReceiver(self._blocking.create_message_receiver(path, options), self._threads)
+
+    async def accept_message_session(
+        self,
+        path: str,
+        session_id: str | None = None,
+        wait: timedelta = DEFAULT_WAIT,
+        options: ReceiveOptions | None = None,
+    ) -> MessageSession:
+        """Hold a session of a queue or subscription: the named one, or the next with messages."""
+        blocking = await self._run(
+            lambda: self._blocking.accept_message_session(path, session_id, wait, options),
+            receivers.MessageSession.close,
+        )
+        return MessageSession(blocking, self._threads)
+
+    @property
+    def state(self) -> FactoryState:
+        """What it is at."""
+        return self._blocking.state
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the namespace and the threads."""
+        await super().close()
+        self._threads.shutdown(wait=False)
+
+
+class NamespaceManager(_Facade[manager.NamespaceManager]):
+    """Creates, describes, lists, changes and deletes what a namespace holds."""
+
+    def __init__(self, blocking: manager.NamespaceManager) -> None:
+        super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
+
+    @classmethod
+    def from_connection_string(cls, text: str, *, retry_policy: RetryPolicy | None = None) -> Self:
+        """Return a manager of the namespace a connection string names."""
+        blocking = manager.NamespaceManager.from_connection_string(text, retry_policy=retry_policy)
+        return cls(blocking)
+
+    create_queue = _awaited(manager.NamespaceManager.create_queue)
+    get_queue = _awaited(manager.NamespaceManager.get_queue)
+    update_queue = _awaited(manager.NamespaceManager.update_queue)
+    delete_queue = _awaited(manager.NamespaceManager.delete_queue)
+    queue_exists = _awaited(manager.NamespaceManager.queue_exists)
+    list_queues = _awaited(manager.NamespaceManager.list_queues)
+    create_topic = _awaited(manager.NamespaceManager.create_topic)
+    get_topic = _awaited(manager.NamespaceManager.get_topic)
+    update_topic = _awaited(manager.NamespaceManager.update_topic)
+    delete_topic = _awaited(manager.NamespaceManager.delete_topic)
+    topic_exists = _awaited(manager.NamespaceManager.topic_exists)
+    list_topics = _awaited(manager.NamespaceManager.list_topics)
+    create_subscription = _awaited(manager.NamespaceManager.create_subscription)
+    get_subscription = _awaited(manager.NamespaceManager.get_subscription)
+    update_subscription = _awaited(manager.NamespaceManager.update_subscription)
+    delete_subscription = _awaited(manager.NamespaceManager.delete_subscription)
+    subscription_exists = _awaited(manager.NamespaceManager.subscription_exists)
+    list_subscriptions = _awaited(manager.NamespaceManager.list_subscriptions)
+    create_rule = _awaited(manager.NamespaceManager.create_rule)
+    get_rule = _awaited(manager.NamespaceManager.get_rule)
+    delete_rule = _awaited(manager.NamespaceManager.delete_rule)
+    rule_exists = _awaited(manager.NamespaceManager.rule_exists)
+    list_rules = _awaited(manager.NamespaceManager.list_rules)
+    get_runtime_properties = _awaited(manager.NamespaceManager.get_runtime_properties)
+    read_meter = _awaited(manager.NamespaceManager.read_meter)
+    create_key = _awaited(manager.NamespaceManager.create_key)
+    get_key = _awaited(manager.NamespaceManager.get_key)
+    list_keys = _awaited(manager.NamespaceManager.list_keys)
+    regenerate_key = _awaited(manager.NamespaceManager.regenerate_key)
+    delete_key = _awaited(manager.NamespaceManager.delete_key)
+
+    async def close(self) -> None:
+        """Let go of the namespace and the threads."""
+        await super().close()
+        self._threads.shutdown(wait=False)

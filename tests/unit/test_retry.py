@@ -1,0 +1,430 @@
+"""Retrying: what is tried again, how long is waited, and when a client gives up."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.properties import replayed_at_length
+from twinbus.broker.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
+from twinbus.client.courier import Courier
+from twinbus.client.factory import MessagingFactory
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.state import FactoryState, Life
+from twinbus.clock import ManualClock, to_us
+from twinbus.entities import QueueDescription
+from twinbus.errors import (
+    FactoryFaultedError,
+    InvalidArgumentError,
+    MessagingError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+    ServerBusyError,
+    SessionCannotBeLockedError,
+    TransientError,
+)
+from twinbus.limits import MAX_BACKOFF, MIN_BACKOFF, OPERATION_TIMEOUT, SECOND_US
+from twinbus.message import BrokeredMessage
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.testing import Fault, FaultyNamespace
+
+R = TypeVar("R")
+ORDERS, PAYMENTS, SESSIONS = "orders", "payments", "sessions"
+GATE = timedelta(seconds=10)
+ORDER = BrokeredMessage(body=b"order")
+SPANS = st.timedeltas(timedelta(microseconds=1), timedelta(days=2))
+
+
+@dataclass
+class Trouble:
+    """A namespace in trouble, and a client of it."""
+
+    clock: ManualClock
+    namespace: FaultyNamespace
+
+    def courier(self, policy: RetryPolicy | None = None, life: Life | None = None) -> Courier:
+        return Courier(
+            self.namespace, self.clock, policy or RetryPolicy(), life or Life(), Random(7)
+        )
+
+    def factory(self, policy: RetryPolicy | None = None) -> MessagingFactory:
+        return MessagingFactory(self.namespace, clock=self.clock, retry_policy=policy)
+
+    def send(self, courier: Courier, path: str = ORDERS) -> None:
+        courier.send(Send(path, [ORDER]))
+
+    def count(self, path: str = ORDERS) -> int:
+        return int(self.namespace.inner.ask(Peek(path, 0, 1000)).num_rows)
+
+
+@pytest.fixture
+def trouble(tmp_path: Path) -> Iterator[Trouble]:
+    clock = ManualClock()
+    with EmbeddedNamespace(tmp_path / "namespace", clock) as inner:
+        for path in (ORDERS, PAYMENTS):
+            inner.ask(CreateEntity(QueueDescription(path=path)))
+        inner.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))
+        yield Trouble(clock, FaultyNamespace(inner))
+
+
+class Watch:
+    """How much time has passed on a clock."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self._began = clock.now()
+
+    @property
+    def shows(self) -> timedelta:
+        return self._clock.now() - self._began
+
+
+def history(error: MessagingError) -> list[type]:
+    """Return the kinds of errors that led to this one."""
+    told: Any = error.history
+    return [type(one) for one in told]
+
+
+def caught(courier: Courier, command: Command[Any]) -> Any:
+    """Return the error a command ends with."""
+    with pytest.raises(MessagingError) as error:
+        courier.ask(command)
+    return error.value
+
+
+# -- the policy ------------------------------------------------------------------------------------
+
+
+def test_the_default_policy_gives_an_operation_sixty_seconds() -> None:
+    assert RetryPolicy().operation_timeout == timedelta(seconds=60) == OPERATION_TIMEOUT
+    assert RetryPolicy().max_tries is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"operation_timeout": timedelta(0)},
+        {"operation_timeout": timedelta(seconds=-1)},
+        {"operation_timeout": 60},
+        {"operation_timeout": None},
+        {"min_backoff": timedelta(0)},
+        {"max_backoff": timedelta(0)},
+        {"min_backoff": timedelta(seconds=2), "max_backoff": timedelta(seconds=1)},
+        {"max_tries": 0},
+        {"max_tries": -1},
+        {"max_tries": 1.5},
+        {"max_tries": True},
+    ],
+)
+def test_a_policy_out_of_range_cannot_be_made(broken: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        RetryPolicy(**broken)
+
+
+def test_a_policy_may_say_to_try_once() -> None:
+    assert RetryPolicy.once(timedelta(seconds=5)).max_tries == 1
+    assert RetryPolicy.once(timedelta(seconds=5)).operation_timeout == timedelta(seconds=5)
+
+
+@replayed_at_length
+@given(SPANS, SPANS, st.integers(1, 500), st.floats(0, 1))
+def test_the_back_off_doubles_up_to_its_bound_and_jitter_takes_at_most_half(
+    one: timedelta, other: timedelta, failures: int, chance: float
+) -> None:
+    shortest, longest = sorted([one, other])
+    policy = RetryPolicy(min_backoff=shortest, max_backoff=longest)
+    whole = min(to_us(shortest) * 2 ** (failures - 1), to_us(longest))
+    assert whole // 2 <= policy.backoff_us(failures, chance) <= whole + 1
+
+
+@replayed_at_length
+@given(st.integers(1, 500), st.floats(0, 1))
+def test_the_back_off_never_shrinks_with_more_failures(failures: int, chance: float) -> None:
+    policy = RetryPolicy()
+    assert policy.backoff_us(failures, chance) <= policy.backoff_us(failures + 1, chance)
+
+
+@pytest.mark.parametrize("chance", [0.0, 1.0])
+def test_the_first_back_off_is_short_and_the_later_ones_are_bounded(chance: float) -> None:
+    policy = RetryPolicy()
+    assert policy.backoff_us(1, chance) <= to_us(MIN_BACKOFF)
+    assert to_us(MAX_BACKOFF) // 2 <= policy.backoff_us(100, chance) <= to_us(MAX_BACKOFF)
+
+
+# -- what is tried again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault.TRANSIENT, Fault.TIMEOUT])
+def test_a_passing_failure_is_tried_again_with_growing_pauses(
+    trouble: Trouble, fault: Fault
+) -> None:
+    trouble.namespace.inject(fault, times=3)
+    watch = Watch(trouble.clock)
+    trouble.send(trouble.courier())
+    assert trouble.namespace.failed == 3
+    assert trouble.count() == 1
+    assert MIN_BACKOFF * 7 / 2 <= watch.shows <= MIN_BACKOFF * 7  # 1 + 2 + 4
+
+
+def test_a_healthy_namespace_is_asked_once_and_at_once(trouble: Trouble) -> None:
+    watch = Watch(trouble.clock)
+    trouble.send(trouble.courier())
+    assert watch.shows == timedelta(0)
+    assert trouble.count() == 1
+
+
+def test_a_failure_that_does_not_pass_is_raised_at_once(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.UNAVAILABLE)
+    watch = Watch(trouble.clock)
+    error = caught(trouble.courier(), Send(ORDERS, [ORDER]))
+    assert type(error) is MessagingError
+    assert trouble.namespace.failed == 1
+    assert watch.shows == timedelta(0)
+
+
+def test_a_failure_that_does_not_pass_ends_the_retries_of_one_that_does(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT, times=2)
+    trouble.namespace.inject(Fault.UNAVAILABLE)
+    assert not caught(trouble.courier(), Send(ORDERS, [ORDER])).is_transient
+    assert trouble.namespace.failed == 3
+
+
+def test_a_session_another_holds_is_the_callers_to_wait_for(trouble: Trouble) -> None:
+    courier = trouble.courier()
+    courier.ask(AcceptSession(SESSIONS, "one"))
+    watch = Watch(trouble.clock)
+    error = caught(courier, AcceptSession(SESSIONS, "one"))
+    assert isinstance(error, SessionCannotBeLockedError)
+    assert watch.shows == timedelta(0)
+
+
+# -- giving up -------------------------------------------------------------------------------------
+
+
+def test_an_exhausted_policy_raises_the_last_error_with_its_history(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT, times=2)
+    trouble.namespace.inject(Fault.TIMEOUT)
+    error = caught(trouble.courier(), Send(ORDERS, [ORDER]))
+    assert isinstance(error, OperationTimeoutError)
+    assert len(history(error)) == trouble.namespace.failed > 3
+    assert history(error)[:3] == [
+        TransientError,
+        TransientError,
+        OperationTimeoutError,
+    ]
+
+
+def test_a_policy_may_bound_the_number_of_tries(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    error = caught(trouble.courier(RetryPolicy(max_tries=4)), Send(ORDERS, [ORDER]))
+    assert len(history(error)) == trouble.namespace.failed == 4
+
+
+def test_the_facts_of_the_last_error_stay_with_it(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    error = caught(trouble.courier(RetryPolicy(max_tries=3)), Send(ORDERS, [ORDER]))
+    assert isinstance(error, ServerBusyError)
+    assert error.retry_after_s == 10
+    assert len(history(error)) == 3
+
+
+def test_a_policy_of_one_try_raises_its_only_error_with_a_history_of_one(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    error = caught(trouble.courier(RetryPolicy.once()), Send(ORDERS, [ORDER]))
+    assert trouble.namespace.failed == 1
+    assert history(error) == [TransientError]
+
+
+@pytest.mark.parametrize("seconds", [0.05, 1, 60, 3600])
+def test_all_tries_together_take_no_longer_than_the_operation_timeout(
+    trouble: Trouble, seconds: float
+) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    watch = Watch(trouble.clock)
+    timeout = timedelta(seconds=seconds)
+    caught(trouble.courier(RetryPolicy(operation_timeout=timeout)), Peek(ORDERS))
+    assert timeout - MAX_BACKOFF <= watch.shows <= timeout
+
+
+def test_the_wait_of_a_long_poll_comes_on_top_of_the_timeout(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    watch = Watch(trouble.clock)
+    wait = timedelta(hours=1)
+    caught(trouble.courier(), Receive(ORDERS, 1, wait))
+    assert wait < watch.shows <= wait + OPERATION_TIMEOUT
+
+
+class Silence:
+    """A namespace where nobody answers: it takes all the time that it is given."""
+
+    def __init__(self, clock: ManualClock, takes: timedelta) -> None:
+        self._clock = clock
+        self._takes = takes
+        self.given: list[float | None] = []
+
+    def submit(self, command: Command[R]) -> "Future[R]":  # noqa: ARG002
+        return Future()
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:  # noqa: ARG002
+        self.given.append(timeout_s)
+        self._clock.advance(self._takes)
+        raise OperationTimeoutError("no answer in time")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_each_try_is_given_only_the_time_that_is_left() -> None:
+    clock = ManualClock()
+    silence = Silence(clock, timedelta(seconds=20))
+    courier = Courier(silence, clock, RetryPolicy(), Life(), Random(7))
+    error = caught(courier, Peek(ORDERS))
+    given = [seconds or 0.0 for seconds in silence.given]
+    assert given[0] == 60
+    assert 39 < given[1] < 40
+    assert sum(1 for seconds in given if seconds > 0) == len(history(error)) == 3
+
+
+def test_a_request_without_an_answer_in_time_is_a_timeout_also_when_others_meet_faults(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.UNAVAILABLE, path=PAYMENTS)
+    with pytest.raises(OperationTimeoutError):
+        trouble.namespace.ask(Receive(ORDERS, 1, timedelta(hours=1)), 0.01)
+
+
+# -- the gate --------------------------------------------------------------------------------------
+
+
+def test_after_server_busy_the_same_operation_is_tried_again_when_ten_seconds_are_over(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    watch = Watch(trouble.clock)
+    trouble.send(trouble.courier())
+    assert trouble.count() == 1
+    assert GATE <= watch.shows <= GATE + timedelta(seconds=1)
+
+
+def test_after_server_busy_no_operation_goes_to_the_namespace_for_ten_seconds(
+    trouble: Trouble,
+) -> None:
+    courier = trouble.courier(RetryPolicy.once())
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    caught(courier, Send(ORDERS, [ORDER]))
+    trouble.clock.advance(GATE - timedelta(microseconds=1))
+    assert isinstance(caught(courier, Send(PAYMENTS, [ORDER])), ServerBusyError)
+    assert trouble.count(PAYMENTS) == 0
+    trouble.clock.advance(timedelta(microseconds=1))
+    trouble.send(courier, PAYMENTS)
+    assert trouble.count(PAYMENTS) == 1
+
+
+def test_each_server_busy_closes_the_gate_anew(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=3)
+    watch = Watch(trouble.clock)
+    trouble.send(trouble.courier())
+    assert GATE * 3 <= watch.shows <= GATE * 3 + timedelta(seconds=2)
+
+
+def test_a_gate_closed_for_longer_than_the_operation_has_is_an_error_at_once(
+    trouble: Trouble,
+) -> None:
+    courier = trouble.courier(RetryPolicy(operation_timeout=timedelta(seconds=5)))
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    watch = Watch(trouble.clock)
+    assert isinstance(caught(courier, Peek(ORDERS)), ServerBusyError)
+    assert isinstance(caught(courier, Peek(PAYMENTS)), ServerBusyError)
+    assert watch.shows <= timedelta(seconds=5)
+    assert trouble.namespace.failed == 1
+
+
+def test_every_client_of_a_factory_waits_at_its_gate(trouble: Trouble) -> None:
+    factory = trouble.factory()
+    orders = factory.create_message_sender(ORDERS)
+    payments = factory.create_queue_client(PAYMENTS)
+    trouble.namespace.inject(Fault.SERVER_BUSY, path=ORDERS, times=1)
+    watch = Watch(trouble.clock)
+    orders.send(ORDER)
+    assert watch.shows >= GATE
+    trouble.namespace.inject(Fault.SERVER_BUSY, path=ORDERS)
+    with pytest.raises(ServerBusyError):
+        orders.send(ORDER)
+    again = Watch(trouble.clock)
+    payments.send(ORDER)
+    assert timedelta(0) < again.shows <= GATE
+
+
+def test_the_gate_of_one_factory_holds_up_no_other(trouble: Trouble) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    with pytest.raises(ServerBusyError):
+        trouble.factory(RetryPolicy.once()).create_message_sender(ORDERS).send(ORDER)
+    watch = Watch(trouble.clock)
+    trouble.factory().create_message_sender(ORDERS).send(ORDER)
+    assert watch.shows == timedelta(0)
+
+
+def test_a_pipelined_sender_waits_at_the_gate_that_another_client_closed(
+    trouble: Trouble,
+) -> None:
+    factory = trouble.factory(RetryPolicy(max_tries=2))
+    trouble.namespace.inject(Fault.SERVER_BUSY, path=PAYMENTS)
+    with pytest.raises(ServerBusyError):
+        factory.create_message_sender(PAYMENTS).send(ORDER)
+    watch = Watch(trouble.clock)
+    with factory.create_message_sender(ORDERS).pipelined() as sender:
+        sender.send(ORDER).exception(timeout=10)
+    assert watch.shows >= GATE
+
+
+def test_a_pipelined_send_refused_with_server_busy_is_tried_again_after_ten_seconds(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    watch = Watch(trouble.clock)
+    with trouble.factory().create_message_sender(ORDERS).pipelined() as sender:
+        sender.send(ORDER).result(timeout=10)
+    assert trouble.count() == 1
+    assert watch.shows >= GATE
+
+
+# -- a life that ends ------------------------------------------------------------------------------
+
+
+def test_a_courier_of_a_closed_factory_asks_nothing(trouble: Trouble) -> None:
+    life = Life()
+    courier = trouble.courier(life=life)
+    life.enter(FactoryState.CLOSING)
+    assert isinstance(caught(courier, Send(ORDERS, [ORDER])), NamespaceClosedError)
+    assert trouble.count() == 0
+
+
+def test_a_factory_that_faults_between_two_tries_ends_them(trouble: Trouble) -> None:
+    life = Life()
+    courier = trouble.courier(life=life)
+    trouble.namespace.inject(Fault.TRANSIENT)
+
+    def fault() -> None:
+        life.enter(FactoryState.FAULTED, "the partner is gone")
+
+    trouble.clock.on_advance(fault)
+    error = caught(courier, Send(ORDERS, [ORDER]))
+    assert isinstance(error, FactoryFaultedError)
+    assert "the partner is gone" in str(error)
+    assert trouble.namespace.failed == 1
+
+
+def test_no_pause_takes_a_negative_time(trouble: Trouble) -> None:
+    began = trouble.clock.now_us()
+    trouble.namespace.inject(Fault.TRANSIENT, times=1)
+    trouble.send(trouble.courier())
+    assert 0 < trouble.clock.now_us() - began < SECOND_US
