@@ -73,7 +73,7 @@ class ConnectionString:
                 "twinbus:// or embedded://"
             )
         raise InvalidArgumentError(
-            f"Endpoint has the scheme {scheme!r:.20}; use twinbus://, twinbus+tls:// or embedded://"
+            "Endpoint has an unknown scheme; use twinbus://, twinbus+tls:// or embedded://"
         )
 
     @classmethod
@@ -94,8 +94,10 @@ class ConnectionString:
         try:
             address = urlsplit(endpoint)
             host, port = address.hostname, address.port or DEFAULT_PORT
-        except ValueError as error:
-            raise InvalidArgumentError(f"Endpoint is not an address: {error}") from None
+        except ValueError:  # its text would show what was given, and that may be a key
+            raise InvalidArgumentError(
+                "Endpoint is not an address: it must be scheme://host:port, with ';' after it"
+            ) from None
         if not host or "@" in address.netloc or address.path.strip("/") or address.query:
             raise InvalidArgumentError(
                 "Endpoint must be scheme://host:port and no more; keys go into "
@@ -120,7 +122,7 @@ class ConnectionString:
             key_name=key_name,
             key=key,
             token=token,
-            tls=_flag("Tls", parts["tls"]) if "tls" in parts else tls,
+            tls=_tls(parts.get("tls", ""), by_scheme=tls),
             ca_file=Path(ca_file) if ca_file else None,
             tls_host_name=parts.get("tlshostname"),
         )
@@ -128,7 +130,9 @@ class ConnectionString:
     def to_text(self) -> str:
         """Return the connection string, with its key."""
         if self.place is Place.EMBEDDED:
-            return f"Endpoint=embedded://{self.directory}"
+            assert self.directory is not None
+            named = f";Name={self.name}" if self.name != self.directory.name else ""
+            return f"Endpoint=embedded://{self.directory}{named}"
         scheme = "twinbus+tls" if self.tls else "twinbus"
         host = f"[{self.host}]" if ":" in self.host else self.host
         shown = {
@@ -170,24 +174,25 @@ def _split(text: str) -> dict[str, str]:
                 f"part {at} of the connection string is not Name=Value; parts are separated by ';'"
             )
         if name in parts:
-            raise InvalidArgumentError(f"the connection string has the part {name!r:.40} twice")
+            raise InvalidArgumentError(f"part {at} of the connection string was there before")
         parts[name] = value.strip()
     return parts
 
 
 def _check_known(parts: dict[str, str], known: set[str], what: str) -> None:
-    unknown = sorted(set(parts) - known)
-    if unknown:
+    if set(parts) - known:  # its name is not shown: a key in the wrong place looks like one
         raise InvalidArgumentError(
-            f"the connection string of {what} has no part {unknown[0]!r:.40}; it may have: "
+            f"the connection string of {what} has a part it cannot have; these it can: Endpoint, "
             + ", ".join(sorted(known))
         )
 
 
-def _flag(name: str, text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise InvalidArgumentError(f"{name} is {text!r:.20}; use true or false")
-    return text.lower() == "true"
+def _tls(text: str, *, by_scheme: bool) -> bool:
+    if text.lower() not in ("", "true", "false"):
+        raise InvalidArgumentError("Tls must be true or false")
+    if by_scheme and text.lower() == "false":
+        raise InvalidArgumentError("Endpoint=twinbus+tls:// and Tls=false contradict each other")
+    return by_scheme or text.lower() == "true"
 
 
 # -- tokens ----------------------------------------------------------------------------------------
@@ -198,6 +203,7 @@ class Token:
     """A token as presented: claims nobody has checked yet."""
 
     resource: str  # as it was signed, quoted
+    path: str  # within the namespace; empty: all of it
     key_name: str
     expires_s: int
     signature: bytes = field(repr=False)
@@ -213,17 +219,13 @@ class Token:
         try:
             return cls(
                 found["sr"],
+                urlsplit(unquote_plus(found["sr"])).path.strip("/"),
                 unquote_plus(found["skn"]),
                 int(found["se"]),
                 base64.b64decode(unquote_plus(found["sig"]), validate=True),
             )
         except (KeyError, ValueError) as error:
             raise UnauthorizedError("the token lacks a part or has a malformed one") from error
-
-    @property
-    def path(self) -> str:
-        """The path within the namespace that the token is for; empty: all of it."""
-        return urlsplit(unquote_plus(self.resource)).path.strip("/")
 
     def is_signed_with(self, key: str) -> bool:
         """Whether this key made the signature; takes as long for a wrong one."""

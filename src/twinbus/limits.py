@@ -59,6 +59,7 @@ COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a f
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
+ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
 GATHER_S: Final = 0.001  # a caller takes some 20 µs to come back: enough for fifty of them
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
 
@@ -99,7 +100,7 @@ RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 WIRE_VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
-MAX_FRAME_BYTES: Final = MAX_BATCH_BYTES + MAX_HEAD_BYTES
+MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
 SMALL_FRAME_BYTES: Final = 32 * 1024  # fits the window of a stream: its writer is not held up
 QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
+from functools import lru_cache
 from operator import attrgetter
 from os import urandom
 from typing import Any
@@ -268,18 +269,33 @@ def _column(
 ) -> pa.Array:
     """Return an array; a column nobody set skips the conversion."""
     if values.count(None) == len(values):
-        return pa.nulls(len(values), kind)
+        count = len(values)
+        return _nulls(count, kind) if count <= _FEW else pa.nulls(count, kind)
     if convert is not None:
         values = [None if value is None else convert(value) for value in values]
     return pa.array(values, kind)
 
 
+_FEW = 16  # columns of so few messages are kept at hand
+
+
+@lru_cache(maxsize=256)
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    """Return a column nobody set; most are, and those of single messages are all alike."""
+    return pa.nulls(count, kind)
+
+
+@lru_cache(maxsize=64)
+def _no_properties(count: int) -> pa.Array:
+    offsets = pa.array(np.zeros(count + 1, np.int32))
+    return pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
+
+
 def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
     """Return each message's properties as one column."""
     if not any(bags):
-        return pa.MapArray.from_arrays(
-            pa.array(np.zeros(len(bags) + 1, np.int32)), *_NO_PROPERTIES, type=PROPERTIES_TYPE
-        )
+        count = len(bags)
+        return (_no_properties if count <= _FEW else _no_properties.__wrapped__)(count)
     offsets = np.zeros(len(bags) + 1, np.int32)
     names: list[str] = []
     values: dict[str, list[Any]] = {}
@@ -403,6 +419,12 @@ def sizes(batch: pa.RecordBatch) -> Int64s:
     if offsets[0] != offsets[-1]:
         total += _property_sizes(properties, offsets)
     return total
+
+
+def body_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes of all bodies: cheap, where `nbytes` looks into every column."""
+    at = batch.schema.get_field_index("body")
+    return int(getattr(batch.column(at), "total_values_length", 0)) if at >= 0 else 0
 
 
 def byte_lengths(column: pa.Array) -> Int64s:

@@ -109,8 +109,8 @@ def _needs(command: "Command[Any]") -> tuple[Claim, str | None]:
     claim = _CLAIMS.get(kind, Claim.MANAGE)
     if claim is Claim.MANAGE and kind not in _MANAGED_BY_ENTITY_KEYS:
         return claim, None
-    described: Any = getattr(command, "description", command)  # of UpdateEntity
-    return claim, str(described.path)
+    about: Any = getattr(command, "description", None) if kind == "UpdateEntity" else command
+    return claim, str(about.path)
 
 
 def _covers(entity_path: str, path: str) -> bool:
@@ -118,7 +118,7 @@ def _covers(entity_path: str, path: str) -> bool:
     left = path.lower().removeprefix(entity_path.lower())
     if left == path.lower():
         return False
-    return not left or left.startswith((DEAD_LETTER_SUFFIX.lower(), SUBSCRIPTIONS.lower()))
+    return left in ("", DEAD_LETTER_SUFFIX.lower()) or left.startswith(SUBSCRIPTIONS.lower())
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,9 @@ class Bodies:
         if not len(numbers):
             return
         first, last = int(numbers.min()), int(numbers.max())
+        if first == last:
+            self._count_batch(first - self._first, sign * len(numbers))
+            return
         if last - first <= 4 * len(numbers):  # close together, as messages of one send are
             at = np.arange(first, last + 1) - self._first
             places = sign * np.bincount(numbers - first)
@@ -91,6 +94,14 @@ class Bodies:
         held = np.minimum(after, rows) - np.minimum(before, rows)  # a topic counts a row often
         per_row = self._columns["length"][at] / np.maximum(rows, 1)
         self.live_bytes += float((held * per_row).sum())
+
+    def _count_batch(self, at: int, places: int) -> None:
+        """Count places of one batch: what nearly every send and settlement comes to."""
+        live, rows = self._columns["live"], int(self._columns["rows"][at])
+        before = int(live[at])
+        live[at] = before + places
+        held = min(before + places, rows) - min(before, rows)
+        self.live_bytes += held * int(self._columns["length"][at]) / max(rows, 1)
 
     def fetch(self, numbers: Int64s, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """Return these messages, in this order, as one batch."""

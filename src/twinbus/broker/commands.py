@@ -25,7 +25,7 @@ from twinbus.broker.access import SharedAccessKey
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_ID_CHARACTERS, MAX_RECEIVE_BYTES
-from twinbus.message import LOCK_TOKEN, BrokeredMessage, too_long
+from twinbus.message import LOCK_TOKEN, BrokeredMessage, body_bytes, too_long
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
@@ -530,11 +530,11 @@ class ListKeys(Command[Sequence[SharedAccessKey]]):
 
 
 def size_of(command: Command[object]) -> int:
-    """Return about how many bytes of messages a command brings."""
+    """Return about how many bytes of messages a command brings: those of their bodies."""
     if not isinstance(command, Send):
         return 0
     if isinstance(command.messages, pa.RecordBatch):
-        return int(command.messages.nbytes)
+        return body_bytes(command.messages)
     return sum(len(message.body) for message in command.messages)
 
 

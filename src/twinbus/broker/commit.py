@@ -102,9 +102,14 @@ class Commit:
         """Refuse a request when the turn is over."""
         self.refusals.append((ticket, error))
 
+    @property
+    def next_batch(self) -> int:
+        """The number the next batch of this commit will have."""
+        return self.first_batch + len(self.batches)
+
     def add_batch(self, batch: pa.RecordBatch, whole: "Whole | None" = None) -> int:
         """Take a message batch along; return its number."""
-        number = self.first_batch + len(self.batches)
+        number = self.next_batch
         where = (whole.entity, whole.first_sequence, whole.time) if whole else ()
         self.batches.append(Part(PartKind.MESSAGES, batch, number, *where))
         self.must_sync = True

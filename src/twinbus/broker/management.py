@@ -231,6 +231,8 @@ class Management:
             key = replace(key, entity_path=entity.description.path)
         if len(self._keys) >= MAX_KEYS and self._keys.get(key.name, key.entity_path) is None:
             raise QuotaExceededError(f"the namespace has {MAX_KEYS} keys; delete some first")
+        if not key.has(Claim.MANAGE):
+            self._check_not_last(self._keys.get(key.name, key.entity_path))
         commit.tentative.facts.append(key_fact(key))
         commit.must_sync = True
         commit.on_durable.append(lambda: self._keys.put(key))
@@ -241,14 +243,17 @@ class Management:
         where = command.entity_path or "the namespace"
         if key is None:
             raise EntityNotFoundError(f"{where} has no key {command.name}")
-        managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
-        if managing == [key]:
-            raise InvalidOperationError(
-                f"{key.name} is the last key that can manage {where}; put another one first"
-            )
+        self._check_not_last(key)
         commit.tentative.facts.append(Fact("key", key.id, None))
         commit.must_sync = True
         commit.on_durable.append(lambda: self._keys.remove(key))
+
+    def _check_not_last(self, key: SharedAccessKey | None) -> None:
+        managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
+        if key is not None and managing == [key]:
+            raise InvalidOperationError(
+                f"{key.name} is the last key that can manage the namespace; make another one first"
+            )
 
 
 def key_fact(key: SharedAccessKey) -> Fact:

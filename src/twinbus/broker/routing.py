@@ -4,7 +4,7 @@ A topic hands copies to its subscriptions, `forward_to` hands everything on. Row
 target cannot take them are parked in the forwarding queue and tried again.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -147,14 +147,14 @@ class Router:
         size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
         rows = [self._rows(placement, size, due, now, commit) for placement in outbound.placements]
         whole = _whole(outbound.placements[0], rows[0], batch.num_rows) if len(rows) == 1 else None
-        number = commit.add_batch(batch, whole)
+        commit.add_batch(batch, whole)
         for placement, staged in zip(outbound.placements, rows, strict=True):
             queue = placement.queue
             sessions = None
             if queue.settings.requires_session:
                 names = batch.column("session_id").take(pa.array(placement.rows))
                 sessions = names.to_pylist()
-            queue.stage(replace(staged, batch=number), placement.cause, sessions, commit)
+            queue.stage(staged, placement.cause, sessions, commit)
             if whole is None:
                 queue.note_staged(staged.sequence, placement.cause, commit)
             if placement.cause is Cause.PARKED:
@@ -181,7 +181,7 @@ class Router:
             sequence=queue.allocate(len(placement.rows)),
             enqueued=begins,
             size=size[placement.rows],
-            batch=0,
+            batch=commit.next_batch,
             row=placement.rows,
             expires=expires,
             due=begins if placement.cause is Cause.SCHEDULED else NEVER_US,

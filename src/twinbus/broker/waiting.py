@@ -274,8 +274,12 @@ class Waiting:
         before = self._columns["state"][at]
         after = step(before, cause)
         self._columns["state"][at] = after
-        self.counts += np.bincount(after, minlength=_STATES)
-        self.counts -= np.bincount(before, minlength=_STATES)
+        if len(at) == 1:
+            self.counts[after[0]] += 1
+            self.counts[before[0]] -= 1
+        else:
+            self.counts += np.bincount(after, minlength=_STATES)
+            self.counts -= np.bincount(before, minlength=_STATES)
         if cause in FINAL:
             self.size_in_bytes -= int(self._columns["size"][at].sum())
             return

@@ -42,14 +42,17 @@ class SubscriptionClient(_SessionfulReceiver):
 
     def add_rule(self, rule: RuleDescription) -> None:
         """Add a rule; messages sent from now on are selected by it, too."""
+        self._check()
         self._courier.ask(CreateRule(self.path, rule))
 
     def remove_rule(self, name: str) -> None:
         """Remove a rule."""
+        self._check()
         self._courier.ask(DeleteRule(self.path, name))
 
     def get_rules(self) -> Sequence[RuleDescription]:
         """Return the rules, ordered by name."""
+        self._check()
         return self._courier.ask(ListRules(self.path))
 
 

@@ -42,7 +42,7 @@ class Courier:
                 return self.namespace.ask(command, max(deadline - now, 1) / SECOND_US)
             except MessagingError as error:
                 now = self.clock.now_us()
-                self._gate.note(error, now)
+                self.note(error)
                 if not is_worth_a_retry(error):
                     raise
                 history.append(error)
@@ -63,6 +63,15 @@ class Courier:
                 history.append(reason)
                 raise exhausted(history, 0.0)
             self.clock.sleep_us(self._gate.closed_until - now)
+
+    def note(self, error: MessagingError) -> None:
+        """Close the gate when the namespace said that it is busy."""
+        self._gate.note(error, self.clock.now_us())
+
+    def await_gate(self) -> None:
+        """Wait until the gate is open."""
+        while self._gate.reason(self.clock.now_us()) is not None:
+            self.clock.sleep_us(self._gate.closed_until - self.clock.now_us())
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over once, without waiting and without trying again."""

@@ -10,7 +10,7 @@ from typing import Literal, Self, TypeVar
 
 import pyarrow as pa
 
-from twinbus.broker.access import Claim, SharedAccessKey
+from twinbus.broker.access import Claim, SharedAccessKey, key_id
 from twinbus.broker.commands import (
     Command,
     CreateEntity,
@@ -42,7 +42,7 @@ from twinbus.entities import (
     TopicDescription,
     subscription_path,
 )
-from twinbus.errors import EntityNotFoundError
+from twinbus.errors import EntityAlreadyExistsError, EntityNotFoundError, InvalidArgumentError
 from twinbus.limits import KEY_BYTES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
@@ -243,6 +243,10 @@ class NamespaceManager:
         self, name: str, claims: Sequence[Claim], entity_path: str | None = None
     ) -> SharedAccessKey:
         """Make a key with new secrets, for the namespace or one queue or topic."""
+        if any(key.id == key_id(name, entity_path) for key in self.list_keys()):
+            raise EntityAlreadyExistsError(
+                f"{entity_path or 'the namespace'} has a key {name} already; regenerate its secrets"
+            )
         key = SharedAccessKey(
             name=name,
             claims=tuple(claims),
@@ -255,9 +259,8 @@ class NamespaceManager:
 
     def get_key(self, name: str, entity_path: str | None = None) -> SharedAccessKey:
         """Return a key with its secrets."""
-        where = (entity_path or "").lower()
         for key in self.list_keys():
-            if key.name.lower() == name.lower() and (key.entity_path or "").lower() == where:
+            if key.id == key_id(name, entity_path):
                 return key
         raise EntityNotFoundError(f"{entity_path or 'the namespace'} has no key {name}")
 
@@ -269,6 +272,8 @@ class NamespaceManager:
         self, name: str, secret: Literal["primary", "secondary"], entity_path: str | None = None
     ) -> SharedAccessKey:
         """Replace one secret of a key; tokens signed with the other stay good."""
+        if secret not in ("primary", "secondary"):
+            raise InvalidArgumentError("which secret? It is 'primary' or 'secondary'")
         key = self.get_key(name, entity_path)
         if secret == "primary":  # noqa: S105 - which of the two, not a secret
             key = replace(key, primary=new_secret())

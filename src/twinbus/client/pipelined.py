@@ -16,7 +16,13 @@ from twinbus.broker.commands import Send, SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.retry import is_worth_a_retry
 from twinbus.clock import to_us
-from twinbus.errors import Fault, MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.errors import (
+    Fault,
+    InvalidArgumentError,
+    MessagingError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+)
 from twinbus.limits import (
     PIPELINE_BACKLOG,
     PIPELINE_BYTES,
@@ -59,6 +65,8 @@ class PipelinedSender:
 
         Blocks only while too many messages wait.
         """
+        if not isinstance(message, BrokeredMessage):
+            raise InvalidArgumentError(f"send takes a message, not {type(message).__name__}")
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # what was sent cannot be taken back
         with self._changed:
@@ -116,6 +124,7 @@ class PipelinedSender:
                 size += len(entries[-1].message.body)
             self._changed.notify_all()
         try:
+            self._courier.await_gate()
             self._courier.life.check()
             command = Send(self.path, [entry.message for entry in entries])
         except MessagingError as error:
@@ -132,6 +141,7 @@ class PipelinedSender:
         except TimeoutError:
             error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
         if error is not None and is_worth_a_retry(error):
+            self._courier.note(error)
             error = self._again(flight.command)
         if error is not None and error.fault is Fault.CALLER and len(flight.entries) > 1:
             for entry in flight.entries:

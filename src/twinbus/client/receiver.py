@@ -88,6 +88,11 @@ class ReceiveOptions:
                 f"prefetch_count is {self.prefetch_count!r}; it must be from 0 to "
                 f"{MAX_RECEIVE_MESSAGES}"
             )
+        span = self.auto_renew_for
+        if span is not None and (not isinstance(span, timedelta) or span <= timedelta(0)):
+            raise InvalidArgumentError(
+                f"auto_renew_for is {span!r}; it must be a timedelta above zero, or None"
+            )
         if self.mode is ReceiveMode.RECEIVE_AND_DELETE and (
             self.prefetch_count or self.auto_renew_for
         ):
@@ -127,6 +132,10 @@ class MessageReceiver(EntityClient):
     ) -> list[ReceivedMessage]:
         """Return up to so many messages: waits for the first, takes what is there with it."""
         self._check()
+        if type(max_messages) is not int or not 1 <= max_messages <= MAX_RECEIVE_MESSAGES:
+            raise InvalidArgumentError(
+                f"max_messages is {max_messages!r}; it must be from 1 to {MAX_RECEIVE_MESSAGES}"
+            )
         if self._ahead is not None:
             return self._held(self._ahead.take(max_messages, wait))
         return self._held(self.receive_columns(max_messages, wait))
@@ -143,7 +152,7 @@ class MessageReceiver(EntityClient):
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Give messages as they come, until the receiver is closed."""
         while not self._closed:
-            yield from self.receive_batch(max(1, self._options.prefetch_count))
+            yield from self.receive_batch(1)
 
     def peek(self, from_sequence_number: int = 0, max_messages: int = 1) -> list[BrokeredMessage]:
         """Browse without locking, also what is deferred or scheduled."""

@@ -75,10 +75,9 @@ class BusyGate:
 
 def exhausted(history: list[MessagingError], seconds: float) -> MessagingError:
     """Return the last error, with all that went before it."""
-    last = history[-1]
-    if len(history) == 1:
-        return last
-    text = f"{last.text} (tried {len(history)} times in {seconds:.3g} s)"
+    last, text = history[-1], history[-1].text
+    if len(history) > 1:
+        text = f"{text} (tried {len(history)} times in {seconds:.3g} s)"
     error = type(last)(text, **{**last.facts, "history": tuple(history)})
     error.__cause__ = last
     return error

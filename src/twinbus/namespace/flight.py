@@ -169,6 +169,7 @@ class _Link:
         self._writer: Any = None
         self._heard_at = time.monotonic()
         self.broken: MessagingError | None = None
+        self._closed: NamespaceClosedError | None = None  # what everyone is told after `close`
         self._ended = threading.Event()
         self._pen.acquire()  # until it is open
         where = f"{connection.host}:{connection.port}"
@@ -238,6 +239,8 @@ class _Link:
             self._pen.release()
             return
         self._threads[1].start()
+        with suppress(pa.ArrowException, OSError):  # the reader learns why
+            self._writer.begin(MESSAGE_SCHEMA)
         self._write_pending()
         self._pen.release()
         while self._wake.get():
@@ -264,10 +267,11 @@ class _Link:
             flight.FlightDescriptor.for_command(PROTOCOL),
             flight.FlightCallOptions(headers=headers),
         )
-        self._writer.begin(MESSAGE_SCHEMA)
 
     def _write_pending(self, *, even_if_empty: bool = False) -> None:
         """Write what waits, with the pen in hand."""
+        if self.broken is not None:
+            return
         try:
             while self._pending or even_if_empty:
                 even_if_empty = False
@@ -277,8 +281,7 @@ class _Link:
                 else:
                     self._writer.write_with_metadata(frame.batch, frame.metadata)
         except (pa.ArrowException, OSError, StopIteration) as error:
-            if not self._threads[1].is_alive():  # else it learns why
-                self._end(_told(error))
+            _log.debug("a frame was not written; the reader learns why: %s", error)
 
     def _next_group(self) -> list[tuple[int, Command[Any]]]:
         group: list[tuple[int, Command[Any]]] = []
@@ -324,7 +327,7 @@ class _Link:
             if self._reader is not None:
                 self._reader.cancel()
         if self.broken is None:
-            self.broken = error
+            self.broken = self._closed or error
         for number in list(self._askers):
             self._fail(number, self.broken)
         self._wake.put(False)
@@ -338,16 +341,14 @@ class _Link:
 
     def close(self) -> None:
         """Let the server answer what it has, then hang up."""
-        closed = NamespaceClosedError("the namespace was closed")
+        self._closed = NamespaceClosedError("the namespace was closed")
         self._wake.put(True)
         self._wake.put(False)
         seconds = MAX_CLOSE_WAIT.total_seconds()
         if self._threads[0] is not threading.current_thread():
             self._threads[0].join(seconds)
-        if self.broken is None:
-            self.broken = closed
         self._ended.wait(seconds)
-        self._end(closed)
+        self._end(self._closed)
 
 
 def _read_file(path: Any) -> bytes:
@@ -367,14 +368,15 @@ def _told(error: BaseException) -> MessagingError:
     """Return an error of Flight as one of ours."""
     if isinstance(error, MessagingError):
         return error
+    reason = getattr(error, "extra_info", b"")
+    if reason:  # the server says why it ended the call
+        with suppress(MessagingError, IndexError):
+            told = decode_replies(pa.py_buffer(reason), None)[0].value
+            if isinstance(told, MessagingError):
+                return told
     text = str(error)
     text = text.partition("with message: ")[2] or text
     text = text.partition(". gRPC client debug context")[0]
-    kind = CommunicationError
-    told: MessagingError
     if isinstance(error, flight.FlightUnauthenticatedError):
-        told = UnauthorizedError(text)
-    else:
-        told = kind(f"the server cannot be reached or hung up: {text}")
-    told.__cause__ = error
-    return told
+        return UnauthorizedError(text)
+    return CommunicationError(f"the server cannot be reached or hung up: {text}")

@@ -40,7 +40,13 @@ from twinbus.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
-from twinbus.limits import GRACE_S, MAX_BATCH_BYTES, MAX_CONNECTIONS, SERVER_BUSY_RETRY_S
+from twinbus.limits import (
+    GRACE_S,
+    MAX_BATCH_BYTES,
+    MAX_CONNECTIONS,
+    MAX_FRAME_BYTES,
+    SERVER_BUSY_RETRY_S,
+)
 from twinbus.message import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.wire import (
@@ -98,7 +104,8 @@ class _Connection:
         self._open: set[_Request] = set()  # not answered yet
         self._idle = threading.Condition(self._lock)
         self._pen = threading.Lock()
-        self._gone = False
+        self._gone = False  # the client; what is answered now is given back
+        self._ended = False
         self._thread = threading.get_ident()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._helper: threading.Thread | None = None
@@ -115,7 +122,7 @@ class _Connection:
         except StopIteration:
             self._finish()
         except MessagingError as error:  # what arrived makes no sense: nothing after it can
-            self.hang_up(error)
+            raise _refused(error) from error
         except (pa.ArrowException, OSError) as error:
             _log.info("a connection broke: %s", str(error).partition(". gRPC")[0])
         finally:
@@ -224,7 +231,8 @@ class _Connection:
         """Tell the client that this is the end; it hangs up then."""
         frame = encode_replies([Reply(HANG_UP, reason)])
         with self._pen, suppress(pa.ArrowException, OSError):
-            self._writer.write_metadata(frame.metadata)
+            if not self._ended:
+                self._writer.write_metadata(frame.metadata)
 
     def _withdraw(self) -> None:
         with self._lock:
@@ -244,11 +252,13 @@ class _Connection:
         with self._lock:
             self._gone = True
         self._withdraw()
-        while self._outbox:
-            self._give_back(*self._outbox.popleft())
         if self._helper is not None:
             self._wake.put(False)
             self._helper.join()
+        while self._outbox:
+            self._give_back(*self._outbox.popleft())
+        with self._pen:  # the writer is gone with the call: nobody may touch it any more
+            self._ended = True
 
 
 _NOTHING: Command[Any] = Command()
@@ -258,9 +268,10 @@ def _checked(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
     """Refuse bytes that only look like a batch: reading them could crash the server."""
     if batch is None:
         return None
-    if batch.nbytes > MAX_BATCH_BYTES * 2:
+    size = batch.get_total_buffer_size()
+    if size > MAX_FRAME_BYTES:
         raise InvalidArgumentError(
-            f"a frame of {batch.nbytes} bytes is too large; a batch may have {MAX_BATCH_BYTES}"
+            f"a frame of {size} bytes is too large; a batch may have {MAX_BATCH_BYTES}"
         )
     try:
         batch.validate(full=True)
@@ -358,9 +369,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
                 self.accepted += 1
         if refusal is not None:
             self.refused += 1
-            writer.begin(DELIVERY_SCHEMA)
-            connection.hang_up(refusal)
-            return
+            raise _refused(refusal)
         try:
             connection.run()
         finally:
@@ -392,6 +401,12 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         stopper = threading.Thread(target=self.shutdown, daemon=True)
         stopper.start()
         stopper.join(GRACE_S)  # a client that does not hang up is left to the end of the process
+
+
+def _refused(error: MessagingError) -> flight.FlightUnavailableError:
+    """Return what ends a call and tells the client why."""
+    told = encode_replies([Reply(HANG_UP, error)]).metadata
+    return flight.FlightUnavailableError(error.text, extra_info=told)
 
 
 def _stopping() -> CommunicationError:

@@ -79,7 +79,10 @@ class FaultyNamespace:
         """Hand a command over and wait for its reply, or raise its error."""
         if not self._injected:
             return self.inner.ask(command, timeout_s)
-        return self.submit(command).result(timeout_s)
+        try:
+            return self.submit(command).result(timeout_s)
+        except TimeoutError:
+            raise _timed_out() from None
 
     def close(self) -> None:
         """Close the namespace within."""
