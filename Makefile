@@ -6,6 +6,9 @@ READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
 NAME ?= all
 KILLS ?= 300
+SERVER_KILLS ?= 50
+ROUNDS ?= 20
+SECONDS ?= 60
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak lock clean
@@ -45,8 +48,11 @@ format: $(READY) ## put the code into its format
 bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
 	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick)
 
-soak: $(READY) ## long runs: hundreds of kill -9 under load (KILLS=300)
+soak: $(READY) ## long runs: kill -9 under load, bad bytes, many clients (KILLS=300 ROUNDS=20 ...)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
+	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
+	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
+	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 
 lock: ## pin and hash the dependencies anew (needs uv)
 	for name in runtime dev bench; do \

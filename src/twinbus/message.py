@@ -404,20 +404,34 @@ def property_values(child: str, column: pa.Array) -> list[Any]:
 # -- what the broker asks of a batch -------------------------------------------------------------
 
 
+def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
+    """Return the columns in which some message has a value: most are empty in most batches."""
+    count = batch.num_rows
+    return {
+        name: column
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        if column.null_count != count
+    }
+
+
 def sizes(batch: pa.RecordBatch) -> Int64s:
     """Return the size of each message, as the module docstring defines it."""
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    total = byte_lengths(columns["body"])
-    for name in TEXT_COLUMNS:
-        if columns[name].null_count != len(total):
-            total += byte_lengths(columns[name])
-    for name in ("time_to_live", "scheduled_enqueue_time_utc"):
-        if columns[name].null_count != len(total):
-            total += 8 * columns[name].is_valid().to_numpy(zero_copy_only=False)
-    properties = columns["properties"]
-    offsets = properties.offsets.to_numpy()
-    if offsets[0] != offsets[-1]:
-        total += _property_sizes(properties, offsets)
+    return sizes_of(columns_in_use(batch), batch.num_rows)
+
+
+def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
+    """Return the size of each message, given the columns in use."""
+    total = np.zeros(count, np.int64)
+    for name, column in columns.items():
+        if name == "body" or name in TEXT_COLUMNS:
+            total += byte_lengths(column)
+        elif name in ("time_to_live", "scheduled_enqueue_time_utc"):
+            total += 8 * column.is_valid().to_numpy(zero_copy_only=False)
+    properties = columns.get("properties")
+    if properties is not None and count:
+        offsets = np.frombuffer(properties.buffers()[1], np.int32, count + 1, 4 * properties.offset)
+        if offsets[0] != offsets[-1]:
+            total += _property_sizes(properties, offsets)
     return total
 
 
@@ -456,10 +470,10 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 
 
-def ping_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are pings, or None when none is."""
-    content_type = batch.column("content_type")
-    if content_type.null_count == batch.num_rows:
+def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
+    """Return which rows are pings, or None when none is, given the columns in use."""
+    content_type = columns.get("content_type")
+    if content_type is None:
         return None
     pings = pc.equal(content_type, PING_CONTENT_TYPE).fill_null(False)
     mask: npt.NDArray[np.bool_] = pings.to_numpy(zero_copy_only=False)

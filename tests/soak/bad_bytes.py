@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from tests.soak.bad_bytes_attacks import ATTACKS
+from tests.soak import bad_bytes_attacks, bad_bytes_values
 from tests.soak.bad_bytes_tools import LARGE, ONCE, POISON, QUEUE, Target, batch_of
 from tests.soak.server_process import Footprint, ServerProcess
 from twinbus import BrokeredMessage, Claim, MessagingError, MessagingFactory, NamespaceManager
@@ -26,6 +26,7 @@ from twinbus.connection import ConnectionString, sign_token
 GROWTH_KB = 150 * 1024  # the allocators keep what the largest frames needed, some 130 MB each
 WARM_UP_ROUNDS = 2
 Attack = Callable[[Target], None]
+ATTACKS: tuple[Attack, ...] = (*bad_bytes_attacks.ATTACKS, *bad_bytes_values.ATTACKS)
 
 
 @dataclass
@@ -198,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
-    parser.add_argument("--only", default="", help="attacks whose names contain this")
+    parser.add_argument("--only", default="", help="attacks whose module and name contain this")
     options = parser.parse_args()
     print(
         f"seed {options.seed}: python -m tests.soak.bad_bytes --rounds {options.rounds} "
@@ -206,7 +207,7 @@ def main() -> None:
         flush=True,
     )
     began = time.monotonic()
-    attacks = [attack for attack in ATTACKS if options.only in attack.__name__]
+    attacks = [a for a in ATTACKS if options.only in f"{a.__module__}.{a.__name__}"]
     outcome = run(options.rounds, options.seed, attacks=attacks, progress=True)
     print(
         f"{outcome.attacks} attacks in {time.monotonic() - began:.0f} s; the good client had "

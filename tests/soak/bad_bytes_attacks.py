@@ -4,7 +4,6 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,12 @@ import pyarrow as pa
 from pyarrow import flight
 
 from tests.soak.bad_bytes_tools import (
+    BROKEN,
     DEADLINE_S,
     LARGE,
     POISON,
     QUEUE,
+    SEND,
     Target,
     ask,
     batch_of,
@@ -27,7 +28,6 @@ from tests.soak.bad_bytes_tools import (
 )
 from twinbus.connection import sign_token
 from twinbus.errors import (
-    BrokerRestartingError,
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
@@ -35,13 +35,11 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BATCH_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
-from twinbus.namespace.wire import COMMANDS
 
+_DESCRIPTOR = flight.FlightDescriptor.for_command(b"twinbus/1")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_BROKEN = (pa.ArrowException, OSError, StopIteration)
 _HELD = 40  # sockets and exchanges left open at once
 _WHOLE_HEAD = {"$": "GetEntity", "path": QUEUE}
-_SEND = {"$": "Send", "path": QUEUE, "origin": None}
 
 # -- below Flight ------------------------------------------------------------------------------
 
@@ -109,11 +107,11 @@ def spoilt_streams(target: Target) -> None:
 
         with (
             spoiling_proxy(target.connection.port, spoil) as port,
-            contextlib.suppress(*_BROKEN, MessagingError),
+            contextlib.suppress(*BROKEN, MessagingError),
             target.exchange(port=port) as exchange,
         ):
             for _ in range(3):
-                about = metadata(ask({**_SEND, "path": POISON}, rows=5))
+                about = metadata(ask({**SEND, "path": POISON}, rows=5))
                 exchange.write(about, batch_of(5, target.generator.randrange(200)))
             exchange.all_replies(3)
 
@@ -152,33 +150,58 @@ def other_calls(target: Target) -> None:
         for token in (None, good_token(target.connection)):
             headers = [] if token is None else [(b"authorization", token.encode())]
             options = flight.FlightCallOptions(timeout=DEADLINE_S, headers=headers)
-            descriptor = flight.FlightDescriptor.for_command(b"twinbus/1")
-            calls: dict[str, Callable[[], Any]] = {
-                "do_get": lambda o=options: client.do_get(flight.Ticket(b"x"), o).read_all(),
-                "do_put": lambda o=options, d=descriptor: _put(client, d, o),
-                "list_flights": lambda o=options: list(client.list_flights(options=o)),
-                "do_action": lambda o=options: list(client.do_action(("stop", b""), o)),
-                "list_actions": lambda o=options: client.list_actions(o),
-                "get_flight_info": lambda o=options, d=descriptor: client.get_flight_info(d, o),
-                "get_schema": lambda o=options, d=descriptor: client.get_schema(d, o),
-            }
-            for name, call in calls.items():
+            for call in _OTHER_CALLS:
                 try:
-                    found = call()
+                    found = call(client, options)
                 except NotImplementedError:
                     continue
                 except (pa.ArrowException, OSError) as error:
                     if "Unauthenticated" not in str(error):
-                        target.find(f"{name} gave {short(error)}")
+                        target.find(f"{call.__name__} gave {short(error)}")
                 else:
                     if found:
-                        target.find(f"{name} gave {found!r:.100}")
+                        target.find(f"{call.__name__} gave {found!r:.100}")
 
 
-def _put(client: Any, descriptor: Any, options: Any) -> None:
-    writer, _ = client.do_put(descriptor, MESSAGE_SCHEMA, options)
+def _get(client: Any, options: Any) -> Any:
+    return client.do_get(flight.Ticket(b"x"), options).read_all()
+
+
+def _put(client: Any, options: Any) -> None:
+    writer, _ = client.do_put(_DESCRIPTOR, MESSAGE_SCHEMA, options)
     writer.write_batch(batch_of(3))
     writer.close()
+
+
+def _list_flights(client: Any, options: Any) -> Any:
+    return list(client.list_flights(options=options))
+
+
+def _do_action(client: Any, options: Any) -> Any:
+    return list(client.do_action(("stop", b""), options))
+
+
+def _list_actions(client: Any, options: Any) -> Any:
+    return client.list_actions(options)
+
+
+def _get_flight_info(client: Any, options: Any) -> Any:
+    return client.get_flight_info(_DESCRIPTOR, options)
+
+
+def _get_schema(client: Any, options: Any) -> Any:
+    return client.get_schema(_DESCRIPTOR, options)
+
+
+_OTHER_CALLS = (
+    _get,
+    _put,
+    _list_flights,
+    _do_action,
+    _list_actions,
+    _get_flight_info,
+    _get_schema,
+)
 
 
 def vanishing_clients(target: Target) -> None:
@@ -188,7 +211,7 @@ def vanishing_clients(target: Target) -> None:
         with target.exchange() as exchange:
             for number in range(1, target.generator.randrange(2, 20)):
                 exchange.write(metadata(ask(poll, number=number)))
-                about = metadata(ask({**_SEND, "path": POISON}, rows=5, number=number + 100))
+                about = metadata(ask({**SEND, "path": POISON}, rows=5, number=number + 100))
                 exchange.write(about, batch_of(5))
 
 
@@ -218,7 +241,7 @@ def many_sends(target: Target) -> None:
     count = 2000
     bodies = [BrokeredMessage(b"x") for _ in range(count)]
     bodies[count // 2] = BrokeredMessage(bytes(MAX_MESSAGE_BYTES + 1))
-    items = [[n, {**_SEND, "path": POISON}, 1] for n in range(1, count + 1)]
+    items = [[n, {**SEND, "path": POISON}, 1] for n in range(1, count + 1)]
     with target.exchange() as exchange:
         exchange.write(metadata({"asks": items}), to_batch(bodies))
         got = dict(exchange.all_replies(count))
@@ -232,7 +255,6 @@ def many_large_replies(target: Target) -> None:
     peek = {"$": "Peek", "path": LARGE, "max_messages": 1000}
     with target.exchange() as exchange:
         exchange.write(metadata({"asks": [[number, peek, 0] for number in range(1, 101)]}))
-        target.server.footprint()
         exchange.all_replies(100)
 
 
@@ -246,8 +268,8 @@ _HEADS: dict[str, bytes] = {
     "a list": metadata([]),
     "asks no list": metadata({"asks": {"1": 2}}),
     "asks no triples": metadata({"asks": [1, 2, 3]}),
-    "negative rows": metadata({"asks": [[1, _SEND, -1]]}),
-    "rows no number": metadata({"asks": [[1, _SEND, "1"]]}),
+    "negative rows": metadata({"asks": [[1, SEND, -1]]}),
+    "rows no number": metadata({"asks": [[1, SEND, "1"]]}),
     "deep lists": metadata(b'{"asks":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
     "deep maps": metadata(b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
     "a long number": metadata(b'{"asks": [[' + b"9" * 100_000 + b", 1, 0]]}"),
@@ -281,7 +303,7 @@ def wrong_asks(target: Target) -> None:
         "missing field": {"$": "GetEntity"},
         "a path of another type": {"$": "GetEntity", "path": 7},
         "a send without a path": {"$": "Send"},
-        "a send's origin": {**_SEND, "origin": {"$": "Origin", "source": 1, "numbers": "a"}},
+        "a send's origin": {**SEND, "origin": {"$": "Origin", "source": 1, "numbers": "a"}},
         "a blob outside": {**state, "state": {"$": "blob", "at": 5, "size": 100}},
         "a blob before": {**state, "state": {"$": "blob", "at": -5, "size": 5}},
         "a blob backwards": {**state, "state": {"$": "blob", "at": 5, "size": -5}},
@@ -313,7 +335,7 @@ def wrong_asks(target: Target) -> None:
         ("far more rows than there are", 10**30, batch_of(5)),
         ("no rows", 0, batch_of(5)),
     ):
-        target.expect(InvalidArgumentError, metadata(ask(_SEND, rows)), batch, what=what)
+        target.expect(InvalidArgumentError, metadata(ask(SEND, rows)), batch, what=what)
 
 
 # -- batches -----------------------------------------------------------------------------------
@@ -343,7 +365,7 @@ def damaged_batches(target: Target) -> None:
                     column.type, 50, [None, pa.py_buffer(offsets), *rest]
                 )
             batch = good.set_column(good.schema.names.index(name), good.schema.field(name), spoilt)
-            about = metadata(ask(_SEND, rows=50))
+            about = metadata(ask(SEND, rows=50))
             target.expect(InvalidArgumentError, about, batch, what=f"offsets of {name}")
     column = good.column("subject")
     letters = pa.py_buffer(b"\xff" * column.buffers()[2].size)
@@ -351,7 +373,7 @@ def damaged_batches(target: Target) -> None:
     batch = good.set_column(
         good.schema.names.index("subject"), good.schema.field("subject"), spoilt
     )
-    about = metadata(ask(_SEND, rows=50))
+    about = metadata(ask(SEND, rows=50))
     target.expect(InvalidArgumentError, about, batch, what="text that is not UTF-8")
 
 
@@ -373,7 +395,7 @@ def damaged_inner_batches(target: Target) -> None:
         exchange.write(metadata({"asks": items}, bytes(blobs)))
         try:
             found = exchange.all_replies(100)
-        except _BROKEN as error:
+        except BROKEN as error:
             target.find(f"the exchange broke: {short(error)}")
             return
     for _, value in found:
@@ -383,91 +405,24 @@ def damaged_inner_batches(target: Target) -> None:
 
 def oversize(target: Target) -> None:
     size = MAX_MESSAGE_BYTES
-    one = metadata(ask(_SEND, rows=1))
+    one = metadata(ask(SEND, rows=1))
     target.expect(MessageSizeExceededError, one, batch_of(1, size + 1), what="a message")
     count = MAX_BATCH_BYTES // size + 1
-    many = metadata(ask(_SEND, rows=count))
+    many = metadata(ask(SEND, rows=count))
     target.expect(MessageSizeExceededError, many, batch_of(count, size), what="a batch")
     count *= 2
-    many = metadata(ask(_SEND, rows=count))
+    many = metadata(ask(SEND, rows=count))
     target.expect(InvalidArgumentError, many, batch_of(count, size), what="a frame")
     count = 100_001
-    many = metadata(ask(_SEND, rows=count))
+    many = metadata(ask(SEND, rows=count))
     target.expect(InvalidArgumentError, many, batch_of(count, 0), what="too many messages")
 
 
 def packed(target: Target) -> None:
     """A small frame that unpacks into a large one."""
     count = MAX_BATCH_BYTES * 4 // MAX_MESSAGE_BYTES
-    about, batch = metadata(ask(_SEND, rows=count)), batch_of(count, MAX_MESSAGE_BYTES)
+    about, batch = metadata(ask(SEND, rows=count)), batch_of(count, MAX_MESSAGE_BYTES)
     target.expect(InvalidArgumentError, about, batch, what="a packed frame", compression="zstd")
-
-
-def poison(target: Target) -> None:
-    """Values no client of ours would write: refused, or good for whoever receives them."""
-    good = batch_of(1)
-    extremes = [2**63 - 1, -(2**63), 2**62, -(2**62), 2**63 - 2, -1, 0]
-    for name in ("time_to_live", "scheduled_enqueue_time_utc"):
-        for value in extremes:
-            column = pa.array([value], pa.int64()).cast(MESSAGE_SCHEMA.field(name).type)
-            _send_poison(target, good, name, column, f"{name} {value}")
-    kind = MESSAGE_SCHEMA.field("properties").type
-    bags: dict[str, Any] = {
-        "no value": [("a", None)],
-        "an empty value": [("a", {})],
-        "two values": [("a", {"int": 1, "str": "x"})],
-        "the same name twice": [("a", {"int": 1}), ("a", {"int": 2})],
-        "no name": [("", {"int": 1})],
-        "a long name": [("n" * 1000, {"int": 1})],
-        "a late time": [("a", {"datetime": 2**63 - 1})],
-        "an early time": [("a", {"datetime": -(2**63)})],
-        "a long span": [("a", {"timedelta": 2**63 - 1})],
-        "no bag": None,
-    }
-    plain = pa.map_(
-        pa.string(),
-        pa.struct(
-            [
-                (f.name, pa.int64() if f.name in ("datetime", "timedelta") else f.type)
-                for f in kind.item_type
-            ]
-        ),
-    )
-    for what, bag in bags.items():
-        column = _with_type(pa.array([bag], plain), kind)
-        _send_poison(target, good, "properties", column, f"properties: {what}")
-    for name in ("message_id", "session_id", "content_type"):
-        for value in ("", "\x00", "x" * 200_000, None):
-            _send_poison(
-                target, good, name, pa.array([value], pa.string()), f"{name} {value!r:.10}"
-            )
-
-
-def _with_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    items = column.items
-    children = [
-        items.field(at).view(f.type) if f.type != items.field(at).type else items.field(at)
-        for at, f in enumerate(kind.item_type)
-    ]
-    values = pa.StructArray.from_arrays(
-        children, fields=list(kind.item_type), mask=items.is_null() if items.null_count else None
-    )
-    mask = column.is_null() if column.null_count else None
-    return pa.MapArray.from_arrays(column.offsets, column.keys, values, type=kind, mask=mask)
-
-
-def _send_poison(target: Target, good: pa.RecordBatch, name: str, column: Any, what: str) -> None:
-    """Send it; receive and read what was taken, as any application would."""
-    at = MESSAGE_SCHEMA.names.index(name)
-    batch = good.set_column(at, MESSAGE_SCHEMA.field(name), column)
-    with target.exchange() as exchange:
-        try:
-            _, value = exchange.answer(metadata(ask({**_SEND, "path": POISON}, rows=1)), batch)
-            if isinstance(value, MessagingError) and not isinstance(value, InvalidArgumentError):
-                target.find(f"{what}: {value!r:.150}")
-        except _BROKEN as error:
-            target.find(f"{what}: the exchange broke: {short(error)}")
-    target.drain(POISON, what)
 
 
 # -- tokens ------------------------------------------------------------------------------------
@@ -498,7 +453,7 @@ def wrong_tokens(target: Target) -> None:
                 _, value = exchange.answer(metadata(ask({"$": "ListKeys"})))
         except flight.FlightUnauthenticatedError:
             continue
-        except _BROKEN as error:
+        except BROKEN as error:
             target.find(f"{what}: got {short(error)}")
             continue
         if not isinstance(value, UnauthorizedError):
@@ -526,7 +481,7 @@ def wrong_claims(target: Target) -> None:
     """A key does what its claims allow, and where."""
     listener, sender = target.tokens["listener"], target.tokens["sender"]
     receive = {"$": "Receive", "path": QUEUE}
-    about, batch = metadata(ask(_SEND, rows=1)), batch_of(1)
+    about, batch = metadata(ask(SEND, rows=1)), batch_of(1)
     target.expect(UnauthorizedError, about, batch, what="Listen sends", token=listener)
     for what, plain, token in (
         ("Send receives", receive, sender),
@@ -538,126 +493,6 @@ def wrong_claims(target: Target) -> None:
         ("everything", {"$": "ListKeys"}, signed(target.connection, f"twinbus://x/{POISON}")),
     ):
         target.expect(UnauthorizedError, metadata(ask(plain)), what=what, token=token)
-
-
-# -- commands ----------------------------------------------------------------------------------
-
-_LOCK = {"$": "SessionLock", "session_id": "s", "lock_token": {"$": "uuid", "hex": "0" * 32}}
-_TOKENS = {"$": "tokens", "at": 0, "size": 16}
-_NUMBERS = {"$": "numbers", "at": 0, "size": 16}
-_FIELDS: dict[str, Any] = {
-    "path": POISON,
-    "sequence_numbers": [1],
-    "lock_tokens": _TOKENS,
-    "disposition": {"$": "Disposition", "value": "dead_letter"},
-    "session": _LOCK,
-    "state": None,
-    "owner": "me",
-    "max_messages": 1,
-    "epoch": 1,
-    "first": 1,
-    "last": 1,
-    "description": {"$": "QueueDescription", "path": POISON},
-    "rule": {"$": "RuleDescription", "name": "r"},
-    "name": "nobody",
-    "kind": {"$": "EntityKind", "value": "queue"},
-    "key": None,
-}
-_ODD: list[Any] = [
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    10**30,
-    2**63 - 1,
-    -(2**63),
-    "",
-    "text",
-    "\ud800",
-    "x" * 10_000,
-    [],
-    [1],
-    [[1, 2]],
-    [[-(2**63), 2**63 - 1]],
-    [2**63 - 1, -(2**63), 0],
-    float("nan"),
-    float("inf"),
-    {"$": "map", "items": {}},
-    {"$": "timedelta", "us": -1},
-    {"$": "timedelta", "us": 10**17},
-    {"$": "datetime", "us": 0},
-    {"$": "uuid", "hex": "f" * 32},
-    {"$": "blob", "at": 0, "size": 16},
-    _TOKENS,
-    _NUMBERS,
-    _LOCK,
-    {**_LOCK, "session_id": "\ud800"},
-    {"$": "QueueDescription", "path": POISON, "lock_duration": 5},
-    {"$": "Claim", "value": "send"},
-    {"$": "DeadLetterPart", "sequence_numbers": [1], "reason": "\ud800"},
-    [{"$": "DeadLetterPart", "sequence_numbers": [2**63 - 1], "reason": "r"}],
-]
-
-
-def odd_commands(target: Target) -> None:
-    """Every command with odd values in its fields: each is answered, and nothing else happens."""
-    for command in COMMANDS:
-        names = [f.name for f in fields(command)]
-        for name in names:
-            plain = {"$": command.__name__}
-            plain |= {key: _FIELDS[key] for key in names if key in _FIELDS}
-            for odd in _ODD:
-                what = f"{command.__name__}.{name}={odd!r:.60}"
-                if not _is_answered(target, {**plain, name: odd}, what):
-                    if target.server.health()["status"] != "ok":
-                        return
-                    break  # one finding for a field will do
-
-
-def _is_answered(target: Target, plain: dict[str, Any], what: str) -> bool:
-    try:
-        _, value = target.standing().answer(metadata(ask(plain), bytes(32)))
-    except _BROKEN as error:
-        target.find(f"{what}: the exchange broke: {short(error)}")
-        target.stand_anew()
-        return False
-    return not _is_internal(target, value, what)
-
-
-def _is_internal(target: Target, value: object, what: str) -> bool:
-    """Whether an error tells of trouble inside the broker, which no client may cause."""
-    if not isinstance(value, BrokerRestartingError) and type(value) is not MessagingError:
-        return False
-    target.find(f"{what}: {value!r:.100}")
-    return True
-
-
-def odd_settlements(target: Target) -> None:
-    """Settle real locks with odd words."""
-    odd: list[Any] = ["\ud800", "\x00", "x" * 2_000_000, "", 5, None]
-    for reason in odd:
-        about = metadata(ask({**_SEND, "path": POISON}, rows=1))
-        with target.exchange() as exchange:
-            try:
-                exchange.answer(about, batch_of(1))
-                _, batch = exchange.answer(metadata(ask({"$": "Receive", "path": POISON})))
-                blob = b"".join(batch.column("lock_token").to_pylist())
-                settle = {
-                    "$": "Settle",
-                    "path": POISON,
-                    "lock_tokens": {"$": "tokens", "at": 0, "size": len(blob)},
-                    "disposition": {"$": "Disposition", "value": "dead_letter"},
-                    "reason": reason,
-                    "description": reason,
-                }
-                _, value = exchange.answer(metadata(ask(settle), blob))
-            except _BROKEN as error:
-                target.find(f"reason {reason!r:.20}: {short(error)}")
-                continue
-            _is_internal(target, value, f"reason {reason!r:.20}")
-        target.drain(POISON, f"reason {reason!r:.20}")
-        target.drain(f"{POISON}/$DeadLetterQueue", f"reason {reason!r:.20}")
 
 
 ATTACKS: tuple[Callable[[Target], None], ...] = (
@@ -679,10 +514,7 @@ ATTACKS: tuple[Callable[[Target], None], ...] = (
     wrong_tokens,
     wrong_tokens_later,
     wrong_claims,
-    poison,
-    odd_settlements,
     oversize,
     packed,
     many_large_replies,
-    odd_commands,
 )

@@ -26,6 +26,8 @@ from twinbus.namespace.wire import HANG_UP, PROTOCOL, decode_replies
 ONCE = RetryPolicy.once(timedelta(seconds=30))
 DEADLINE_S = 30.0  # what never answers is found out by this
 QUEUE, POISON, LARGE = "orders", "poison", "large"
+SEND = {"$": "Send", "path": QUEUE, "origin": None}
+BROKEN = (pa.ArrowException, OSError, StopIteration)
 
 
 def good_token(connection: ConnectionString) -> str:
@@ -92,9 +94,15 @@ class Exchange:
                 self.writer.write_with_metadata(batch, about)
 
     def replies(self) -> list[tuple[int, Any]]:
-        """Return the replies of the next frame."""
-        chunk = self.reader.read_chunk()
-        return [(r.number, r.value) for r in decode_replies(chunk.app_metadata, chunk.data)]
+        """Return the replies of the next frame, or why the server ended the call."""
+        try:
+            chunk = self.reader.read_chunk()
+            found = decode_replies(chunk.app_metadata, chunk.data)
+        except flight.FlightError as error:
+            if not error.extra_info:
+                raise
+            found = decode_replies(pa.py_buffer(error.extra_info), None)
+        return [(reply.number, reply.value) for reply in found]
 
     def all_replies(self, count: int) -> list[tuple[int, Any]]:
         """Return so many replies, or those until the server hangs up."""

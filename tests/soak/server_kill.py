@@ -29,13 +29,12 @@ FENCE_S = 0.5  # a completion this long before a kill was synced by other client
 
 @dataclass
 class Ledger:
-    """What clients were told, over all lives of the server."""
+    """What clients were told, over all lives of the server. A copy is ID:NUMBER."""
 
-    sent: Counter[str] = field(default_factory=Counter)  # acknowledged sends
-    unknown: set[str] = field(default_factory=set)  # tried again: it may be there twice
-    failed: set[str] = field(default_factory=set)  # given up: it may be there
-    received: Counter[str] = field(default_factory=Counter)
-    completed: dict[str, float] = field(default_factory=dict)  # when it was acknowledged
+    sent: set[str] = field(default_factory=set)  # acknowledged sends
+    unsure: set[str] = field(default_factory=set)  # may be there twice, or though it failed
+    received: dict[str, float] = field(default_factory=dict)  # copies, when they came last
+    completed: dict[str, float] = field(default_factory=dict)  # copies, when it was acknowledged
     complaints: list[str] = field(default_factory=list)
 
     def read(self, told: Path) -> None:
@@ -45,17 +44,37 @@ class Ledger:
             if word == "complaint":
                 self.complaints.append(rest)
                 continue
-            when, *ids = rest.split()
+            when, *items = rest.split()
             if word == "sent":
-                self.sent.update(ids)
-            elif word == "unknown":
-                self.unknown.update(ids)
-            elif word == "failed":
-                self.failed.update(ids)
+                self.sent.update(items)
+            elif word == "unsure":
+                self.unsure.update(items)
             elif word == "received":
-                self.received.update(ids)
+                self.receive(items, float(when))
             elif word == "completed":
-                self.completed.update(dict.fromkeys(ids, float(when)))
+                self.completed.update(dict.fromkeys(items, float(when)))
+
+    def receive(self, copies: list[str], when: float) -> None:
+        """Note copies that came; clients tell independently, so the latest time counts."""
+        for copy in copies:
+            self.received[copy] = max(when, self.received.get(copy, 0.0))
+
+    def judge(self, kills: list[float]) -> "Outcome":
+        """Compare what was promised with what came."""
+        outcome = Outcome(acknowledged=len(self.sent), completed=len(self.completed))
+        copies = Counter(copy.partition(":")[0] for copy in self.received)
+        outcome.lost = sorted(one for one in self.sent if not copies[one])
+        outcome.complaints = self.complaints
+        for copy, when in self.completed.items():
+            if self.received[copy] > when:
+                near = any(0 <= kill - when < FENCE_S for kill in kills)
+                outcome.back_after_kill += near
+                outcome.came_back += [] if near else [copy]
+        for one, count in copies.items():
+            if count > 1:
+                outcome.doubles += one in self.unsure
+                outcome.strange_doubles += [] if one in self.unsure else [one]
+        return outcome
 
 
 @dataclass
@@ -100,36 +119,13 @@ def _clients(folder: Path, server: ServerProcess, seed: int) -> "list[subprocess
     return started
 
 
-def _drain(connection_string: str) -> list[tuple[str, int]]:
-    """Take what is left, with how often it was delivered before."""
-    left: list[tuple[str, int]] = []
+def _drain(connection_string: str, ledger: Ledger) -> None:
+    """Take what is left."""
     with MessagingFactory.from_connection_string(connection_string) as factory:
         receiver = factory.create_message_receiver(QUEUE)
         while messages := receiver.receive_batch(1000, timedelta(seconds=3)):  # locks may lapse
             receiver.complete(messages)
-            left += [(m.message_id, m.delivery_count or 0) for m in messages]
-    return left
-
-
-def _judge(ledger: Ledger, left: list[tuple[str, int]], kills: list[float]) -> Outcome:
-    outcome = Outcome(acknowledged=len(ledger.sent), completed=len(ledger.completed))
-    held = Counter(message_id for message_id, _ in left)
-    seen = ledger.received + held
-    outcome.lost = sorted(one for one in ledger.sent if not seen[one])
-    outcome.complaints = ledger.complaints
-    for one in held:
-        if one in ledger.completed and one not in ledger.unknown:
-            near = any(0 <= kill - ledger.completed[one] < FENCE_S for kill in kills)
-            if near:
-                outcome.back_after_kill += 1
-            else:
-                outcome.came_back.append(one)
-    for one, count in held.items():
-        if count > 1 and one in ledger.unknown | ledger.failed:
-            outcome.doubles += 1
-        elif count > 1:
-            outcome.strange_doubles.append(one)
-    return outcome
+            ledger.receive([f"{m.message_id}:{m.sequence_number}" for m in messages], time.time())
 
 
 def run(kills: int, seed: int, *, progress: bool = False) -> Outcome:
@@ -160,7 +156,8 @@ def run(kills: int, seed: int, *, progress: bool = False) -> Outcome:
             ledger = Ledger()
             for number in range(CLIENTS):
                 ledger.read(folder / f"told-{number}.txt")
-            outcome = _judge(ledger, _drain(server.connection_string), killed)
+            _drain(server.connection_string, ledger)
+            outcome = ledger.judge(killed)
             outcome.kills = kills
             began = time.monotonic()
             outcome.exit_code = server.stop()

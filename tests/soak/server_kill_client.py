@@ -1,11 +1,10 @@
 """A client of a server that is killed now and then; it tells its parent what it knows.
 
-sent TIME ID ...        these were acknowledged, at the first try
-unknown TIME ID ...     acknowledged at a later try: an earlier one may have got through
-failed TIME ID ...      given up: it may be there
-received TIME ID ...    delivered here
-completed TIME ID ...   their completion was acknowledged
-complaint TEXT          what no client should meet
+sent TIME ID ...               these were acknowledged
+unsure TIME ID ...             a send of these may be tried again, or failed: perhaps there twice
+received TIME ID:NUMBER ...    delivered here
+completed TIME ID:NUMBER ...   their completion was acknowledged
+complaint TEXT                 what no client should meet
 
 It works until its standard input ends.
 """
@@ -57,7 +56,7 @@ def send(factory: MessagingFactory, name: str, generator: random.Random) -> None
         batch = messages_of(name, count, generator.choice([1, 1, 1, 5, 50]))
         count += len(batch)
         ids = [m.message_id for m in batch]
-        tell("unknown", ids)
+        tell("unsure", ids)
         sender.send_batch(batch)
         tell("sent", ids)
 
@@ -73,7 +72,7 @@ def send_once(factory: MessagingFactory, name: str, generator: random.Random) ->
         try:
             sender.send_batch(batch)
         except TransientError:
-            tell("failed", ids)
+            tell("unsure", ids)
             _stop.wait(0.05)
         else:
             tell("sent", ids)
@@ -86,7 +85,7 @@ def send_pipelined(factory: MessagingFactory, name: str, generator: random.Rando
         while not _stop.is_set():
             batch = messages_of(name, count, generator.randint(1, 100))
             count += len(batch)
-            tell("unknown", [m.message_id for m in batch])
+            tell("unsure", [m.message_id for m in batch])
             futures = [pipeline.send(message) for message in batch]
             for future in futures:
                 future.result(timeout=60)
@@ -98,7 +97,7 @@ def receive(factory: MessagingFactory, name: str, generator: random.Random) -> N
     receiver = factory.create_message_receiver(QUEUE)
     while not _stop.is_set():
         messages = receiver.receive_batch(generator.randint(1, 100), timedelta(seconds=0.2))
-        ids = [m.message_id for m in messages]
+        ids = [f"{m.message_id}:{m.sequence_number}" for m in messages]
         tell("received", ids)
         try:
             receiver.complete(messages)

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import re
 import signal
 import subprocess
@@ -33,7 +32,7 @@ def footprint(pid: int) -> Footprint:
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
     memory = sum(int(found[name].split()[0]) for name in ("RssAnon", "RssShmem"))
-    return Footprint(memory, int(found["Threads"]), len(os.listdir(f"/proc/{pid}/fd")))
+    return Footprint(memory, int(found["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
 class ServerProcess:

@@ -5,7 +5,7 @@ refused as a whole. Pings are acknowledged and go no further; so are rows that w
 before and duplicates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -33,9 +33,10 @@ from twinbus.message import (
     BrokeredMessage,
     Int64s,
     byte_lengths,
+    columns_in_use,
     conform,
     ping_rows,
-    sizes,
+    sizes_of,
     to_batch,
     too_long,
 )
@@ -56,6 +57,7 @@ class Incoming:
     """The messages of one or more sends, and how large each is."""
 
     batch: pa.RecordBatch
+    columns: Mapping[str, pa.Array]  # those in use
     size: Int64s
 
 
@@ -142,7 +144,7 @@ class Intake:
         commit: Commit,
     ) -> None:
         wanted = np.ones(incoming.batch.num_rows, bool)
-        pings = ping_rows(incoming.batch)
+        pings = ping_rows(incoming.columns)
         if pings is not None:
             wanted &= ~pings
             commit.must_sync = True  # a ping proves that the entity can store, not only answer
@@ -193,7 +195,7 @@ class Intake:
         return accepted
 
     def _check(self, entity: Entity, incoming: Incoming) -> None:
-        batch, size = incoming.batch, incoming.size
+        columns, size = incoming.columns, incoming.size
         largest = int(size.max())
         if largest > self._max_message_bytes:
             raise MessageSizeExceededError(
@@ -203,29 +205,30 @@ class Intake:
                 size=largest,
                 limit=self._max_message_bytes,
             )
-        if int(size.sum()) > MAX_BATCH_BYTES:
+        if len(size) * largest > MAX_BATCH_BYTES and int(size.sum()) > MAX_BATCH_BYTES:
             raise MessageSizeExceededError(
                 f"the batch has {int(size.sum())} bytes; the limit is {MAX_BATCH_BYTES}. Send it "
                 "in parts",
                 size=int(size.sum()),
                 limit=MAX_BATCH_BYTES,
             )
-        sessions = batch.column("session_id")
-        if entity.queue.settings.requires_session and sessions.null_count:
+        sessions = columns.get("session_id")
+        if entity.queue.settings.requires_session and (sessions is None or sessions.null_count):
             raise InvalidArgumentError(
                 f"{entity.description.path} requires a session_id on every message",
                 path=entity.description.path,
             )
         for name in BOUNDED_TEXTS:
-            texts = batch.column(name)
-            if texts.null_count == batch.num_rows or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
+            texts = columns.get(name)
+            if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
                 continue  # no text has more characters than bytes
             longest = pc.max(pc.utf8_length(texts)).as_py()
             if longest > MAX_ID_CHARACTERS:
                 raise too_long(name, longest)
-        _check_partition_key(batch)
-        lives = batch.column("time_to_live")
-        if lives.null_count != batch.num_rows and (_micros(lives, 1) <= 0).any():
+        if sessions is not None and "partition_key" in columns:
+            _check_partition_key(columns["partition_key"], sessions)
+        lives = columns.get("time_to_live")
+        if lives is not None and (_micros(lives, 1) <= 0).any():
             raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
     def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
@@ -275,12 +278,13 @@ class Intake:
         if not wanted.any():
             return numbers
         outbound = Outbound([batch], [incoming.size])
-        life = _micros(batch.column("time_to_live"), NEVER_US)
+        lives = incoming.columns.get("time_to_live")
+        life = np.full(batch.num_rows, NEVER_US) if lives is None else _micros(lives, NEVER_US)
         due = None
         now_rows = np.flatnonzero(wanted).astype(np.int32)
-        column = batch.column("scheduled_enqueue_time_utc")
-        if column.null_count != batch.num_rows:
-            due = _micros(column, 0)
+        schedule = incoming.columns.get("scheduled_enqueue_time_utc")
+        if schedule is not None:
+            due = _micros(schedule, 0)
             later = now_rows[due[now_rows] > now]
             now_rows = now_rows[due[now_rows] <= now]
             if len(later):
@@ -311,20 +315,16 @@ def _merged(commands: Sequence[Send]) -> Incoming:
     if objects:
         pieces.append(to_batch(objects))
     batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-    return Incoming(batch, sizes(batch))
+    columns = columns_in_use(batch)
+    return Incoming(batch, columns, sizes_of(columns, batch.num_rows))
 
 
 def _micros(column: pa.Array, missing: int) -> Int64s:
-    if column.null_count == len(column):
-        return np.full(len(column), missing, np.int64)
     values: Int64s = column.cast(pa.int64()).fill_null(missing).to_numpy()
     return values
 
 
-def _check_partition_key(batch: pa.RecordBatch) -> None:
-    keys, sessions = batch.column("partition_key"), batch.column("session_id")
-    if keys.null_count == len(keys) or sessions.null_count == len(sessions):
-        return
+def _check_partition_key(keys: pa.Array, sessions: pa.Array) -> None:
     for key, session in zip(keys.to_pylist(), sessions.to_pylist(), strict=True):
         if key is not None and session is not None and key != session:
             raise InvalidArgumentError(

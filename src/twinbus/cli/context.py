@@ -14,6 +14,7 @@ from uuid import UUID
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -30,6 +31,7 @@ from twinbus.errors import (
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
+_UNBOUNDED = 10_000  # columns of a page nobody looks at
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -191,19 +193,19 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str) -> None:
-    """Print rows for people; `nothing` says that there are none."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    count = 0
-    for row in rows:
-        table.add_row(*("" if cell is None else str(plain(cell)) for cell in row))
-        count += 1
-    console = Console(soft_wrap=not sys.stdout.isatty())
-    if count:
-        console.print(table)
-    else:
+    """Print rows for people, without columns that are empty; `nothing` says that there are none."""
+    texts = [["" if cell is None else str(plain(cell)) for cell in row] for row in rows]
+    if not texts:
         click.echo(nothing, err=True)
+        return
+    shown = [at for at in range(len(columns)) if any(row[at] for row in texts)]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for at in shown:
+        table.add_column(columns[at], overflow="fold")
+    for row in texts:
+        table.add_row(*(escape(row[at]) for at in shown))
+    width = None if sys.stdout.isatty() else _UNBOUNDED  # what goes into a pipe is not folded
+    Console(width=width).print(table)
 
 
 def print_fields(value: Any, settings: Settings) -> None:

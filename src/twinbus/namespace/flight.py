@@ -6,6 +6,7 @@ exchange and writes what would block. A caller that asks for something small wri
 nobody else is writing, which saves a thread switch; what comes meanwhile goes into the next frame.
 """
 
+import atexit
 import itertools
 import logging
 import threading
@@ -16,6 +17,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 import pyarrow as pa
 from pyarrow import flight
@@ -154,6 +156,16 @@ class Credentials:
         return self.token() if self._clock.now_us() >= self._renew_at else None
 
 
+_links: "WeakSet[_Link]" = WeakSet()
+
+
+@atexit.register
+def _hang_up() -> None:
+    """End the links nobody closed: a thread that is in Arrow when Python ends would abort it."""
+    for link in list(_links):
+        link.abandon(NamespaceClosedError("the process ends"))
+
+
 class _Link:
     """One exchange, from opening to its end. A link that broke is not mended but replaced."""
 
@@ -178,6 +190,7 @@ class _Link:
             for what, work in (("writer", self._write), ("reader", self._read))
         ]
         self._threads[0].start()
+        _links.add(self)
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -334,10 +347,12 @@ class _Link:
         self._ended.set()
 
     def _let_go(self) -> None:
+        """Close the exchange when nobody writes or reads any more: Arrow would abort the process."""
         self._threads[0].join()
-        for thing in (self._writer, self._client):
-            with suppress(pa.ArrowException, OSError):
-                thing.close()
+        with self._pen:
+            for thing in (self._writer, self._client):
+                with suppress(pa.ArrowException, OSError):
+                    thing.close()
 
     def close(self) -> None:
         """Let the server answer what it has, then hang up."""
@@ -348,7 +363,14 @@ class _Link:
         if self._threads[0] is not threading.current_thread():
             self._threads[0].join(seconds)
         self._ended.wait(seconds)
-        self._end(self._closed)
+        self.abandon(self._closed)
+
+    def abandon(self, reason: MessagingError) -> None:
+        """Fail everyone who waits, and see the threads off."""
+        self._end(reason)
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(MAX_CLOSE_WAIT.total_seconds())
 
 
 def _read_file(path: Any) -> bytes:
