@@ -177,15 +177,12 @@ def run(
                     _attack(target, generator.sample(attacks, len(attacks)), outcome)
                     outcome.rounds += 1
                     if outcome.rounds == min(WARM_UP_ROUNDS, rounds):
-                        outcome.warm = server.footprint()
+                        outcome.warm = target.let_go()
                     if progress:
                         print(f"{outcome.rounds:>4} rounds  {server.footprint()}", flush=True)
             finally:
                 good.stop()
-            target.stand_anew()
-            for let_go in target.held:
-                let_go()
-            outcome.after = server.footprint()
+            outcome.after = target.let_go()
             outcome.acknowledged, outcome.slowest_s = len(good.acknowledged), good.slowest_s
             outcome.lost = len(good.acknowledged - good.completed - good.remaining())
             outcome.exit_code = server.stop()

@@ -38,7 +38,7 @@ from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 
 _DESCRIPTOR = flight.FlightDescriptor.for_command(b"twinbus/1")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HELD = 40  # sockets and exchanges left open at once
+_HELD = 14  # sockets and exchanges left open at once: as many as two rounds of warm-up leave
 _WHOLE_HEAD = {"$": "GetEntity", "path": QUEUE}
 
 # -- below Flight ------------------------------------------------------------------------------

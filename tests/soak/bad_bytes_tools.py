@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from tests.soak.server_process import ServerProcess
+from tests.soak.server_process import Footprint, ServerProcess
 from twinbus import MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.connection import ConnectionString, sign_token, token_for
 from twinbus.errors import MessagingError
@@ -81,7 +81,8 @@ class Exchange:
             ),
         )
         if schema is not None:
-            self.writer.begin(schema)
+            with contextlib.suppress(pa.ArrowException, OSError):  # the reading tells why
+                self.writer.begin(schema)
 
     def write(self, about: bytes | None, batch: pa.RecordBatch | None = None) -> None:
         """Write a frame; the server may have hung up already, which the reading then tells."""
@@ -187,6 +188,20 @@ class Target:
         if self._standing is None:
             self._standing = self.exchange()
         return self._standing
+
+    def let_go(self) -> Footprint:
+        """Let go of everything; measure the server when it has noticed."""
+        self.stand_anew()
+        while self.held:
+            self.held.pop()()
+        before = self.server.footprint()
+        for _ in range(50):
+            time.sleep(0.2)
+            now = self.server.footprint()
+            if now.descriptors >= before.descriptors and now.threads >= before.threads:
+                return now
+            before = now
+        return before
 
     def stand_anew(self) -> None:
         """Leave the standing exchange."""

@@ -259,9 +259,8 @@ class _Link:
         while self._wake.get():
             with self._pen:
                 self._write_pending(even_if_empty=True)
-        with self._pen, suppress(pa.ArrowException, OSError):
-            if self._writer is not None:
-                self._writer.done_writing()
+        with self._pen:  # to half-close the exchange would race with the reader inside Arrow
+            self._write_pending(even_if_empty=True, bye=True)
 
     def _open(self) -> None:
         connection = self._connection
@@ -281,14 +280,16 @@ class _Link:
             flight.FlightCallOptions(headers=headers),
         )
 
-    def _write_pending(self, *, even_if_empty: bool = False) -> None:
+    def _write_pending(self, *, even_if_empty: bool = False, bye: bool = False) -> None:
         """Write what waits, with the pen in hand."""
         if self.broken is not None:
             return
         try:
             while self._pending or even_if_empty:
                 even_if_empty = False
-                frame = encode_asks(self._next_group(), self._credentials.renewed())
+                group = self._next_group()
+                last = bye and not self._pending
+                frame = encode_asks(group, self._credentials.renewed(), bye=last)
                 if frame.batch is None:
                     self._writer.write_metadata(frame.metadata)
                 else:
@@ -336,18 +337,18 @@ class _Link:
 
     def _end(self, error: MessagingError) -> None:
         """Fail everyone who waits, once."""
+        if self.broken is None:
+            self.broken = self._closed or error
         with suppress(pa.ArrowException, OSError):
             if self._reader is not None:
                 self._reader.cancel()
-        if self.broken is None:
-            self.broken = self._closed or error
         for number in list(self._askers):
             self._fail(number, self.broken)
         self._wake.put(False)
         self._ended.set()
 
     def _let_go(self) -> None:
-        """Close the exchange when nobody writes or reads any more: Arrow would abort the process."""
+        """Close the exchange when nobody writes or reads: else Arrow would abort the process."""
         self._threads[0].join()
         with self._pen:
             for thing in (self._writer, self._client):

@@ -3,7 +3,7 @@
 A frame is an Arrow batch, or none, with metadata:
 
     4 bytes   length of the head, little-endian
-    head      JSON; of a client    {"asks": [[number, command, rows], ...], "token": ...}
+    head      JSON; of a client    {"asks": [[number, command, rows], ...], "token", "bye"}
                     of a server    {"replies": [[number, value or error, rows], ...]}
     blobs     bytes the head points to as {"$": "numbers" | "tokens" | "blob" | "batch",
               "at": offset, "size": bytes}
@@ -11,7 +11,8 @@ A frame is an Arrow batch, or none, with metadata:
 The batch holds the messages of all commands or replies of the frame end to end; `rows` says how
 many are whose. Clients send batches of MESSAGE_SCHEMA, servers of DELIVERY_SCHEMA. A reply has the
 number of its ask; it comes when it is ready, in any order. A frame that asks nothing is answered by
-one that replies nothing: the server is there. A reply with number 0 says why the server hangs up.
+one that replies nothing: the server is there. After "bye" the server answers what it has and ends
+the exchange. A reply with number 0 says why it hangs up by itself.
 """
 
 import json
@@ -103,6 +104,15 @@ class Ask:
 
     number: int
     command: c.Command[Any] | MessagingError  # an error: what arrived is no command
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """What a client's frame says."""
+
+    asks: Sequence[Ask]
+    token: Any  # a new one, unchecked; None: the old one goes on
+    bye: bool  # no more will come
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +245,9 @@ def with_columns(command: c.Command[Any]) -> c.Command[Any]:
     return replace(command, messages=batch)
 
 
-def encode_asks(asks: Sequence[tuple[int, c.Command[Any]]], token: str | None = None) -> Frame:
+def encode_asks(
+    asks: Sequence[tuple[int, c.Command[Any]]], token: str | None = None, *, bye: bool = False
+) -> Frame:
     """Return the frame of commands that went through `with_columns`."""
     writing = _Writing()
     batches: list[pa.RecordBatch] = []
@@ -253,11 +265,13 @@ def encode_asks(asks: Sequence[tuple[int, c.Command[Any]]], token: str | None = 
     head: dict[str, Any] = {"asks": items}
     if token is not None:
         head["token"] = token
+    if bye:
+        head["bye"] = True
     return writing.frame(head, batches)
 
 
-def decode_asks(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> tuple[list[Ask], Any]:
-    """Return the asks of a frame and the token that came with it, unchecked."""
+def decode_asks(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> Asks:
+    """Return what a client's frame says."""
     reading = _Reading(metadata)
     asks = []
     first = 0
@@ -275,7 +289,7 @@ def decode_asks(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> tup
             command = error
         first += rows
         asks.append(Ask(number, command))
-    return asks, reading.head.get("token")
+    return Asks(asks, reading.head.get("token"), reading.head.get("bye") is True)
 
 
 def _slice(batch: pa.RecordBatch | None, first: int, rows: int) -> pa.RecordBatch:

@@ -116,9 +116,9 @@ class _Connection:
             self._writer.begin(DELIVERY_SCHEMA)
             if self._reader.schema != MESSAGE_SCHEMA:
                 raise InvalidArgumentError("the exchange does not have the schema of messages")
-            while True:
-                chunk = self._reader.read_chunk()
-                self._take(chunk)
+            while self._take(self._reader.read_chunk()):
+                pass
+            self._finish()
         except StopIteration:
             self._finish()
         except MessagingError as error:  # what arrived makes no sense: nothing after it can
@@ -128,16 +128,16 @@ class _Connection:
         finally:
             self._leave()
 
-    def _take(self, chunk: Any) -> None:
-        asks, token = decode_asks(chunk.app_metadata, _checked(chunk.data))
-        if token is not None:
-            self._admission = self._door.admit(token)
-        if not asks:
+    def _take(self, chunk: Any) -> bool:
+        """Do what a frame asks; say whether more will come."""
+        frame = decode_asks(chunk.app_metadata, _checked(chunk.data))
+        if frame.token is not None:
+            self._admission = self._door.admit(frame.token)
+        if not frame.asks and not frame.bye:
             with self._pen:
                 self._write([])
-            return
         requests = []
-        for ask in asks:
+        for ask in frame.asks:
             command = ask.command
             try:
                 if isinstance(command, MessagingError):
@@ -152,6 +152,7 @@ class _Connection:
             self._open.update(requests)
         self._namespace.hand_over(requests)
         self._flush()
+        return not frame.bye
 
     # -- replies -------------------------------------------------------------------------------
 
