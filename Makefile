@@ -11,7 +11,7 @@ ROUNDS ?= 20
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak lock clean
+.PHONY: help setup demo test check format bench soak docs lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -53,6 +53,10 @@ soak: $(READY) ## long runs: kill -9 under load, bad bytes, many clients (KILLS=
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
+
+docs: $(READY) ## write the API reference, from the docstrings, to build/docs
+	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing
+	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies anew (needs uv)
 	for name in runtime dev bench; do \
