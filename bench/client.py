@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ BODY = b"x" * 1024
 BATCH = 1000
 QUEUE = "orders"
 FOLDER = Path(__file__).parent
+Works = dict[str, tuple[int, Callable[[], object]]]  # a row: messages, and what sends them
 
 
 @contextmanager
@@ -43,8 +45,6 @@ def started(command: list[Any]) -> Iterator[str]:
 
 class Twinbus:
     """A server process and a client of it."""
-
-    name = "Twinbus"
 
     def __init__(self, connection: str) -> None:
         with NamespaceManager.from_connection_string(connection) as manager:
@@ -132,7 +132,7 @@ def main() -> None:
     singles, many, batched = 300, 5_000, 20_000
     report = Report("client")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
         serve = "from twinbus.cli import main; main()"
         command = [sys.executable, "-c", serve, "serve", folder / "ns", "--port", "0"]
         connection = stack.enter_context(started([*command, "--admin-port", "0"]))
@@ -143,15 +143,15 @@ def main() -> None:
         stack.callback(bare.close)
         others = peers(stack, folder)
 
-        works: dict[str, tuple[int, Callable[[], object]]] = {
-            "bare Flight round trip + fdatasync": (singles, lambda: bare.round_trips(singles)),
-            "Twinbus, one by one": (singles, lambda: twinbus.send_one_by_one(singles)),
-            "Twinbus, pipelined": (many, lambda: twinbus.send_pipelined(many)),
-            "bare Flight put + fdatasync, batches": (batched, lambda: bare.put_batches(batched)),
-            "Twinbus, batches": (batched, lambda: twinbus.send_batches(batched)),
+        works: Works = {
+            "bare Flight round trip + fdatasync": (singles, partial(bare.round_trips, singles)),
+            "Twinbus, one by one": (singles, partial(twinbus.send_one_by_one, singles)),
+            "Twinbus, pipelined": (many, partial(twinbus.send_pipelined, many)),
+            "bare Flight put + fdatasync, batches": (batched, partial(bare.put_batches, batched)),
+            "Twinbus, batches": (batched, partial(twinbus.send_batches, batched)),
             "Twinbus, batches of message objects": (
                 batched,
-                lambda: twinbus.send_batches_of_messages(batched),
+                partial(twinbus.send_batches_of_messages, batched),
             ),
         }
         for peer in others:
@@ -169,17 +169,11 @@ def main() -> None:
     report.finish()
 
 
-def _rows_of(peer: Any, singles: int, many: int) -> dict[str, tuple[int, Callable[[], object]]]:
-    def emptied(send: Callable[..., None], count: int) -> Callable[[], object]:
-        def work() -> None:
-            send(count, BODY)
-
-        return work
-
+def _rows_of(peer: Any, singles: int, many: int) -> Works:
     return {
-        f"{peer.name}, one by one": (singles, emptied(peer.send_one_by_one, singles)),
-        f"{peer.name}, pipelined": (many, emptied(peer.send_pipelined, many)),
-        f"{peer.name}, batches": (many, emptied(peer.send_batches, many)),
+        f"{peer.name}, one by one": (singles, partial(peer.send_one_by_one, singles, BODY)),
+        f"{peer.name}, pipelined": (many, partial(peer.send_pipelined, many, BODY)),
+        f"{peer.name}, batches": (many, partial(peer.send_batches, many, BODY)),
     }
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("broker", "stores")
+BENCHMARKS = ("broker", "stores", "client")
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def parse_span(text: str) -> timedelta:
         )
     try:
         return sum((int(number) * _UNITS[unit] for number, unit in pieces), timedelta(0))
-    except OverflowError:
+    except (OverflowError, ValueError):  # Python refuses numbers of thousands of digits
         raise InvalidArgumentError(f"{text!r:.40} is too long; write unlimited") from None
 
 

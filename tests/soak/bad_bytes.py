@@ -24,7 +24,7 @@ from twinbus import BrokeredMessage, Claim, MessagingError, MessagingFactory, Na
 from twinbus.connection import ConnectionString, sign_token
 
 GROWTH_KB = 150 * 1024  # the allocators keep what the largest frames needed, some 130 MB each
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 4  # until the allocators have met the worst of what is held at once
 Attack = Callable[[Target], None]
 ATTACKS: tuple[Attack, ...] = (*bad_bytes_attacks.ATTACKS, *bad_bytes_values.ATTACKS)
 

@@ -71,6 +71,10 @@ class Bodies:
         """Count one more place for each row referred to."""
         self._count_places(numbers, 1)
 
+    def retain_rows(self, number: int, count: int) -> None:
+        """Count so many more places of one batch."""
+        self._count_batch(number - self._first, count)
+
     def release(self, numbers: Int64s) -> None:
         """Count one place less for each row referred to."""
         self._count_places(numbers, -1)

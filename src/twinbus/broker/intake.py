@@ -196,7 +196,8 @@ class Intake:
 
     def _check(self, entity: Entity, incoming: Incoming) -> None:
         columns, size = incoming.columns, incoming.size
-        largest = int(size.max())
+        total = int(size.sum())
+        largest = int(size.max()) if total > self._max_message_bytes else total
         if largest > self._max_message_bytes:
             raise MessageSizeExceededError(
                 f"message {int(size.argmax())} has {largest} bytes; the limit is "
@@ -205,11 +206,10 @@ class Intake:
                 size=largest,
                 limit=self._max_message_bytes,
             )
-        if len(size) * largest > MAX_BATCH_BYTES and int(size.sum()) > MAX_BATCH_BYTES:
+        if total > MAX_BATCH_BYTES:
             raise MessageSizeExceededError(
-                f"the batch has {int(size.sum())} bytes; the limit is {MAX_BATCH_BYTES}. Send it "
-                "in parts",
-                size=int(size.sum()),
+                f"the batch has {total} bytes; the limit is {MAX_BATCH_BYTES}. Send it in parts",
+                size=total,
                 limit=MAX_BATCH_BYTES,
             )
         sessions = columns.get("session_id")

@@ -40,10 +40,10 @@ def load_of(value: object) -> Load:
 
 def load_of_sizes(size: Int64s) -> Load:
     """Return the load of messages of these sizes."""
-    units = len(size)
-    if units and int(size.max()) > UNIT_BYTES:
+    units, total = len(size), int(size.sum())
+    if total > UNIT_BYTES and int(size.max()) > UNIT_BYTES:
         units = int(np.maximum(-(-size // UNIT_BYTES), 1).sum())
-    return Load(len(size), int(size.sum()), max(units, 1))
+    return Load(len(size), total, max(units, 1))
 
 
 class Meter:

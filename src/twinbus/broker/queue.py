@@ -108,8 +108,8 @@ class Queue:
         self.touch()
 
         def durable() -> None:
-            self.waiting.step(at, cause)
-            self.shared.bodies.retain(self.waiting.get("batch", at))
+            self.waiting.admit(at, cause)
+            self.shared.bodies.retain_rows(rows.batch, len(at))
             if session_ids is not None:
                 self.sessions.expect(ids, -1)
                 self.sessions.add(ids, rows.sequence)

@@ -80,7 +80,8 @@ class Router:
     ) -> None:
         """Add the placements of these rows."""
         queue = entity.queue
-        life = np.minimum(time_to_live, queue.settings.time_to_live_us)
+        longest = queue.settings.time_to_live_us
+        life = time_to_live if longest == NEVER_US else np.minimum(time_to_live, longest)
         if hops > MAX_FORWARD_HOPS:
             death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
             assert queue.dead_letter is not None

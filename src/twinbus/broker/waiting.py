@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinbus.broker.lifecycle import FINAL, Cause, State, step
+from twinbus.broker.lifecycle import FINAL, TABLE, Cause, State, step
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s
 
@@ -287,6 +287,16 @@ class Waiting:
             self._first_active = min(self._first_active, int(at.min()))
         if "expires" in self._columns:  # it may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
+
+    def admit(self, at: Indices, cause: Cause) -> None:
+        """Step rows that were just added: all are pending and lie side by side."""
+        after = TABLE[State.PENDING, cause]
+        first, count = int(at[0]), len(at)
+        self._columns["state"][first : first + count] = after.value
+        self.counts[after] += count
+        self.counts[State.PENDING] -= count
+        if after is State.ACTIVE:
+            self._first_active = min(self._first_active, first)
 
     def clear(self) -> None:
         """Let every message go."""

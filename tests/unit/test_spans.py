@@ -1,0 +1,74 @@
+"""Lengths of time as people write them."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.properties import replayed
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import UNLIMITED
+from twinbus.spans import format_span, parse_span
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("30s", timedelta(seconds=30)),
+        ("5m", timedelta(minutes=5)),
+        ("2h", timedelta(hours=2)),
+        ("7d", timedelta(days=7)),
+        ("1h30m", timedelta(hours=1, minutes=30)),
+        ("1d2h3m4s5ms", timedelta(days=1, hours=2, minutes=3, seconds=4, milliseconds=5)),
+        ("0s", timedelta(0)),
+        ("unlimited", UNLIMITED),
+    ],
+)
+def test_a_text_names_a_length_of_time_and_is_what_is_written_for_it(
+    text: str, span: timedelta
+) -> None:
+    assert parse_span(text) == span
+    assert format_span(span) == text
+
+
+@pytest.mark.parametrize("text", [" 30s ", "30S", "Unlimited", "30s\n"])
+def test_case_and_blanks_around_do_not_matter(text: str) -> None:
+    assert parse_span(text) in (timedelta(seconds=30), UNLIMITED)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "30", "s", "-5s", "1.5h", "5 m", "1h 30m", "5w", "1h,30m", "ever", "5ss", "+5s"]
+)
+def test_what_is_no_length_of_time_is_refused_with_how_to_write_one(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"write it like 30s.*unlimited") as refused:
+        parse_span(text)
+    assert repr(text) in refused.value.text
+
+
+@pytest.mark.parametrize("text", ["1000000000d", "9" * 30 + "h", "999999999d24h", "9" * 5000 + "s"])
+def test_what_is_too_long_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError) as refused:
+        parse_span(text)
+    assert len(refused.value.text) < 200
+
+
+def test_what_is_below_a_millisecond_is_left_out() -> None:
+    assert format_span(timedelta(seconds=1, microseconds=999)) == "1s"
+
+
+@replayed
+@given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=10**6)))
+def test_a_length_of_time_survives_being_written_and_read(span: timedelta) -> None:
+    whole = span - span % timedelta(milliseconds=1)
+    assert parse_span(format_span(span)) == whole
+
+
+@replayed
+@given(st.text(max_size=20) | st.text("0123456789dhms ", max_size=20))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert parse_span(text) >= timedelta(0)
+    except InvalidArgumentError:
+        pass
