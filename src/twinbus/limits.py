@@ -102,7 +102,7 @@ WIRE_VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
-SMALL_FRAME_BYTES: Final = 32 * 1024  # fits the window of a stream: its writer is not held up
+WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs
 QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up
 

@@ -1,5 +1,6 @@
 """Lengths of time as people write them."""
 
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -68,7 +69,5 @@ def test_a_length_of_time_survives_being_written_and_read(span: timedelta) -> No
 @replayed
 @given(st.text(max_size=20) | st.text("0123456789dhms ", max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
+    with suppress(InvalidArgumentError):
         assert parse_span(text) >= timedelta(0)
-    except InvalidArgumentError:
-        pass

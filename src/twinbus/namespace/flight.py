@@ -2,7 +2,7 @@
 
 One exchange carries everything, many commands in flight (wire.py has the frames). It is opened when
 first needed, and anew after it broke. Two threads serve it: one reads replies, the other opens the
-exchange and writes what would block. A caller that asks for something small writes it itself when
+exchange and writes for those who do not wait. A caller that waits writes its command itself when
 nobody else is writing, which saves a thread switch; what comes meanwhile goes into the next frame.
 """
 
@@ -14,7 +14,8 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
-from queue import SimpleQueue
+from enum import Enum
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 from weakref import WeakSet
@@ -40,9 +41,9 @@ from twinbus.limits import (
     MAX_CLOSE_WAIT,
     QUIET_S,
     SECOND_US,
-    SMALL_FRAME_BYTES,
     TOKEN_LIFE,
     TOKEN_RENEWAL,
+    WRITE_CHECK_S,
 )
 from twinbus.message import MESSAGE_SCHEMA
 from twinbus.namespace.wire import HANG_UP, PROTOCOL, decode_replies, encode_asks, with_columns
@@ -98,7 +99,7 @@ class FlightNamespace:
         command = with_columns(command)
         call = Call(command)
         link = self._current()
-        number = link.post(command, call, waits=True)
+        number = link.post(command, call, QUIET_S if timeout_s is None else timeout_s)
         return link.wait(number, call, timeout_s)  # type: ignore[no-any-return]
 
     def _current(self) -> "_Link":
@@ -156,6 +157,14 @@ class Credentials:
         return self.token() if self._clock.now_us() >= self._renew_at else None
 
 
+class _Nudge(Enum):
+    """What the writer thread of a link is woken for."""
+
+    WRITE = "write"  # something is pending
+    PING = "ping"  # is the server there? A frame that asks nothing
+    BYE = "bye"  # hang up
+
+
 _links: "WeakSet[_Link]" = WeakSet()
 
 
@@ -176,7 +185,8 @@ class _Link:
         self._askers: dict[int, _Asker] = {}
         self._pending: deque[tuple[int, Command[Any]]] = deque()
         self._pen = threading.Lock()  # whoever holds it writes
-        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: hang up
+        self._write_due: float | None = None  # when a caller's own write takes too long
+        self._nudges: SimpleQueue[_Nudge] = SimpleQueue()  # for the writer thread
         self._reader: Any = None
         self._writer: Any = None
         self._heard_at = time.monotonic()
@@ -194,22 +204,24 @@ class _Link:
 
     # -- asking --------------------------------------------------------------------------------
 
-    def post(self, command: Command[Any], asker: _Asker, *, waits: bool = False) -> int:
-        """Send a command; the caller writes it itself if it waits anyway and it is small."""
+    def post(self, command: Command[Any], asker: _Asker, own_hand_s: float | None = None) -> int:
+        """Send a command; a caller that waits anyway writes it itself, if it takes no longer."""
         number = next(self._numbers)
         self._askers[number] = asker
         self._pending.append((number, command))
         if self.broken is not None:  # looked at last, so that nobody slips in behind `_end`
             self._fail(number, self.broken)
-        elif waits and size_of(command) <= SMALL_FRAME_BYTES and self._pen.acquire(blocking=False):
+        elif own_hand_s is not None and self._pen.acquire(blocking=False):
+            self._write_due = time.monotonic() + own_hand_s
             try:
                 self._write_pending()
             finally:
+                self._write_due = None
                 self._pen.release()
                 if self._pending:
-                    self._wake.put(True)
+                    self._nudges.put(_Nudge.WRITE)
         else:
-            self._wake.put(True)
+            self._nudges.put(_Nudge.WRITE)
         return number
 
     def wait(self, number: int, call: Call, timeout_s: float | None) -> Any:
@@ -234,7 +246,7 @@ class _Link:
                 if quiet_s >= 2 * QUIET_S:
                     self._end(_unanswered(quiet_s))
                 elif quiet_s >= QUIET_S:
-                    self._wake.put(True)  # a frame that asks nothing
+                    self._nudges.put(_Nudge.PING)
 
     def _fail(self, number: int, error: MessagingError) -> None:
         asker = self._askers.pop(number, None)
@@ -244,7 +256,7 @@ class _Link:
     # -- writing -------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Be the thread that opens the exchange and writes what would block."""
+        """Be the thread that opens the exchange and writes for those who do not wait."""
         try:
             self._open()
         except (pa.ArrowException, OSError, MessagingError) as error:
@@ -256,11 +268,21 @@ class _Link:
             self._writer.begin(MESSAGE_SCHEMA)
         self._write_pending()
         self._pen.release()
-        while self._wake.get():
+        while (nudge := self._next_nudge()) is not _Nudge.BYE:
             with self._pen:
-                self._write_pending(even_if_empty=True)
+                self._write_pending(even_if_empty=nudge is _Nudge.PING)
         with self._pen:  # to half-close the exchange would race with the reader inside Arrow
             self._write_pending(even_if_empty=True, bye=True)
+
+    def _next_nudge(self) -> "_Nudge":
+        """Wait for something to do; meanwhile end the link on which a caller's write hangs."""
+        while True:
+            try:
+                return self._nudges.get(timeout=WRITE_CHECK_S)
+            except Empty:
+                due = self._write_due
+                if due is not None and time.monotonic() > due:
+                    self._end(_unanswered(QUIET_S))
 
     def _open(self) -> None:
         connection = self._connection
@@ -344,7 +366,7 @@ class _Link:
                 self._reader.cancel()
         for number in list(self._askers):
             self._fail(number, self.broken)
-        self._wake.put(False)
+        self._nudges.put(_Nudge.BYE)
         self._ended.set()
 
     def _let_go(self) -> None:
@@ -358,8 +380,7 @@ class _Link:
     def close(self) -> None:
         """Let the server answer what it has, then hang up."""
         self._closed = NamespaceClosedError("the namespace was closed")
-        self._wake.put(True)
-        self._wake.put(False)
+        self._nudges.put(_Nudge.BYE)
         seconds = MAX_CLOSE_WAIT.total_seconds()
         if self._threads[0] is not threading.current_thread():
             self._threads[0].join(seconds)

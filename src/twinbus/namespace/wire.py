@@ -318,6 +318,9 @@ def encode_replies(replies: Sequence[Reply]) -> Frame:
             plain, rows = {"$": "deliveries"}, value.num_rows
             if rows:
                 batches.append(value)
+        elif isinstance(value, c.SendReceipt):  # known to hold whole numbers: no need to look
+            numbers = np.array(value.sequence_numbers, np.int64)
+            plain = {"$": "SendReceipt", "sequence_numbers": writing.dump(numbers)}
         else:
             plain = writing.dump(list(value) if isinstance(value, tuple) else value)
         items.append((reply.number, plain, rows))

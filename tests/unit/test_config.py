@@ -1,0 +1,285 @@
+"""The configuration file of a server: what it says, what is wrong with it, what comes of it."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from twinbus.broker.commands import (
+    CreateEntity,
+    CreateRule,
+    EntityKind,
+    GetEntity,
+    ListEntities,
+    ListRules,
+)
+from twinbus.broker.throttle import Thresholds
+from twinbus.entities import (
+    EntityStatus,
+    QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, UNLIMITED
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server.config import Config, Declared, apply, read_config
+
+Read = Callable[[str], Config]
+
+SPORT = """
+[[topic]]
+path = "news"
+
+[[subscription]]
+topic_path = "news"
+name = "sport"
+"""
+RULES = 'rules = [{ name = "a", sql = "x = 1" }, { name = "b", sql = "x = 2" }]'
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    def read_text(text: str) -> Config:
+        path = tmp_path / "entities.toml"
+        path.write_text(text)
+        return read_config(path)
+
+    return read_text
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
+    with EmbeddedNamespace(tmp_path / "namespace") as opened:
+        yield opened
+
+
+def refusal(read: Read, text: str) -> str:
+    """Return what is said about a file that cannot be."""
+    with pytest.raises(InvalidArgumentError) as refused:
+        read(text)
+    assert "entities.toml" in refused.value.text
+    return refused.value.text
+
+
+def rules(namespace: EmbeddedNamespace, path: str = "news/Subscriptions/sport") -> list[str]:
+    return [rule.name for rule in namespace.ask(ListRules(path))]
+
+
+# -- good files ------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_asks_for_nothing(read: Read) -> None:
+    assert read("") == Config()
+    assert (Config().max_message_bytes, Config().max_connections) == (
+        MAX_MESSAGE_BYTES,
+        MAX_CONNECTIONS,
+    )
+
+
+def test_limits_are_read(read: Read) -> None:
+    found = read("[limits]\nmax_message_bytes = 9\nmax_connections = 8\nopen_receives = 7")
+    assert (found.max_message_bytes, found.max_connections) == (9, 8)
+    assert found.thresholds == Thresholds(open_receives=7)
+
+
+def test_entities_are_read_with_their_settings(read: Read) -> None:
+    found = read('[[queue]]\npath = "orders"\nlock_duration = "30s"\nstatus = "send_disabled"')
+    wanted = QueueDescription(
+        path="orders", lock_duration=timedelta(seconds=30), status=EntityStatus.SEND_DISABLED
+    )
+    assert found.entities == (Declared(wanted),)
+
+
+def test_unlimited_is_a_length_of_time(read: Read) -> None:
+    (only,) = read('[[topic]]\npath = "a"\nauto_delete_on_idle = "unlimited"').entities
+    assert only.description == TopicDescription(path="a", auto_delete_on_idle=UNLIMITED)
+
+
+def test_rules_are_read_with_their_actions(read: Read) -> None:
+    rule = '[{ name = "a", sql = "x = 1", action = "SET y = 2" }]'
+    found = read(f"{SPORT}rules = {rule}").entities[1]
+    assert found.rules == (RuleDescription("a", SqlFilter("x = 1"), SqlAction("SET y = 2")),)
+
+
+def test_the_order_of_sections_does_not_matter(read: Read) -> None:
+    subscription, topic = SPORT[SPORT.index("[[sub") :], SPORT[: SPORT.index("[[sub")]
+    assert read(subscription + topic) == read(SPORT)
+
+
+def test_the_page_that_shows_a_file_shows_a_good_one(read: Read) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "run-a-server.md"
+    found = read(page.read_text().partition("```toml\n")[2].partition("```")[0])
+    assert [one.description.path for one in found.entities] == [
+        "orders",
+        "news",
+        "news/Subscriptions/urgent",
+    ]
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("nonsense", "cannot be read"),
+        ("[[queues]]\npath = 'a'", "no section 'queues'"),
+        ("[queue]\npath = 'a'", "[[queue]], with two brackets"),
+        ("queue = [1]", "[[queue]], with two brackets"),
+        ("[[queue]]\nlock_duration = '30s'", "'path'"),
+        ("[[queue]]\npath = 'a'\nlok_duration = '30s'", "no setting 'lok_duration'"),
+        ("[[queue]]\npath = 'a b'", "path 'a b'"),
+        ("[[queue]]\npath = 5", "path 5"),
+        ("[[queue]]\npath = 'a'\nlock_duration = '30 parsecs'", "'30 parsecs'"),
+        ("[[queue]]\npath = 'a'\nlock_duration = 30", "lock_duration is 30"),
+        ("[[queue]]\npath = 'a'\nlock_duration = '1h'", "lock_duration"),
+        ("[[queue]]\npath = 'a'\nmax_delivery_count = '3'", "max_delivery_count is '3'"),
+        ("[[queue]]\npath = 'a'\nmax_delivery_count = true", "max_delivery_count is True"),
+        ("[[queue]]\npath = 'a'\nrequires_session = 'yes'", "requires_session is 'yes'"),
+        ("[[queue]]\npath = 'a'\nstatus = 'asleep'", "status is 'asleep'"),
+        ("[[queue]]\npath = 'a'\nstatus = ['active']", "status is ['active']"),
+        ("[[queue]]\npath = 'a'\nforward_to = ''", "forward_to ''"),
+        ("[[queue]]\npath = 'a'\nuser_metadata = 5", "user_metadata"),
+        ("[[topic]]\npath = 'a'\nrequires_session = true", "no setting 'requires_session'"),
+        ("[[queue]]\npath = 'a'\nrules = [{ name = 'r', sql = '1 = 1' }]", "a queue has no rules"),
+        ("[[subscription]]\nname = 's'", "'topic_path'"),
+        ("limits = 5", "[limits]"),
+        ("[limits]\nmax_connections = 0", "limits.max_connections is 0"),
+        ("[limits]\nmax_connections = '9'", "limits.max_connections is '9'"),
+        ("[limits]\nmax_connections = true", "limits.max_connections is True"),
+        ("[limits]\nopen_receives = -1", "limits.open_receives is -1"),
+        ("[limits]\noperations_per_second = nan", "limits.operations_per_second is nan"),
+        ("[limits]\nmax_conections = 5", "max_conections"),
+    ],
+)
+def test_a_mistake_is_named(read: Read, text: str, named: str) -> None:
+    assert named in refusal(read, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rules = 5",
+        "rules = 'x = 1'",
+        "rules = [5]",
+        "rules = [{ name = 'a' }]",
+        "rules = [{ name = 'a', sql = '1 = 1', color = 'red' }]",
+        "rules = { name = 'a', sql = '1 = 1' }",
+    ],
+)
+def test_a_rule_of_another_shape_is_refused_with_the_right_one(read: Read, text: str) -> None:
+    assert "a rule has a name" in refusal(read, SPORT + text)
+
+
+def test_a_mistake_says_which_entity_it_is_in(read: Read) -> None:
+    good = "".join(f"[[queue]]\npath = 'good-{at}'\n" for at in range(3))
+    assert "orders" in refusal(read, good + "[[queue]]\npath = 'orders'\nlock_duration = 'x'")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "entities.toml").write_bytes(b"\xff\xfe")
+    for name in ("entities.toml", "missing.toml", "."):
+        with pytest.raises(InvalidArgumentError, match="cannot be read"):
+            read_config(tmp_path / name)
+    assert read("") == Config()
+
+
+# -- what comes of it ------------------------------------------------------------------------------
+
+
+def test_missing_entities_are_made(read: Read, namespace: EmbeddedNamespace) -> None:
+    apply(read(SPORT + "requires_session = true"), namespace)
+    wanted = SubscriptionDescription(topic_path="news", name="sport", requires_session=True)
+    assert namespace.ask(GetEntity("news/Subscriptions/sport")) == wanted
+    assert rules(namespace) == ["$Default"]
+
+
+def test_a_subscription_that_is_made_gets_exactly_its_rules(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read(SPORT + RULES), namespace)
+    assert rules(namespace) == ["a", "b"]
+
+
+def test_settings_that_differ_become_those_of_the_file(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    namespace.ask(CreateEntity(QueueDescription(path="Orders", max_delivery_count=5)))
+    apply(read('[[queue]]\npath = "orders"\nlock_duration = "30s"'), namespace)
+    assert namespace.ask(GetEntity("orders")) == QueueDescription(
+        path="Orders", lock_duration=timedelta(seconds=30)
+    )
+
+
+def test_what_the_file_does_not_name_is_left_alone(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    mine = QueueDescription(path="mine", max_delivery_count=5)
+    namespace.ask(CreateEntity(mine))
+    apply(read(SPORT), namespace)
+    assert namespace.ask(ListEntities(EntityKind.QUEUE)) == [mine]
+
+
+def test_rules_of_a_subscription_that_exists_are_left_alone(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read(SPORT + RULES), namespace)
+    namespace.ask(CreateRule("news/Subscriptions/sport", RuleDescription("mine")))
+    apply(read(SPORT + RULES + "\nmax_delivery_count = 3"), namespace)
+    assert rules(namespace) == ["a", "b", "mine"]
+
+
+def test_applying_a_file_again_changes_nothing(read: Read, namespace: EmbeddedNamespace) -> None:
+    config = read(SPORT + RULES + "\n[[queue]]\npath = 'orders'")
+    apply(config, namespace)
+    before = namespace.snapshot().meter.to_pylist()
+    apply(config, namespace)
+    operations = {row["operation"] for row in namespace.snapshot().meter.to_pylist()}
+    assert operations == {row["operation"] for row in before}
+    assert "UpdateEntity" not in operations
+
+
+def test_a_setting_fixed_at_creation_cannot_be_changed(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read("[[queue]]\npath = 'orders'"), namespace)
+    with pytest.raises(InvalidArgumentError, match="requires_session of orders is fixed"):
+        apply(read("[[queue]]\npath = 'orders'\nrequires_session = true"), namespace)
+
+
+def test_a_name_that_is_taken_by_another_kind_is_a_mistake(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read("[[topic]]\npath = 'news'"), namespace)
+    with pytest.raises(MessagingError, match="news"):
+        apply(read("[[queue]]\npath = 'news'"), namespace)
+
+
+def test_a_subscription_without_its_topic_is_a_mistake(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    with pytest.raises(MessagingError, match="news"):
+        apply(read(SPORT[SPORT.index("[[sub") :]), namespace)
+
+
+def test_a_queue_can_forward_to_an_entity_of_the_same_file(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read("[[queue]]\npath = 'a'\nforward_to = 'b'\n[[topic]]\npath = 'b'"), namespace)
+    found = namespace.ask(GetEntity("a"))
+    assert isinstance(found, QueueDescription)
+    assert found.forward_to == "b"
+
+
+def test_a_file_that_was_mended_is_carried_out_whole(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="x = = 2"):
+        apply(read(SPORT + RULES.replace("x = 2", "x = = 2")), namespace)
+    apply(read(SPORT + RULES), namespace)
+    assert rules(namespace) == ["a", "b"]
