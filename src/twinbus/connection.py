@@ -211,7 +211,8 @@ class Token:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Take a token apart, or refuse it."""
-        if not text.startswith(_SCHEME) or len(text) > MAX_TOKEN_CHARACTERS:
+        known = isinstance(text, str) and text.isascii() and text.startswith(_SCHEME)
+        if not known or len(text) > MAX_TOKEN_CHARACTERS:
             raise UnauthorizedError("the token is not a SharedAccessSignature")
         found = dict(
             piece.partition("=")[::2] for piece in text.removeprefix(_SCHEME).strip().split("&")

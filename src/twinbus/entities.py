@@ -267,6 +267,10 @@ class RuleDescription:
 
     def __post_init__(self) -> None:
         _check_name("rule name", self.name)
+        if not isinstance(self.filter, RuleFilter):
+            raise InvalidArgumentError(f"a rule's filter is {self.filter!r:.40}; use a filter")
+        if not isinstance(self.action, SqlAction | None):
+            raise InvalidArgumentError(f"a rule's action is {self.action!r:.40}; use a SqlAction")
 
 
 def _check_sql(what: str, expression: str) -> None:

@@ -208,7 +208,9 @@ class BrokerRestartingError(TransientError):
 
 def error_of(code: str, text: str, facts: Mapping[str, object]) -> MessagingError:
     """Return the error that had this code; one this version does not know is a MessagingError."""
-    return _KINDS.get(code, MessagingError)(text, **facts)
+    error = _KINDS.get(code, MessagingError)(text)
+    error.facts = facts
+    return error
 
 
 def _kinds(root: type[MessagingError]) -> dict[str, type[MessagingError]]:

@@ -100,6 +100,7 @@ RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 WIRE_VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
+MAX_FRAME_ASKS: Final = 1000  # a client with more sends several frames
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
 WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs

@@ -16,7 +16,7 @@ for each property its name and value (numbers and times 8, bool 1, UUID 16). Not
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
 from operator import attrgetter
@@ -41,6 +41,8 @@ from twinbus.limits import (
 PropertyValue = str | int | float | bool | bytes | datetime | timedelta | UUID
 Int64s = npt.NDArray[np.int64]
 
+FIRST_MOMENT_US = moment_us(datetime.min.replace(tzinfo=UTC))
+LAST_MOMENT_US = moment_us(datetime.max.replace(tzinfo=UTC))
 TIMESTAMP = pa.timestamp("us", "UTC")
 DURATION = pa.duration("us")
 LOCK_TOKEN = pa.binary(16)
@@ -485,19 +487,53 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     try:
         if batch.column("body").null_count:
             raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
-        if batch.schema == MESSAGE_SCHEMA:
-            return batch
-        return pa.RecordBatch.from_arrays(
-            [
-                batch.column(name).cast(MESSAGE_SCHEMA.field(name).type)
-                for name in MESSAGE_SCHEMA.names
-            ],
-            schema=MESSAGE_SCHEMA,
-        )
+        if batch.schema != MESSAGE_SCHEMA:
+            batch = pa.RecordBatch.from_arrays(
+                [
+                    batch.column(name).cast(MESSAGE_SCHEMA.field(name).type)
+                    for name in MESSAGE_SCHEMA.names
+                ],
+                schema=MESSAGE_SCHEMA,
+            )
+        _check_moments("scheduled_enqueue_time_utc", batch.column("scheduled_enqueue_time_utc"))
+        _check_properties(batch.column("properties"))
     except (KeyError, pa.ArrowException) as error:
         raise InvalidArgumentError(
             f"the batch does not have the columns of a message batch: {error}"
         ) from error
+    return batch
+
+
+def _check_moments(what: str, column: pa.Array) -> None:
+    """Refuse times that no datetime can hold."""
+    if column.null_count == len(column):
+        return
+    bounds = pc.min_max(column.cast(pa.int64()))
+    if bounds["min"].as_py() < FIRST_MOMENT_US or bounds["max"].as_py() > LAST_MOMENT_US:
+        raise InvalidArgumentError(f"{what} is beyond the years 1 to 9999 in UTC")
+
+
+def _check_properties(column: pa.Array) -> None:
+    """Refuse properties that no application could have sent."""
+    offsets = column.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    if first == last:
+        return
+    lengths = pc.utf8_length(column.keys.slice(first, last - first))
+    bounds = pc.min_max(lengths)
+    if bounds["min"].as_py() < 1 or bounds["max"].as_py() > MAX_PROPERTY_NAME_CHARACTERS:
+        raise InvalidArgumentError(
+            f"a property's name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
+        )
+    items = column.items.slice(first, last - first)
+    values = np.zeros(len(items), np.int64)
+    for child in PROPERTY_TYPES:
+        held = items.field(child)
+        if held.null_count != len(held):
+            values += held.is_valid().to_numpy(zero_copy_only=False)
+    if (values != 1).any() or items.null_count:
+        raise InvalidArgumentError("a property must have exactly one value")
+    _check_moments("a property", items.field("datetime"))
 
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:

@@ -66,18 +66,20 @@ class Plain:
 
     def load(self, plain: Any) -> Any:
         """Return the value; what does not fit its kind is refused."""
-        if isinstance(plain, list):
-            return [self.load(one) for one in plain]
-        if not isinstance(plain, dict):
+        if not isinstance(plain, list | dict):
             return plain
         try:
+            if isinstance(plain, list):
+                return [self.load(one) for one in plain]
             return self._load_kind(plain["$"], plain)
         except MessagingError:
             raise
+        except RecursionError:
+            raise InvalidArgumentError("a value is nested too deep") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            kind = plain.get("$", "a value") if isinstance(plain, dict) else "a list"
             raise InvalidArgumentError(
-                f"{plain.get('$', 'a value')!r:.40} does not have the fields it should: "
-                f"{error!r:.200}"
+                f"{kind!r:.40} does not have the fields it should: {error!r:.200}"
             ) from error
 
     def _load_kind(self, kind: Any, plain: dict[str, Any]) -> Any:

@@ -37,7 +37,7 @@ def _check_numbers(what: str, numbers: object) -> None:
         isinstance(numbers, np.ndarray) and numbers.dtype == np.int64
     ):
         return
-    whole = isinstance(numbers, Sequence) and all(
+    whole = isinstance(numbers, list | tuple) and all(
         type(number) is int and -(2**63) <= number < 2**63 for number in numbers
     )
     if not whole:
@@ -49,6 +49,11 @@ def _check_type(what: str, value: object, *kinds: type) -> None:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidArgumentError(f"{what} must be {names}, not {type(value).__name__}")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{what} holds half a character: {error}") from error
 
 
 def _check_tokens(tokens: object) -> None:
@@ -265,35 +270,39 @@ class AcceptSession(EntityCommand[SessionGrant]):
 
 
 @dataclass(frozen=True, slots=True)
-class RenewSession(EntityCommand[datetime]):
-    """Hold the session for another lock duration; returns until when."""
+class SessionCommand(EntityCommand[R_co]):
+    """A request about a session that is held."""
 
     session: SessionLock
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseSession(EntityCommand[None]):
-    """Give the session back, and its locked messages with it."""
-
-    session: SessionLock
-
-
-@dataclass(frozen=True, slots=True)
-class GetSessionState(EntityCommand[bytes | None]):
-    """Read the state stored with a session."""
-
-    session: SessionLock
-
-
-@dataclass(frozen=True, slots=True)
-class SetSessionState(EntityCommand[None]):
-    """Store state with a session; None removes it."""
-
-    session: SessionLock
-    state: bytes | None
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
+        _check_type("session", self.session, SessionLock)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewSession(SessionCommand[datetime]):
+    """Hold the session for another lock duration; returns until when."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSession(SessionCommand[None]):
+    """Give the session back, and its locked messages with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetSessionState(SessionCommand[bytes | None]):
+    """Read the state stored with a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetSessionState(SessionCommand[None]):
+    """Store state with a session; None removes it."""
+
+    state: bytes | None
+
+    def __post_init__(self) -> None:
+        SessionCommand.__post_init__(self)
         _check_type("state", self.state, bytes, NoneType)
 
 

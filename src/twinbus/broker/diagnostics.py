@@ -55,7 +55,8 @@ def write_bundle(
     (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
     (folder / "entities.json").write_text(json.dumps(_entities(namespace), indent=2))
     (folder / "log.json").write_text(json.dumps(_log(log), indent=2))
-    (folder / "commands.txt").write_text("\n".join(recent) + "\n")
+    told = "\n".join(recent) + "\n"
+    (folder / "commands.txt").write_text(told, errors="backslashreplace")
     for old in sorted(path for path in directory.iterdir() if path.is_dir())[
         :-KEPT_DIAGNOSTIC_BUNDLES
     ]:

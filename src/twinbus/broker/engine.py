@@ -348,7 +348,7 @@ class Engine:
         directory = self._settings.directory / "diagnostics"
         try:
             return write_bundle(directory, error, self.namespace, self.log, recent, self._time())
-        except OSError as trouble:
+        except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
             _log.warning("no diagnostic bundle could be written: %s", trouble)
             return None
 

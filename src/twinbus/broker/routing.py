@@ -21,7 +21,7 @@ from twinbus.broker.shared import Shared
 from twinbus.broker.topic import Topic
 from twinbus.broker.waiting import Indices, Rows
 from twinbus.limits import FORWARD_RETRY_US, MAX_BATCH_BYTES, MAX_FORWARD_HOPS, NEVER_US
-from twinbus.message import Int64s, sizes
+from twinbus.message import LAST_MOMENT_US, Int64s, sizes
 
 Numbers = npt.NDArray[np.int32]
 
@@ -175,6 +175,7 @@ class Router:
             life = placement.time_to_live
             if life.min() != NEVER_US:
                 expires = begins + np.minimum(life, NEVER_US - begins)
+                expires[expires > LAST_MOMENT_US] = NEVER_US  # nobody lives to see it
         death = -1
         if placement.death is not None:
             death = self._shared.deaths.number(placement.death, commit.kept)

@@ -39,6 +39,7 @@ from twinbus.errors import (
 from twinbus.limits import (
     MAX_BATCH_BYTES,
     MAX_CLOSE_WAIT,
+    MAX_FRAME_ASKS,
     QUIET_S,
     SECOND_US,
     TOKEN_LIFE,
@@ -322,7 +323,7 @@ class _Link:
     def _next_group(self) -> list[tuple[int, Command[Any]]]:
         group: list[tuple[int, Command[Any]]] = []
         size = 0
-        while self._pending:
+        while self._pending and len(group) < MAX_FRAME_ASKS:
             size += size_of(self._pending[0][1])
             if group and size > MAX_BATCH_BYTES:
                 break

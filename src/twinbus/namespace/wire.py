@@ -28,7 +28,7 @@ from twinbus.broker import commands as c
 from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.entities import DESCRIPTIONS
 from twinbus.errors import InvalidArgumentError, MessagingError, error_of
-from twinbus.limits import MAX_HEAD_BYTES, WIRE_VERSION
+from twinbus.limits import MAX_FRAME_ASKS, MAX_HEAD_BYTES, WIRE_VERSION
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, MESSAGE_SCHEMA, conform, to_batch
 from twinbus.plain import Kinds, Plain
 
@@ -204,6 +204,10 @@ class _Reading(Plain):
         items = self.head.get(name, [])
         if not isinstance(items, list) or not all(map(_is_item, items)):
             raise InvalidArgumentError(f"{name} of a frame is not a list of triples")
+        if len(items) > MAX_FRAME_ASKS:
+            raise InvalidArgumentError(
+                f"a frame has {len(items)} {name}; the limit is {MAX_FRAME_ASKS}"
+            )
         return items
 
 
@@ -227,7 +231,7 @@ def _to_ipc(batch: pa.RecordBatch) -> bytes:
 def _from_ipc(blob: bytes) -> pa.RecordBatch:
     try:
         return pa.ipc.open_stream(blob).read_next_batch()
-    except (pa.ArrowException, StopIteration) as error:
+    except (pa.ArrowException, OSError, StopIteration) as error:
         raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
 
 
@@ -341,16 +345,29 @@ def decode_replies(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> 
     replies = []
     first = 0
     for number, plain, rows in reading.items("replies"):
-        kind = plain.get("$") if isinstance(plain, dict) else None
-        if kind == "deliveries":
-            value: Any = batch.slice(first, rows) if batch is not None and rows else _NO_DELIVERIES
-        elif kind == "error":
-            facts = {name: reading.load(fact) for name, fact in plain["facts"].items()}
-            value = error_of(plain["code"], plain["text"], facts)
-        else:
-            value = reading.load(plain)
-            if isinstance(value, c.SendReceipt):
-                value = c.SendReceipt(np.asarray(value.sequence_numbers).tolist())
+        try:
+            replies.append(Reply(number, _reply(reading, plain, _rows(batch, first, rows))))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InvalidArgumentError(f"a reply lacks a part: {error!r:.200}") from error
         first += rows
-        replies.append(Reply(number, value))
     return replies
+
+
+def _rows(batch: pa.RecordBatch | None, first: int, rows: int) -> pa.RecordBatch:
+    return batch.slice(first, rows) if batch is not None and rows else _NO_DELIVERIES
+
+
+def _reply(reading: _Reading, plain: Any, deliveries: pa.RecordBatch) -> Any:
+    kind = plain.get("$") if isinstance(plain, dict) else None
+    if kind == "deliveries":
+        return deliveries
+    if kind == "error":
+        facts = {name: reading.load(fact) for name, fact in plain["facts"].items()}
+        code, text = plain["code"], plain["text"]
+        if not isinstance(code, str) or not isinstance(text, str):
+            raise TypeError("an error's code and text")
+        return error_of(code, text, facts)
+    value = reading.load(plain)
+    if isinstance(value, c.SendReceipt):
+        return c.SendReceipt(np.asarray(value.sequence_numbers, np.int64).tolist())
+    return value

@@ -18,8 +18,8 @@
     name = "sport"
     rules = [{ name = "sport", sql = "category = 'sport'" }]
 
-Entities of the file are made when they are missing and get its settings when they differ; others
-are left alone. A subscription with rules gets exactly these when it is made.
+Entities of the file are made when they are missing and get its settings when they differ; rules are
+added when they are missing. What the file does not name is left alone.
 """
 
 import tomllib
@@ -29,7 +29,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import CreateEntity, CreateRule, GetEntity, UpdateEntity
+from twinbus.broker.commands import CreateEntity, CreateRule, GetEntity, ListRules, UpdateEntity
 from twinbus.broker.throttle import Thresholds
 from twinbus.entities import (
     EntityDescription,
@@ -99,10 +99,14 @@ def _config(found: Mapping[str, Any]) -> Config:
     limits = found.get("limits", {})
     own = {"max_message_bytes", "max_connections"}
     names = own | {f.name for f in fields(Thresholds)}
-    if not isinstance(limits, dict) or set(limits) - names:
-        raise InvalidArgumentError(f"[limits] may hold: {', '.join(sorted(names))}")
+    if not isinstance(limits, dict):
+        raise InvalidArgumentError("write the limits under [limits]")
     for name, value in limits.items():
-        if type(value) not in (int, float) or value <= 0:
+        if name not in names:
+            raise InvalidArgumentError(
+                f"there is no limit {name!r}; there are: {', '.join(sorted(names))}"
+            )
+        if type(value) not in (int, float) or not value > 0:
             raise InvalidArgumentError(f"limits.{name} is {value!r}; it must be a number above 0")
     thresholds = {name: value for name, value in limits.items() if name not in own}
     return Config(
@@ -118,7 +122,15 @@ def _declared(kind: str, table: dict[str, Any]) -> Declared:
     rules = settings.pop("rules", [])
     if rules and kind != "subscription":
         raise InvalidArgumentError(f"a {kind} has no rules; only a subscription has")
-    return Declared(settings_from(_KINDS[kind], settings), tuple(map(_rule, rules)))
+    if not isinstance(rules, list):
+        raise InvalidArgumentError(
+            "write rules as a list; a rule has a name, a sql condition and maybe an action"
+        )
+    try:
+        return Declared(settings_from(_KINDS[kind], settings), tuple(map(_rule, rules)))
+    except InvalidArgumentError as error:
+        name = table.get("path") or table.get("name") or "without a name"
+        raise InvalidArgumentError(f"{kind} {name!r:.80}: {error.text}") from error
 
 
 def settings_from(kind: type[_D], settings: Mapping[str, Any]) -> _D:
@@ -163,18 +175,34 @@ def _rule(table: Any) -> RuleDescription:
 
 def apply(config: Config, namespace: Namespace) -> None:
     """Make the entities of the file, and give those that exist its settings."""
-    for declared in config.entities:
-        wanted = declared.description
-        try:
-            found = namespace.ask(GetEntity(wanted.path))
-        except EntityNotFoundError:
-            first = declared.rules[0] if declared.rules else None
-            namespace.ask(CreateEntity(wanted, first))
-            for rule in declared.rules[1:]:
-                namespace.ask(CreateRule(wanted.path, rule))
-            continue
-        if type(found) is type(wanted) and found != _same_case(wanted, found):
+    left = list(config.entities)
+    while left:
+        postponed = []
+        for declared in left:
+            try:
+                _apply_one(declared, namespace)
+            except EntityNotFoundError:  # it forwards to one that comes later in the file
+                postponed.append(declared)
+        if len(postponed) == len(left):
+            _apply_one(left[0], namespace)  # raises what is wrong
+        left = postponed
+
+
+def _apply_one(declared: Declared, namespace: Namespace) -> None:
+    wanted = declared.description
+    try:
+        found = namespace.ask(GetEntity(wanted.path))
+    except EntityNotFoundError:
+        first = declared.rules[0] if declared.rules else None
+        namespace.ask(CreateEntity(wanted, first))
+    else:
+        if type(found) is not type(wanted) or found != _same_case(wanted, found):
             namespace.ask(UpdateEntity(wanted))
+    if declared.rules:
+        there = {rule.name.lower() for rule in namespace.ask(ListRules(wanted.path))}
+        for rule in declared.rules:
+            if rule.name.lower() not in there:
+                namespace.ask(CreateRule(wanted.path, rule))
 
 
 def _same_case(wanted: Any, found: Any) -> Any:

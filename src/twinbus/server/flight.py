@@ -24,6 +24,8 @@ from twinbus.broker.commands import (
     AcceptSession,
     Command,
     Disposition,
+    Peek,
+    ReadRange,
     Receive,
     ReceiveDeferred,
     ReceiveMode,
@@ -102,7 +104,7 @@ class _Connection:
         self._lock = threading.Lock()
         self._outbox: deque[tuple[_Request, Any]] = deque()
         self._open: set[_Request] = set()  # not answered yet
-        self._idle = threading.Condition(self._lock)
+        self._answered = threading.Condition(self._lock)
         self._pen = threading.Lock()
         self._gone = False  # the client; what is answered now is given back
         self._ended = False
@@ -114,8 +116,7 @@ class _Connection:
         """Serve the client until it hangs up."""
         try:
             self._writer.begin(DELIVERY_SCHEMA)
-            if self._reader.schema != MESSAGE_SCHEMA:
-                raise InvalidArgumentError("the exchange does not have the schema of messages")
+            _check_schema(self._reader.schema)
             while self._take(self._reader.read_chunk()):
                 pass
             self._finish()
@@ -125,6 +126,9 @@ class _Connection:
             raise _refused(error) from error
         except (pa.ArrowException, OSError) as error:
             _log.info("a connection broke: %s", str(error).partition(". gRPC")[0])
+        except Exception as error:
+            _log.exception("a connection failed")
+            raise _refused(MessagingError("the server failed; its log says why")) from error
         finally:
             self._leave()
 
@@ -136,7 +140,7 @@ class _Connection:
         if not frame.asks and not frame.bye:
             with self._pen:
                 self._write([])
-        requests = []
+        requests: list[_Request] = []
         for ask in frame.asks:
             command = ask.command
             try:
@@ -146,13 +150,28 @@ class _Connection:
                 self._admission.check(command)
             except MessagingError as error:
                 self.put(_Request(self, ask.number, _NOTHING), error)
-            else:
-                requests.append(_Request(self, ask.number, command))
+                continue
+            requests.append(_Request(self, ask.number, command))
+            if isinstance(command, _FETCHING):
+                self._hand_over(requests)
+                self._await_answer(requests[-1])
+                requests = []
+        self._hand_over(requests)
+        return not frame.bye
+
+    def _hand_over(self, requests: list[_Request]) -> None:
         with self._lock:
             self._open.update(requests)
         self._namespace.hand_over(requests)
         self._flush()
-        return not frame.bye
+
+    def _await_answer(self, request: _Request) -> None:
+        """Let a client have one large reply after the other: else a frame could fill the memory."""
+        if request.command.wait if isinstance(request.command, Receive) else False:
+            return  # it may wait for hours; and what it gets, nobody else can
+        with self._lock:
+            self._answered.wait_for(lambda: request not in self._open)
+        self._flush()
 
     # -- replies -------------------------------------------------------------------------------
 
@@ -160,8 +179,7 @@ class _Connection:
         """Leave a reply for the client, or undo it when the client is gone."""
         with self._lock:
             self._open.discard(request)
-            if not self._open:
-                self._idle.notify_all()
+            self._answered.notify_all()
             if not self._gone:
                 self._outbox.append((request, value))
         if self._gone:
@@ -246,7 +264,7 @@ class _Connection:
         """Answer what the client still has in flight; those who wait for messages go."""
         self._withdraw()
         with self._lock:
-            self._idle.wait_for(lambda: not self._open, timeout=GRACE_S)
+            self._answered.wait_for(lambda: not self._open, timeout=GRACE_S)
         self._flush()
 
     def _leave(self) -> None:
@@ -260,9 +278,16 @@ class _Connection:
             self._give_back(*self._outbox.popleft())
         with self._pen:  # the writer is gone with the call: nobody may touch it any more
             self._ended = True
+        pa.default_memory_pool().release_unused()  # what large replies took
 
 
 _NOTHING: Command[Any] = Command()
+_FETCHING = (Receive, ReceiveDeferred, Peek, ReadRange)  # what is answered with messages
+
+
+def _check_schema(schema: pa.Schema) -> None:
+    if schema != MESSAGE_SCHEMA:
+        raise InvalidArgumentError("the exchange does not have the schema of messages")
 
 
 def _checked(batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
