@@ -33,7 +33,7 @@ from twinbus.errors import (
     MessagingError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_BATCH_BYTES, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES
+from twinbus.limits import MAX_BATCH_BYTES, MAX_FRAME_ASKS, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 
 _DESCRIPTOR = flight.FlightDescriptor.for_command(b"twinbus/1")
@@ -224,10 +224,10 @@ def non_readers(target: Target) -> None:
 
 
 def many_asks(target: Target) -> None:
-    """Ask thousands of things in one frame: each gets its answer."""
+    """Ask as many things in one frame as it may: each gets its answer."""
     poll = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 1000}}
     kinds = [_WHOLE_HEAD, {"$": "Peek", "path": QUEUE}, poll, {"$": "Nothing"}, 7]
-    count = 3000
+    count = MAX_FRAME_ASKS
     items = [[n, target.generator.choice(kinds), 0] for n in range(1, count + 1)]
     with target.exchange() as exchange:
         exchange.write(metadata({"asks": items}))
@@ -236,9 +236,15 @@ def many_asks(target: Target) -> None:
         target.find(f"{len(got)} of {count} asks were answered")
 
 
+def too_many_asks(target: Target) -> None:
+    """Ask one thing more than a frame may hold."""
+    items = [[n, {"$": "Peek", "path": QUEUE}, 0] for n in range(1, MAX_FRAME_ASKS + 2)]
+    target.expect(InvalidArgumentError, metadata({"asks": items}), what="too many asks")
+
+
 def many_sends(target: Target) -> None:
-    """Send thousands of single messages in one frame, one of them too large."""
-    count = 2000
+    """Send as many single messages in one frame as it may, one of them too large."""
+    count = MAX_FRAME_ASKS
     bodies = [BrokeredMessage(b"x") for _ in range(count)]
     bodies[count // 2] = BrokeredMessage(bytes(MAX_MESSAGE_BYTES + 1))
     items = [[n, {**SEND, "path": POISON}, 1] for n in range(1, count + 1)]
@@ -506,6 +512,7 @@ ATTACKS: tuple[Callable[[Target], None], ...] = (
     vanishing_clients,
     non_readers,
     many_asks,
+    too_many_asks,
     many_sends,
     wrong_heads,
     wrong_asks,
