@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -15,6 +15,7 @@ from twinbus.cli.context import (
     print_table,
     talks_to_namespace,
 )
+from twinbus.client.manager import NamespaceManager
 from twinbus.entities import (
     CorrelationFilter,
     EntityDescription,
@@ -63,9 +64,8 @@ def _described(kind: Any, settings: Mapping[str, Any], **names: str) -> Any:
     return kind(**{**settings, "status": EntityStatus(settings["status"])}, **names)
 
 
-def _show(settings: Settings, description: EntityDescription) -> None:
-    with settings.manager() as manager:
-        runtime = manager.get_runtime_properties(description.path)
+def _show(settings: Settings, manager: NamespaceManager, description: EntityDescription) -> None:
+    runtime = manager.get_runtime_properties(description.path)
     if settings.as_json:
         print_json({"description": description, "runtime": runtime})
     else:
@@ -74,9 +74,10 @@ def _show(settings: Settings, description: EntityDescription) -> None:
         print_fields(runtime, settings)
 
 
-def _list(settings: Settings, found: Sequence[EntityDescription]) -> None:
-    with settings.manager() as manager:
-        runtimes = [manager.get_runtime_properties(one.path) for one in found]
+def _list(
+    settings: Settings, manager: NamespaceManager, found: Sequence[EntityDescription]
+) -> None:
+    runtimes = [manager.get_runtime_properties(one.path) for one in found]
     if settings.as_json:
         print_json(
             [
@@ -100,52 +101,52 @@ def _list(settings: Settings, found: Sequence[EntityDescription]) -> None:
     print_table(columns, rows, "there are none")
 
 
-# -- queues ------------------------------------------------------------------------------------
+# -- queues and topics ---------------------------------------------------------------------------
 
 
-@click.group()
-def queue() -> None:
-    """Create, list, show and delete queues."""
+def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescription]) -> Any:
+    """Return the commands of queues, or those of topics: they differ in the settings only."""
 
+    @click.group(kind, help=f"Create, list, show and delete {kind}s.")
+    def group() -> None:
+        pass
 
-@queue.command("create", epilog="\b\nExample:\n  twinbus queue create orders --lock-duration 30s")
-@click.argument("path")
-@_settings_options(QueueDescription)
-@talks_to_namespace
-def create_queue(settings: Settings, path: str, **options: Any) -> None:
-    """Create the queue PATH."""
-    with settings.manager() as manager:
-        made = manager.create_queue(_described(QueueDescription, options, path=path))
-    print_fields(made, settings)
+    @group.command(
+        "create",
+        help=f"Create the {kind} PATH.",
+        epilog=f"\b\nExample:\n  twinbus {kind} create orders --default-message-time-to-live 7d",
+    )
+    @click.argument("path")
+    @_settings_options(description)
+    @talks_to_namespace
+    def create(settings: Settings, path: str, **options: Any) -> None:
+        with settings.manager() as manager:
+            wanted = _described(description, options, path=path)
+            print_fields(getattr(manager, f"create_{kind}")(wanted), settings)
 
+    @group.command("list", help=f"List {kind}s and what they hold.")
+    @talks_to_namespace
+    def list_all(settings: Settings) -> None:
+        with settings.manager() as manager:
+            _list(settings, manager, getattr(manager, f"list_{kind}s")())
 
-@queue.command("list")
-@talks_to_namespace
-def list_queues(settings: Settings) -> None:
-    """List queues and what they hold."""
-    with settings.manager() as manager:
-        found = manager.list_queues()
-        _list(settings, found)
+    @group.command("show", help=f"Show the settings of a {kind} and what it holds.")
+    @click.argument("path")
+    @talks_to_namespace
+    def show(settings: Settings, path: str) -> None:
+        with settings.manager() as manager:
+            _show(settings, manager, getattr(manager, f"get_{kind}")(path))
 
+    @group.command("delete", help=f"Delete a {kind} and all it holds.")
+    @click.argument("path")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @talks_to_namespace
+    def delete(settings: Settings, path: str, yes: bool) -> None:
+        _confirm(path, yes)
+        with settings.manager() as manager:
+            getattr(manager, f"delete_{kind}")(path)
 
-@queue.command("show")
-@click.argument("path")
-@talks_to_namespace
-def show_queue(settings: Settings, path: str) -> None:
-    """Show the settings of a queue and what it holds."""
-    with settings.manager() as manager:
-        _show(settings, manager.get_queue(path))
-
-
-@queue.command("delete")
-@click.argument("path")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@talks_to_namespace
-def delete_queue(settings: Settings, path: str, yes: bool) -> None:
-    """Delete a queue and all it holds."""
-    _confirm(path, yes)
-    with settings.manager() as manager:
-        manager.delete_queue(path)
+    return group
 
 
 def _confirm(path: str, yes: bool) -> None:
@@ -153,52 +154,8 @@ def _confirm(path: str, yes: bool) -> None:
         click.confirm(f"Delete {path} and all messages in it?", abort=True, err=True)
 
 
-# -- topics ------------------------------------------------------------------------------------
-
-
-@click.group()
-def topic() -> None:
-    """Create, list, show and delete topics."""
-
-
-@topic.command("create", epilog="\b\nExample:\n  twinbus topic create news")
-@click.argument("path")
-@_settings_options(TopicDescription)
-@talks_to_namespace
-def create_topic(settings: Settings, path: str, **options: Any) -> None:
-    """Create the topic PATH."""
-    with settings.manager() as manager:
-        made = manager.create_topic(_described(TopicDescription, options, path=path))
-    print_fields(made, settings)
-
-
-@topic.command("list")
-@talks_to_namespace
-def list_topics(settings: Settings) -> None:
-    """List topics and what they hold."""
-    with settings.manager() as manager:
-        found = manager.list_topics()
-        _list(settings, found)
-
-
-@topic.command("show")
-@click.argument("path")
-@talks_to_namespace
-def show_topic(settings: Settings, path: str) -> None:
-    """Show the settings of a topic and what it holds."""
-    with settings.manager() as manager:
-        _show(settings, manager.get_topic(path))
-
-
-@topic.command("delete")
-@click.argument("path")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@talks_to_namespace
-def delete_topic(settings: Settings, path: str, yes: bool) -> None:
-    """Delete a topic, its subscriptions and all they hold."""
-    _confirm(path, yes)
-    with settings.manager() as manager:
-        manager.delete_topic(path)
+queue = _entity_group("queue", QueueDescription)
+topic = _entity_group("topic", TopicDescription)
 
 
 # -- subscriptions -----------------------------------------------------------------------------
@@ -236,7 +193,7 @@ def list_subscriptions(settings: Settings, topic_path: str) -> None:
     """List the subscriptions of TOPIC and what they hold."""
     with settings.manager() as manager:
         found = manager.list_subscriptions(topic_path)
-        _list(settings, found)
+        _list(settings, manager, found)
 
 
 @subscription.command("show")
@@ -246,7 +203,7 @@ def list_subscriptions(settings: Settings, topic_path: str) -> None:
 def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
     """Show the settings of a subscription and what it holds."""
     with settings.manager() as manager:
-        _show(settings, manager.get_subscription(topic_path, name))
+        _show(settings, manager, manager.get_subscription(topic_path, name))
 
 
 @subscription.command("delete")

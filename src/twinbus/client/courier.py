@@ -1,14 +1,15 @@
 """Carries commands to a namespace under a retry policy: the one way clients reach it."""
 
 from concurrent.futures import Future
-from random import Random
+from random import Random, SystemRandom
 from typing import TypeVar
 
 from twinbus.broker.commands import NO_WAIT, Command, Send, SendReceipt
 from twinbus.client.retry import BusyGate, RetryPolicy, exhausted, is_worth_a_retry
-from twinbus.client.state import Life
-from twinbus.clock import Clock, to_us
+from twinbus.client.state import FactoryState, Life
+from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.errors import MessagingError
+from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
 from twinbus.namespace.contract import Namespace
 
@@ -80,3 +81,26 @@ class Courier:
     def send(self, command: Send) -> SendReceipt:
         """Send; what pairing puts itself in front of."""
         return self.ask(command)
+
+
+class NamespaceUser(Closable):
+    """What a factory and a manager are: a namespace, a courier to it, and a life that ends."""
+
+    def __init__(
+        self, namespace: Namespace, retry_policy: RetryPolicy | None, clock: Clock | None
+    ) -> None:
+        self._life = Life()
+        self._namespace = namespace
+        self._courier = Courier(
+            namespace,
+            clock or SystemClock(),
+            retry_policy or RetryPolicy(),
+            self._life,
+            SystemRandom(),
+        )
+
+    def close(self) -> None:
+        """Finish what is under way and let go of the namespace; closing twice is harmless."""
+        if self._life.enter(FactoryState.CLOSING):
+            self._namespace.close()
+            self._life.enter(FactoryState.CLOSED)

@@ -2,23 +2,21 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from random import SystemRandom
-from types import TracebackType
 from typing import Self
 
 from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient, accept_session
-from twinbus.client.courier import Courier
+from twinbus.client.courier import NamespaceUser
 from twinbus.client.receiver import DEFAULT_WAIT, MessageReceiver, MessageSession, ReceiveOptions
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
-from twinbus.client.state import FactoryState, Life
-from twinbus.clock import Clock, SystemClock
+from twinbus.client.state import FactoryState
+from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
 
 
-class MessagingFactory:
+class MessagingFactory(NamespaceUser):
     """Makes clients of one namespace. Safe to share between threads; close it when done.
 
     `MessagingFactory.from_connection_string(...)` is how to get one; the constructor takes a
@@ -34,15 +32,7 @@ class MessagingFactory:
         clock: Clock | None = None,
     ) -> None:
         self.name = name  # of the namespace
-        self._life = Life()
-        self._namespace = namespace
-        self._courier = Courier(
-            namespace,
-            clock or SystemClock(),
-            retry_policy or RetryPolicy(),
-            self._life,
-            SystemRandom(),
-        )
+        super().__init__(namespace, retry_policy, clock)
 
     @classmethod
     def from_connection_string(
@@ -109,20 +99,3 @@ class MessagingFactory:
         """Give up for good: from now on every call is refused with this cause."""
         if self._life.enter(FactoryState.FAULTED, cause):
             self._namespace.close()
-
-    def close(self) -> None:
-        """Finish what is under way and let go of the namespace; closing twice is harmless."""
-        if self._life.enter(FactoryState.CLOSING):
-            self._namespace.close()
-            self._life.enter(FactoryState.CLOSED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

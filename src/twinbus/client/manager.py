@@ -4,8 +4,6 @@ import base64
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from random import SystemRandom
-from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 import pyarrow as pa
@@ -28,10 +26,9 @@ from twinbus.broker.commands import (
     ReadMeter,
     UpdateEntity,
 )
-from twinbus.client.courier import Courier
+from twinbus.client.courier import NamespaceUser
 from twinbus.client.retry import RetryPolicy
-from twinbus.client.state import FactoryState, Life
-from twinbus.clock import Clock, SystemClock
+from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.entities import (
     EntityDescription,
@@ -56,7 +53,7 @@ def new_secret() -> str:
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
 
-class NamespaceManager:
+class NamespaceManager(NamespaceUser):
     """Creates, describes, lists, changes and deletes what a namespace holds."""
 
     def __init__(
@@ -66,15 +63,7 @@ class NamespaceManager:
         retry_policy: RetryPolicy | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._life = Life()
-        self._namespace = namespace
-        self._courier = Courier(
-            namespace,
-            clock or SystemClock(),
-            retry_policy or RetryPolicy(),
-            self._life,
-            SystemRandom(),
-        )
+        super().__init__(namespace, retry_policy, clock)
 
     @classmethod
     def from_connection_string(
@@ -285,22 +274,3 @@ class NamespaceManager:
     def delete_key(self, name: str, entity_path: str | None = None) -> None:
         """Remove a key; its tokens are no longer good."""
         self._ask(DeleteKey(name, entity_path))
-
-    # -- its life ------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Let go of the namespace; closing twice is harmless."""
-        if self._life.enter(FactoryState.CLOSING):
-            self._namespace.close()
-            self._life.enter(FactoryState.CLOSED)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

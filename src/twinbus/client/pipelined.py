@@ -9,8 +9,6 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from twinbus.broker.commands import Send, SendReceipt
 from twinbus.client.courier import Courier
@@ -23,6 +21,7 @@ from twinbus.errors import (
     NamespaceClosedError,
     OperationTimeoutError,
 )
+from twinbus.lifetimes import Closable
 from twinbus.limits import (
     PIPELINE_BACKLOG,
     PIPELINE_BYTES,
@@ -46,7 +45,7 @@ class _Flight:
     reply: "Future[SendReceipt]"
 
 
-class PipelinedSender:
+class PipelinedSender(Closable):
     """Sends without waiting; as a context manager it waits at the end for all."""
 
     def __init__(self, courier: Courier, path: str) -> None:
@@ -90,17 +89,6 @@ class PipelinedSender:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # -- the thread ----------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
@@ -12,10 +10,11 @@ from twinbus.broker.commands import CancelScheduled, Send
 from twinbus.client.courier import Courier
 from twinbus.client.pipelined import PipelinedSender
 from twinbus.errors import InvalidArgumentError, NamespaceClosedError
+from twinbus.lifetimes import Closable
 from twinbus.message import BrokeredMessage
 
 
-class EntityClient:
+class EntityClient(Closable):
     """What senders and receivers share: a path, and a life that ends with close."""
 
     def __init__(self, courier: Courier, path: str) -> None:
@@ -37,17 +36,6 @@ class EntityClient:
     def close(self) -> None:
         """Let go of what it holds; closing twice is harmless."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class MessageSender(EntityClient):

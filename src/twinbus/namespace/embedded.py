@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
 from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
+from twinbus.lifetimes import Closable
 
 R = TypeVar("R")
 
 
-class EmbeddedNamespace:
+class EmbeddedNamespace(Closable):
     """Opens a directory as a namespace; one process at a time may.
 
     `EmbeddedNamespace("/var/lib/orders")` is all it takes. Settings, a clock, storages and
@@ -62,14 +62,3 @@ class EmbeddedNamespace:
     def close(self) -> None:
         """Finish what was handed over and let go of the directory."""
         self._writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -16,8 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from queue import Empty, SimpleQueue
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from twinbus.errors import (
     OperationTimeoutError,
     UnauthorizedError,
 )
+from twinbus.lifetimes import Closable
 from twinbus.limits import (
     MAX_BATCH_BYTES,
     MAX_CLOSE_WAIT,
@@ -76,7 +76,7 @@ class _Promise:
         self.future.set_exception(error)
 
 
-class FlightNamespace:
+class FlightNamespace(Closable):
     """Reaches a Twinbus server; nothing is opened before the first command."""
 
     def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
@@ -121,17 +121,6 @@ class FlightNamespace:
             link, self._link = self._link, None
         if link is not None:
             link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Credentials:

@@ -3,8 +3,6 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
 from twinbus.broker.commands import PutKey
@@ -14,6 +12,7 @@ from twinbus.client.manager import new_secret
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.lifetimes import Closable
 from twinbus.limits import DEFAULT_PORT
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.server.config import Config, apply, read_config
@@ -35,7 +34,7 @@ class ServerSettings:
     tls_key: Path | None = None
 
 
-class Server:
+class Server(Closable):
     """A running server; as a context manager it stops cleanly."""
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -89,17 +88,6 @@ class Server:
     def close(self) -> None:
         """Refuse what is new, finish what is under way, let go of the directory."""
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _reachable(host: str) -> str:

@@ -1,0 +1,24 @@
+"""Things that are closed when one is done with them; `with` does it."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Closable(ABC):
+    """Has a lifetime that ends with `close`, or with the `with` block it is used in."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what it holds; closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
