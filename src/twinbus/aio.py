@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from inspect import signature
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -25,6 +26,7 @@ from twinbus.client import receiver as receivers
 from twinbus.client.receiver import DEFAULT_WAIT, ReceiveOptions
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.state import FactoryState
+from twinbus.clock import Clock
 from twinbus.errors import MessagingError
 from twinbus.limits import MAX_AIO_THREADS
 from twinbus.message import BrokeredMessage, tokens_of
@@ -62,7 +64,10 @@ class _Facade(Generic[B_co]):
 
     async def _run(self, work: Callable[[], R], undo: Callable[[R], None] | None = None) -> R:
         """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
-        future = self._threads.submit(work)
+        try:
+            future = self._threads.submit(work)
+        except RuntimeError:  # the threads went with the factory: what is closed answers at once
+            return work()
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -101,7 +106,8 @@ def _awaited(
         blocking = facade._blocking  # noqa: SLF001 - it becomes a method of the facade
         return await facade._run(lambda: method(blocking, *args, **kwargs))  # type: ignore[no-any-return]  # noqa: SLF001
 
-    call.__doc__ = method.__doc__
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    call.__signature__ = signature(method)  # type: ignore[attr-defined]
     return call
 
 
@@ -127,6 +133,11 @@ class MessageSender(_Facade[sender.MessageSender]):
     def path(self) -> str:
         """What it sends to."""
         return self._blocking.path
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._blocking.is_closed
 
     def pipelined(self) -> PipelinedSender:
         """Return a sender that keeps many single sends in flight."""
@@ -179,12 +190,29 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     defer = _awaited(receivers.MessageReceiver.defer)
     dead_letter = _awaited(receivers.MessageReceiver.dead_letter)
     renew_locks = _awaited(receivers.MessageReceiver.renew_locks)
+    release = _awaited(receivers.MessageReceiver.release)
     peek = _awaited(receivers.MessageReceiver.peek)
+    receive_columns = _awaited(receivers.MessageReceiver.receive_columns)
+    settle_columns = _awaited(receivers.MessageReceiver.settle_columns)
+
+    def __init__(self, blocking: receivers.MessageReceiver, threads: ThreadPoolExecutor) -> None:
+        super().__init__(blocking, threads)
+        self._closing = asyncio.Event()
 
     @property
     def path(self) -> str:
         """What it receives from."""
         return self._blocking.path
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._blocking.is_closed
+
+    async def close(self) -> None:
+        """Give back what was fetched ahead, and end an iteration that waits."""
+        self._closing.set()
+        await super().close()
 
     async def receive(self, wait: timedelta = DEFAULT_WAIT) -> ReceivedMessage | None:
         """Return the next message, or None when none came within `wait`."""
@@ -205,13 +233,23 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     ) -> list[ReceivedMessage]:
         """Receive deferred messages by number, all or none."""
         return self._held(
-            await self._run(lambda: self._blocking.receive_deferred(sequence_numbers))
+            await self._run(
+                lambda: self._blocking.receive_deferred(sequence_numbers), self._give_back
+            )
         )
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Give messages as they come, until the receiver is closed."""
-        while not self._blocking.is_closed:
-            for message in await self.receive_batch(1):
+        while not self.is_closed and not self._closing.is_set():
+            receiving = asyncio.ensure_future(self.receive_batch(1))
+            closing = asyncio.ensure_future(self._closing.wait())
+            try:
+                await asyncio.wait({receiving, closing}, return_when=asyncio.FIRST_COMPLETED)
+                messages = receiving.result() if receiving.done() else []
+            finally:
+                closing.cancel()
+                receiving.cancel()
+            for message in messages:
                 yield message
 
     def _held(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
@@ -246,17 +284,43 @@ class MessageSession(MessageReceiver):
         return self._blocking.locked_until_utc
 
 
-class SubscriptionClient(MessageReceiver):
+class _SessionfulReceiver(MessageReceiver):
+    """A receiver whose entity may have sessions."""
+
+    _blocking: clients.SessionfulReceiver
+
+    async def accept_message_session(
+        self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT
+    ) -> MessageSession:
+        """Hold a session: the named one, or the next that has messages."""
+        blocking = await self._run(
+            lambda: self._blocking.accept_message_session(session_id, wait),
+            receivers.MessageSession.close,
+        )
+        return MessageSession(blocking, self._threads)
+
+
+class SubscriptionClient(_SessionfulReceiver):
     """Receives from a subscription, and keeps its rules."""
 
     _blocking: clients.SubscriptionClient
+
+    @property
+    def topic_path(self) -> str:
+        """The topic it subscribes to."""
+        return self._blocking.topic_path
+
+    @property
+    def name(self) -> str:
+        """The subscription's name."""
+        return self._blocking.name
 
     add_rule = _awaited(clients.SubscriptionClient.add_rule)
     remove_rule = _awaited(clients.SubscriptionClient.remove_rule)
     get_rules = _awaited(clients.SubscriptionClient.get_rules)
 
 
-class QueueClient(MessageReceiver, MessageSender):
+class QueueClient(_SessionfulReceiver, MessageSender):
     """Sends to a queue and receives from it."""
 
     _blocking: clients.QueueClient
@@ -269,10 +333,15 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
         super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
 
     @classmethod
-    def from_connection_string(cls, text: str, *, retry_policy: RetryPolicy | None = None) -> Self:
+    def from_connection_string(
+        cls, text: str, *, retry_policy: RetryPolicy | None = None, clock: Clock | None = None
+    ) -> Self:
         """Return a factory for the namespace a connection string names."""
-        blocking = factory.MessagingFactory.from_connection_string(text, retry_policy=retry_policy)
-        return cls(blocking)
+        return cls(
+            factory.MessagingFactory.from_connection_string(
+                text, retry_policy=retry_policy, clock=clock
+            )
+        )
 
     def create_queue_client(self, path: str, options: ReceiveOptions | None = None) -> QueueClient:
         """Return a client that sends to and receives from a queue."""
@@ -314,9 +383,20 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
         return MessageSession(blocking, self._threads)
 
     @property
+    def name(self) -> str:
+        """The name of the namespace."""
+        return self._blocking.name
+
+    @property
     def state(self) -> FactoryState:
         """What it is at."""
         return self._blocking.state
+
+    def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
+        """Call back at each change of state, from any thread; return how to stop."""
+        return self._blocking.on_state_change(watcher)
+
+    fault = _awaited(factory.MessagingFactory.fault)
 
     async def close(self) -> None:
         """Finish what is under way and let go of the namespace and the threads."""
@@ -331,10 +411,15 @@ class NamespaceManager(_Facade[manager.NamespaceManager]):
         super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
 
     @classmethod
-    def from_connection_string(cls, text: str, *, retry_policy: RetryPolicy | None = None) -> Self:
+    def from_connection_string(
+        cls, text: str, *, retry_policy: RetryPolicy | None = None, clock: Clock | None = None
+    ) -> Self:
         """Return a manager of the namespace a connection string names."""
-        blocking = manager.NamespaceManager.from_connection_string(text, retry_policy=retry_policy)
-        return cls(blocking)
+        return cls(
+            manager.NamespaceManager.from_connection_string(
+                text, retry_policy=retry_policy, clock=clock
+            )
+        )
 
     create_queue = _awaited(manager.NamespaceManager.create_queue)
     get_queue = _awaited(manager.NamespaceManager.get_queue)

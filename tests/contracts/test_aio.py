@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import twinbus
+from tests.contracts.conftest import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,
@@ -30,7 +31,10 @@ from twinbus import (
     aio,
     dead_letter_path,
 )
-from twinbus.server.process import Server, ServerSettings
+from twinbus.broker.commands import PutKey
+from twinbus.clock import SystemClock
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server.flight import FlightDoor
 
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
@@ -78,9 +82,12 @@ def within(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Test]:
         connection = f"Endpoint=embedded://{tmp_path / 'shop'}"
         yield lambda work: run(connection, work)
         return
-    settings = ServerSettings(directory=tmp_path / "shop", name="shop", port=0, admin_port=0)
-    with Server(settings) as server:
-        yield lambda work: run(server.connection_string, work)
+    clock = SystemClock()
+    with EmbeddedNamespace(tmp_path / "shop", clock) as namespace:
+        namespace.ask(PutKey(ROOT))
+        with closing(FlightDoor(namespace, clock)) as door:
+            key = f"SharedAccessKeyName={ROOT.name};SharedAccessKey={ROOT.primary}"
+            yield lambda work: run(f"Endpoint=twinbus://127.0.0.1:{door.port};{key}", work)
 
 
 @asynccontextmanager

@@ -205,6 +205,7 @@ def test_the_connection_comes_from_a_line_of_standard_input(
     assert (done.code, done.err.replace("sent 1 to from-stdin\n", "")) in [
         (0, ""),
         (0, "no messages\n"),
+        (0, "there are none\n"),
     ]
 
 

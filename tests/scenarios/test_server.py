@@ -133,7 +133,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(tmp_path)
     yield made
     if made.process is not None:
-        made.stop()
+        with made.process as process:
+            process.kill()  # how it stops in good order is tested where that matters
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ What a connection presents is a token signed with either. A token whose secret w
 longer good, while those of the other secret go on.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +25,7 @@ from twinbus.limits import MAX_ID_CHARACTERS
 if TYPE_CHECKING:
     from twinbus.broker.commands import Command
 
+_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
 ROOT_KEY = "RootManageSharedAccessKey"
 
 
@@ -46,9 +48,9 @@ class SharedAccessKey:
     entity_path: str | None = None  # None: of the whole namespace
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_ID_CHARACTERS:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidArgumentError(
-                f"a key's name is text of 1 to {MAX_ID_CHARACTERS} characters"
+                f"a key's name has 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
             )
         object.__setattr__(self, "claims", tuple(self.claims))
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):

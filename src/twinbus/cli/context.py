@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -78,29 +78,9 @@ class Span(click.ParamType[timedelta]):
 class Settings:
     """The options that every command that talks to a namespace has."""
 
-    connection: str | None
-    connection_file: Path | None
+    connection_string: str
     timeout: timedelta
     as_json: bool
-
-    def connection_string(self) -> str:
-        """Return the connection string, wherever it was put."""
-        if self.connection is not None:
-            return self.connection
-        if self.connection_file is not None:
-            if str(self.connection_file) == "-":
-                return sys.stdin.readline().strip()
-            try:
-                return self.connection_file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise click.UsageError(f"--connection-file cannot be read: {error}") from error
-        found = os.environ.get(CONNECTION, "").strip()
-        if not found:
-            raise click.UsageError(
-                f"which namespace? Set {CONNECTION}, or give --connection-file FILE, or "
-                "--connection 'Endpoint=...' (which other users of this machine can see)"
-            )
-        return found
 
     @property
     def policy(self) -> RetryPolicy:
@@ -110,14 +90,42 @@ class Settings:
     def manager(self) -> NamespaceManager:
         """Open the namespace to manage it."""
         return NamespaceManager.from_connection_string(
-            self.connection_string(), retry_policy=self.policy
+            self.connection_string, retry_policy=self.policy
         )
 
     def factory(self) -> MessagingFactory:
         """Open the namespace to send and receive."""
         return MessagingFactory.from_connection_string(
-            self.connection_string(), retry_policy=self.policy
+            self.connection_string, retry_policy=self.policy
         )
+
+
+def _find_connection(connection: str | None, file: Path | None) -> str:
+    """Return the connection string, wherever it was put."""
+    if connection is not None:
+        return connection
+    if file is not None:
+        if str(file) == "-":
+            return sys.stdin.readline().strip()
+        try:
+            return file.read_text(encoding="utf-8").strip()
+        except OSError as error:  # without the name: it may be a connection string by mistake
+            raise click.UsageError(f"--connection-file cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise click.UsageError("--connection-file is not a text") from error
+    found = os.environ.get(CONNECTION, "").strip()
+    if not found:
+        raise click.UsageError(
+            f"which namespace? Set {CONNECTION}, or give --connection-file FILE, or "
+            "--connection 'Endpoint=...' (which other users of this machine can see)"
+        )
+    return found
+
+
+def examples(*lines: str) -> str:
+    """Return the end of a help page: how the command is used."""
+    title = "Example:" if len(lines) == 1 else "Examples:"
+    return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
 
 
 def talks_to_namespace(command: _F) -> _F:
@@ -151,7 +159,7 @@ def talks_to_namespace(command: _F) -> _F:
         as_json: bool,
         **options: Any,
     ) -> Any:
-        settings = Settings(connection, connection_file, timeout, as_json)
+        settings = Settings(_find_connection(connection, connection_file), timeout, as_json)
         return command(*args, settings=settings, **options)
 
     wrapped.__name__ = command.__name__
@@ -184,6 +192,8 @@ def plain(value: Any) -> Any:
         return {name: plain(held) for name, held in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one) for one in value]
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such numbers
     return value
 
 
@@ -203,9 +213,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: 
     for at in shown:
         table.add_column(columns[at], overflow="fold")
     for row in texts:
-        table.add_row(*(escape(row[at]) for at in shown))
+        table.add_row(*(row[at] for at in shown))
     width = None if sys.stdout.isatty() else _UNBOUNDED  # what goes into a pipe is not folded
-    Console(width=width).print(table)
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
 def print_fields(value: Any, settings: Settings) -> None:

@@ -10,6 +10,7 @@ import click
 from twinbus.cli.context import (
     Settings,
     Span,
+    examples,
     print_fields,
     print_json,
     print_table,
@@ -32,6 +33,22 @@ from twinbus.entities import (
 from twinbus.spans import format_span
 
 _NAMES = ("path", "topic_path", "name")
+_HELP = {
+    "max_size_in_megabytes": "How much it may hold.",
+    "max_delivery_count": "Failed deliveries before a message dies.",
+    "default_message_time_to_live": "How long messages live at most.",
+    "auto_delete_on_idle": "Delete it when nobody used it for so long.",
+    "lock_duration": "How long a receiver holds a message without renewing.",
+    "enable_dead_lettering_on_message_expiration": "Keep expired messages as dead letters.",
+    "enable_batched_operations": "Kept for compatibility: sends are always batched.",
+    "requires_session": "Messages belong to sessions; fixed at creation.",
+    "requires_duplicate_detection": "Ignore repeated message ids; fixed at creation.",
+    "duplicate_detection_history_time_window": "How long message ids are remembered.",
+    "enable_partitioning": "Several message stores; fixed at creation.",
+    "forward_to": "Queue or topic that gets every message.",
+    "status": "What it lets happen.",
+    "user_metadata": "Any text.",
+}
 
 
 def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
@@ -43,18 +60,24 @@ def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
                 continue
             flag = "--" + f.name.replace("_", "-")
             default: Any = f.default
+            told = _HELP[f.name]
             if f.type is bool:
-                command = click.option(f"{flag}/--no-{flag[2:]}", f.name, default=default)(command)
+                flags = f"{flag}/--no-{flag[2:]}"
+                command = click.option(flags, f.name, default=default, help=told)(command)
             elif f.type is timedelta:
                 shown = format_span(default)
-                command = click.option(flag, type=Span(), default=shown, show_default=True)(command)
+                command = click.option(
+                    flag, type=Span(), default=shown, show_default=True, help=told
+                )(command)
             elif f.type is EntityStatus:
                 choice = click.Choice([status.value for status in EntityStatus])
-                command = click.option(flag, type=choice, default=default.value)(command)
+                command = click.option(flag, type=choice, default=default.value, help=told)(command)
             elif f.type is int:
-                command = click.option(flag, type=int, default=default, show_default=True)(command)
+                command = click.option(
+                    flag, type=int, default=default, show_default=True, help=told
+                )(command)
             else:
-                command = click.option(flag)(command)
+                command = click.option(flag, help=told)(command)
         return command
 
     return decorate
@@ -114,7 +137,7 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
     @group.command(
         "create",
         help=f"Create the {kind} PATH.",
-        epilog=f"\b\nExample:\n  twinbus {kind} create orders --default-message-time-to-live 7d",
+        epilog=examples(f"twinbus {kind} create orders --default-message-time-to-live 7d"),
     )
     @click.argument("path")
     @_settings_options(description)
@@ -124,20 +147,32 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
             wanted = _described(description, options, path=path)
             print_fields(getattr(manager, f"create_{kind}")(wanted), settings)
 
-    @group.command("list", help=f"List {kind}s and what they hold.")
+    @group.command(
+        "list",
+        help=f"List {kind}s and what they hold.",
+        epilog=examples(f"twinbus {kind} list --json"),
+    )
     @talks_to_namespace
     def list_all(settings: Settings) -> None:
         with settings.manager() as manager:
             _list(settings, manager, getattr(manager, f"list_{kind}s")())
 
-    @group.command("show", help=f"Show the settings of a {kind} and what it holds.")
+    @group.command(
+        "show",
+        help=f"Show the settings of a {kind} and what it holds.",
+        epilog=examples(f"twinbus {kind} show orders"),
+    )
     @click.argument("path")
     @talks_to_namespace
     def show(settings: Settings, path: str) -> None:
         with settings.manager() as manager:
             _show(settings, manager, getattr(manager, f"get_{kind}")(path))
 
-    @group.command("delete", help=f"Delete a {kind} and all it holds.")
+    @group.command(
+        "delete",
+        help=f"Delete a {kind} and all it holds.",
+        epilog=examples(f"twinbus {kind} delete orders --yes"),
+    )
     @click.argument("path")
     @click.option("--yes", is_flag=True, help="Do not ask.")
     @talks_to_namespace
@@ -168,7 +203,7 @@ def subscription() -> None:
 
 @subscription.command(
     "create",
-    epilog="\b\nExample:\n  twinbus subscription create news sport --sql \"category = 'sport'\"",
+    epilog=examples("twinbus subscription create news sport --sql \"category = 'sport'\""),
 )
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
@@ -186,7 +221,7 @@ def create_subscription(
     print_fields(made, settings)
 
 
-@subscription.command("list")
+@subscription.command("list", epilog=examples("twinbus subscription list news"))
 @click.argument("topic_path", metavar="TOPIC")
 @talks_to_namespace
 def list_subscriptions(settings: Settings, topic_path: str) -> None:
@@ -196,7 +231,7 @@ def list_subscriptions(settings: Settings, topic_path: str) -> None:
         _list(settings, manager, found)
 
 
-@subscription.command("show")
+@subscription.command("show", epilog=examples("twinbus subscription show news sport"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
 @talks_to_namespace
@@ -206,7 +241,7 @@ def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
         _show(settings, manager, manager.get_subscription(topic_path, name))
 
 
-@subscription.command("delete")
+@subscription.command("delete", epilog=examples("twinbus subscription delete news sport --yes"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -228,9 +263,10 @@ def rule() -> None:
 
 @rule.command(
     "create",
-    epilog="\b\nExamples:\n"
-    '  twinbus rule create news sport urgent --sql "priority > 5" --action "SET seen = 1"\n'
-    "  twinbus rule create news sport red --match subject=red",
+    epilog=examples(
+        'twinbus rule create news sport urgent --sql "priority > 5" --action "SET seen = 1"',
+        "twinbus rule create news sport red --match subject=red",
+    ),
 )
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
@@ -274,7 +310,7 @@ def _correlation(match: Sequence[str]) -> CorrelationFilter:
     return CorrelationFilter(**own, properties=properties)
 
 
-@rule.command("list")
+@rule.command("list", epilog=examples("twinbus rule list news sport"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
 @talks_to_namespace
@@ -302,7 +338,7 @@ def _told(selects: RuleFilter) -> str:
     return "every message" if isinstance(selects, TrueFilter) else "no message"
 
 
-@rule.command("show")
+@rule.command("show", epilog=examples("twinbus rule show news sport urgent"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
 @click.argument("name")
@@ -313,7 +349,7 @@ def show_rule(settings: Settings, topic_path: str, subscription_name: str, name:
         print_fields(manager.get_rule(topic_path, subscription_name, name), settings)
 
 
-@rule.command("delete")
+@rule.command("delete", epilog=examples("twinbus rule delete news sport urgent"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
 @click.argument("name")

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from twinbus.broker.access import Claim, SharedAccessKey
-from twinbus.cli.context import Settings, print_json, print_table, talks_to_namespace
+from twinbus.cli.context import Settings, examples, print_json, print_table, talks_to_namespace
 from twinbus.connection import ConnectionString, Place
 
 _CLAIM = click.Choice([claim.value for claim in Claim])
@@ -41,7 +41,7 @@ def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: boo
 
 def _connection(settings: Settings, key: SharedAccessKey) -> str:
     """Return the connection string of a key, where clients can connect; else its secret."""
-    connection = ConnectionString.parse(settings.connection_string())
+    connection = ConnectionString.parse(settings.connection_string)
     if connection.place is Place.EMBEDDED:
         return f"SharedAccessKeyName={key.name};SharedAccessKey={key.primary}"
     return replace(
@@ -53,7 +53,7 @@ def _connection(settings: Settings, key: SharedAccessKey) -> str:
     ).to_text()
 
 
-@keys.command("list")
+@keys.command("list", epilog=examples("twinbus keys list --json"))
 @talks_to_namespace
 def list_keys(settings: Settings) -> None:
     """List the keys of the namespace and its entities, without secrets."""
@@ -61,9 +61,11 @@ def list_keys(settings: Settings) -> None:
         _print(settings, manager.list_keys(), secrets=False)
 
 
-@keys.command("create", epilog="\b\nExample:\n  twinbus keys create shop --claim send --on orders")
+@keys.command("create", epilog=examples("twinbus keys create shop --claim send --on orders"))
 @click.argument("name")
-@click.option("--claim", "claims", type=_CLAIM, multiple=True, required=True)
+@click.option(
+    "--claim", "claims", type=_CLAIM, multiple=True, required=True, help="What it allows; repeat."
+)
 @click.option("--on", "entity_path", metavar="PATH", help="One queue or topic [default: all].")
 @talks_to_namespace
 def create_key(
@@ -75,7 +77,7 @@ def create_key(
     _print(settings, [made], secrets=True)
 
 
-@keys.command("show")
+@keys.command("show", epilog=examples("twinbus keys show shop --on orders"))
 @click.argument("name")
 @click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
 @talks_to_namespace
@@ -88,9 +90,9 @@ def show_key(settings: Settings, name: str, entity_path: str | None) -> None:
 
 @keys.command(
     "regenerate",
-    epilog="""\b
-To rotate without an outage: move clients to the secondary, regenerate the primary, move them back,
-regenerate the secondary.""",
+    epilog=examples("twinbus keys regenerate shop primary --on orders")
+    + "\n\nTo rotate without an outage: move clients to the secondary, regenerate the primary, "
+    "move them back, regenerate the secondary.",
 )
 @click.argument("name")
 @click.argument("secret", type=click.Choice(["primary", "secondary"]))
@@ -108,7 +110,7 @@ def regenerate_key(
     _print(settings, [made], secrets=True)
 
 
-@keys.command("delete")
+@keys.command("delete", epilog=examples("twinbus keys delete shop --on orders"))
 @click.argument("name")
 @click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
 @talks_to_namespace

@@ -1,11 +1,11 @@
 """The root command, and what turns errors into a line and an exit code."""
 
+import os
 import sys
-from typing import Any
 
 import click
 
-from twinbus.cli.context import exit_code
+from twinbus.cli.context import ExitCode, exit_code
 from twinbus.cli.entities import queue, rule, subscription, topic
 from twinbus.cli.keys import keys
 from twinbus.cli.messages import dead_letter, peek, receive, send
@@ -31,19 +31,27 @@ for command in (serve, queue, topic, subscription, rule, send, receive, peek, de
     root.add_command(command)
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
     try:
-        root.main(arguments, prog_name="twinbus", standalone_mode=False)
+        given = sys.argv[1:] if arguments is None else arguments
+        with root.make_context("twinbus", list(given)) as context:
+            root.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.Abort:
+        click.echo("nothing was done", err=True)
+        sys.exit(ExitCode.REFUSED)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
     except MessagingError as error:
         click.echo(f"twinbus: {error.text}", err=True)
         sys.exit(exit_code(error))
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output has seen enough
-        sys.exit(0)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.DONE)

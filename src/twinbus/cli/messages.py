@@ -1,8 +1,9 @@
 """`twinbus send`, `receive`, `peek` and `dead-letter`."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import Any, BinaryIO
 
 import click
@@ -11,6 +12,7 @@ from twinbus.broker.commands import ReceiveMode
 from twinbus.cli.context import (
     Settings,
     Span,
+    examples,
     plain,
     print_json,
     print_table,
@@ -22,6 +24,7 @@ from twinbus.entities import SUBSCRIPTIONS, dead_letter_path
 from twinbus.message import BrokeredMessage, PropertyValue
 
 _BATCH = 1000  # messages per operation of a bulk command
+_BATCH_BYTES = 8 * 1024 * 1024  # and about how many bytes of a send
 _SHOWN = (
     "sequence_number",
     "enqueued_time_utc",
@@ -93,12 +96,17 @@ def send(
     if message_id is not None:
         fields["message_id"] = message_id
     if delay is not None:
-        fields["scheduled_enqueue_time_utc"] = datetime.now(UTC) + delay
+        try:
+            fields["scheduled_enqueue_time_utc"] = datetime.now(UTC) + delay
+        except OverflowError as error:
+            raise click.UsageError("--in is too far ahead; there is no such date") from error
     bodies: Iterable[bytes]
+    if lines is not None and count > 1:
+        raise click.UsageError("--count repeats one message; leave it with --lines")
     if lines is not None:
         bodies = (line.rstrip(b"\r\n") for line in lines)
     else:
-        bodies = [file.read() if file else (body or "").encode()] * count
+        bodies = [file.read() if file else os.fsencode(body or "")] * count
     total = None if lines else count
     sent = 0
     with (
@@ -117,8 +125,15 @@ def send(
 
 
 def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessage]]:
-    source = iter(messages)
-    while chunk := list(islice(source, _BATCH)):
+    chunk: list[BrokeredMessage] = []
+    size = 0
+    for message in messages:
+        chunk.append(message)
+        size += len(message.body)
+        if len(chunk) == _BATCH or size >= _BATCH_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 
@@ -151,7 +166,9 @@ Examples:
   twinbus receive news/Subscriptions/sport --keep"""
 )
 @click.argument("path")
-@click.option("--max", "most", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--max", "most", type=click.IntRange(1), default=1, show_default=True, help="At most so many."
+)
 @click.option("--wait", type=Span(), default="5s", show_default=True, help="Wait for the first.")
 @click.option("--session-id", help="Receive from this session.")
 @click.option("--keep", is_flag=True, help="Give the messages back after printing.")
@@ -175,7 +192,7 @@ def receive(
                 else:
                     receiver.complete(messages)
             if kept:
-                receiver.abandon(kept)
+                receiver.release(kept)
 
 
 def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> Iterator[list[Any]]:
@@ -191,9 +208,16 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
             left -= len(messages)
 
 
-@click.command(epilog="\b\nExample:\n  twinbus peek orders --max 20")
+@click.command(epilog=examples("twinbus peek orders --max 20"))
 @click.argument("path")
-@click.option("--max", "most", type=click.IntRange(1, _BATCH), default=10, show_default=True)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, _BATCH),
+    default=10,
+    show_default=True,
+    help="At most so many.",
+)
 @click.option("--from", "first", type=int, default=0, help="Sequence number to begin with.")
 @talks_to_namespace
 def peek(settings: Settings, path: str, most: int, first: int) -> None:
@@ -207,9 +231,16 @@ def dead_letter() -> None:
     """Look at, send again, or throw away what could not be delivered."""
 
 
-@dead_letter.command("list", epilog="\b\nExample:\n  twinbus dead-letter list orders")
+@dead_letter.command("list", epilog=examples("twinbus dead-letter list orders"))
 @click.argument("path")
-@click.option("--max", "most", type=click.IntRange(1, _BATCH), default=100, show_default=True)
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(1, _BATCH),
+    default=100,
+    show_default=True,
+    help="At most so many.",
+)
 @talks_to_namespace
 def list_dead(settings: Settings, path: str, most: int) -> None:
     """List the dead messages of the queue or subscription PATH, and why they died."""
@@ -220,7 +251,7 @@ def list_dead(settings: Settings, path: str, most: int) -> None:
         _print(receiver.peek(0, most), settings)
 
 
-@dead_letter.command("resubmit", epilog="\b\nExample:\n  twinbus dead-letter resubmit orders")
+@dead_letter.command("resubmit", epilog=examples("twinbus dead-letter resubmit orders"))
 @click.argument("path")
 @click.option("--max", "most", type=click.IntRange(1), help="At most so many [default: all].")
 @talks_to_namespace
@@ -235,18 +266,23 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
         progress("sending again", most) as advance,
     ):
         for messages in _batches(dead, most, timedelta(0)):
-            sender.send_batch(messages)
+            sender.send_batch([_renamed(message) for message in messages])
             dead.complete(messages)  # only now: a crash in between sends twice, never loses
             done += len(messages)
             advance(len(messages))
     _tell(settings, "resubmitted", done)
 
 
+def _renamed(message: BrokeredMessage) -> BrokeredMessage:
+    """Return a message under a new identifier: under its own it may pass for a duplicate."""
+    return replace(message, message_id=BrokeredMessage().message_id)
+
+
 def _is_subscription(path: str) -> bool:
     return SUBSCRIPTIONS.lower() in path.lower()
 
 
-@dead_letter.command("purge", epilog="\b\nExample:\n  twinbus dead-letter purge orders --yes")
+@dead_letter.command("purge", epilog=examples("twinbus dead-letter purge orders --yes"))
 @click.argument("path")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @talks_to_namespace

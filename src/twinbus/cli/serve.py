@@ -87,9 +87,10 @@ def serve(
     if server.root_key is not None:
         click.echo(server.connection_string)
     scheme = "twinbus+tls" if tls_certificate else "twinbus"
+    at = f"[{host}]" if ":" in host else host
     click.echo(
-        f"{settings.name} is ready at {scheme}://{host}:{server.door.port}, "
-        f"health and metrics at http://{host}:{server.admin.port}"
+        f"{settings.name} is ready at {scheme}://{at}:{server.door.port}, "
+        f"health and metrics at http://{at}:{server.admin.port}"
     )
     sys.stdout.flush()
     stop.wait()

@@ -19,7 +19,7 @@ class TopicClient(MessageSender):
     """Sends to a topic."""
 
 
-class _SessionfulReceiver(MessageReceiver):
+class SessionfulReceiver(MessageReceiver):
     """A receiver whose entity may have sessions."""
 
     def accept_message_session(
@@ -30,7 +30,7 @@ class _SessionfulReceiver(MessageReceiver):
         return accept_session(self._courier, self.path, session_id, wait, self._options)
 
 
-class SubscriptionClient(_SessionfulReceiver):
+class SubscriptionClient(SessionfulReceiver):
     """Receives from a subscription, and keeps its rules."""
 
     def __init__(
@@ -56,7 +56,7 @@ class SubscriptionClient(_SessionfulReceiver):
         return self._courier.ask(ListRules(self.path))
 
 
-class QueueClient(MessageSender, _SessionfulReceiver):
+class QueueClient(MessageSender, SessionfulReceiver):
     """Sends to a queue and receives from it."""
 
 

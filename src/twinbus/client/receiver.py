@@ -201,6 +201,10 @@ class MessageReceiver(EntityClient):
         """Move several messages to the dead-letter queue in one operation."""
         self._settle(messages, Disposition.DEAD_LETTER, reason, description)
 
+    def release(self, messages: Sequence[BrokeredMessage]) -> None:
+        """Give several messages back unread; does not count as a failed delivery."""
+        self._settle(messages, Disposition.RELEASE)
+
     def renew_locks(self, messages: Sequence[BrokeredMessage]) -> datetime:
         """Lock messages for another lock duration; return until when."""
         return self._courier.ask(RenewLocks(self.path, tokens_of(_tokens(messages))))

@@ -5,7 +5,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.commands import Command
+from twinbus.broker.commands import AcceptSession, Command, Receive
+from twinbus.broker.writer import Call
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import NamespaceClosedError
@@ -37,6 +38,7 @@ class _Share:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
         self._closed = False
+        self._calls: set[Call] = set()
         with self._lock:
             held = self._opened.get(directory)
             namespace, users = held or (EmbeddedNamespace(directory, clock), 0)
@@ -53,9 +55,15 @@ class _Share:
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
+        call = Call(command)
+        self._calls.add(call)
         if self._closed:
             raise NamespaceClosedError("the namespace was closed")
-        return self._namespace.ask(command, timeout_s)
+        try:
+            self._namespace.hand_over([call])
+            return call.result(timeout_s)  # type: ignore[no-any-return]
+        finally:
+            self._calls.discard(call)
 
     def close(self) -> None:
         """Let go; the last one closes the namespace."""
@@ -66,6 +74,11 @@ class _Share:
             _, users = self._opened[self._directory]
             if users > 1:
                 self._opened[self._directory] = (self._namespace, users - 1)
+                calls = list(self._calls)
+                self._namespace.withdraw(calls)
+                for call in calls:
+                    if isinstance(call.command, Receive | AcceptSession):
+                        call.fail(NamespaceClosedError("the namespace was closed"))
                 return
             del self._opened[self._directory]
             self._namespace.close()

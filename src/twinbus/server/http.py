@@ -1,6 +1,7 @@
 """Health and metrics over HTTP, for people's monitoring: GET /health and GET /metrics."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterable
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.server.flight import FlightDoor
 
+_POLL_S = 0.05  # how long closing may wait for the listener
 _COUNTS = {
     "active": "active_message_count",
     "dead_letter": "dead_letter_message_count",
@@ -107,10 +109,15 @@ class AdminDoor:
             def log_message(self, *_: Any) -> None:
                 """Say nothing: scrapes come every few seconds."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
+        class Listener(ThreadingHTTPServer):
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            daemon_threads = True
+
+        self._server = Listener((host, port), Handler)
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=[_POLL_S], daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

@@ -52,7 +52,6 @@ class Server(Closable):
             )
             opened.callback(namespace.close)
             apply(config, namespace)
-            self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
             self.door = _open_door(namespace, settings, tls, config)
             opened.callback(self.door.close)
             try:
@@ -69,6 +68,7 @@ class Server(Closable):
                     f"{error.strerror}; choose another with --admin-port"
                 ) from error
             opened.callback(self.admin.close)
+            self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
             self._opened = opened.pop_all()
 
     @property
@@ -109,7 +109,7 @@ def _tls(settings: ServerSettings) -> tuple[bytes, bytes] | None:
 
 def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
     """Make the key that opens everything, if there is none yet."""
-    if len(namespace.keys):
+    if any(key.entity_path is None and key.has(Claim.MANAGE) for key in namespace.keys.all()):
         return None
     key = SharedAccessKey(
         name=ROOT_KEY, claims=(Claim.MANAGE,), primary=new_secret(), secondary=new_secret()
