@@ -100,7 +100,7 @@ ENTITY = (
 SECRET = st.text(min_size=16, max_size=40)
 KEY = st.builds(
     SharedAccessKey,
-    name=st.text(min_size=1, max_size=20),
+    name=st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True),
     claims=st.lists(st.sampled_from(Claim), min_size=1).map(tuple),
     primary=SECRET,
     secondary=SECRET,
