@@ -431,10 +431,15 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
             total += 8 * column.is_valid().to_numpy(zero_copy_only=False)
     properties = columns.get("properties")
     if properties is not None and count:
-        offsets = np.frombuffer(properties.buffers()[1], np.int32, count + 1, 4 * properties.offset)
+        offsets = _map_offsets(properties)
         if offsets[0] != offsets[-1]:
             total += _property_sizes(properties, offsets)
     return total
+
+
+def _map_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+    """Return where each row's properties begin, and where the last one's end."""
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
 
 
 def body_bytes(batch: pa.RecordBatch) -> int:
@@ -495,8 +500,6 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
                 ],
                 schema=MESSAGE_SCHEMA,
             )
-        _check_moments("scheduled_enqueue_time_utc", batch.column("scheduled_enqueue_time_utc"))
-        _check_properties(batch.column("properties"))
     except (KeyError, pa.ArrowException) as error:
         raise InvalidArgumentError(
             f"the batch does not have the columns of a message batch: {error}"
@@ -504,21 +507,26 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
+def check_values(columns: Mapping[str, pa.Array]) -> None:
+    """Refuse values that no message object could hold, given the columns in use."""
+    schedule = columns.get("scheduled_enqueue_time_utc")
+    if schedule is not None:
+        _check_moments("scheduled_enqueue_time_utc", schedule)
+    properties = columns.get("properties")
+    if properties is not None and len(properties):
+        offsets = _map_offsets(properties)
+        if offsets[0] != offsets[-1]:
+            _check_properties(properties, int(offsets[0]), int(offsets[-1]))
+
+
 def _check_moments(what: str, column: pa.Array) -> None:
     """Refuse times that no datetime can hold."""
-    if column.null_count == len(column):
-        return
     bounds = pc.min_max(column.cast(pa.int64()))
     if bounds["min"].as_py() < FIRST_MOMENT_US or bounds["max"].as_py() > LAST_MOMENT_US:
         raise InvalidArgumentError(f"{what} is beyond the years 1 to 9999 in UTC")
 
 
-def _check_properties(column: pa.Array) -> None:
-    """Refuse properties that no application could have sent."""
-    offsets = column.offsets
-    first, last = offsets[0].as_py(), offsets[-1].as_py()
-    if first == last:
-        return
+def _check_properties(column: pa.Array, first: int, last: int) -> None:
     lengths = pc.utf8_length(column.keys.slice(first, last - first))
     bounds = pc.min_max(lengths)
     if bounds["min"].as_py() < 1 or bounds["max"].as_py() > MAX_PROPERTY_NAME_CHARACTERS:
@@ -533,7 +541,9 @@ def _check_properties(column: pa.Array) -> None:
             values += held.is_valid().to_numpy(zero_copy_only=False)
     if (values != 1).any() or items.null_count:
         raise InvalidArgumentError("a property must have exactly one value")
-    _check_moments("a property", items.field("datetime"))
+    moments = items.field("datetime")
+    if moments.null_count != len(moments):
+        _check_moments("a property", moments)
 
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:

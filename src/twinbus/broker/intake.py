@@ -33,6 +33,7 @@ from twinbus.message import (
     BrokeredMessage,
     Int64s,
     byte_lengths,
+    check_values,
     columns_in_use,
     conform,
     ping_rows,
@@ -225,6 +226,7 @@ class Intake:
             longest = pc.max(pc.utf8_length(texts)).as_py()
             if longest > MAX_ID_CHARACTERS:
                 raise too_long(name, longest)
+        check_values(columns)
         if sessions is not None and "partition_key" in columns:
             _check_partition_key(columns["partition_key"], sessions)
         lives = columns.get("time_to_live")

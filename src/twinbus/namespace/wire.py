@@ -322,8 +322,8 @@ def encode_replies(replies: Sequence[Reply]) -> Frame:
             plain, rows = {"$": "deliveries"}, value.num_rows
             if rows:
                 batches.append(value)
-        elif isinstance(value, c.SendReceipt):  # known to hold whole numbers: no need to look
-            numbers = np.array(value.sequence_numbers, np.int64)
+        elif isinstance(value, c.SendReceipt) and len(value.sequence_numbers) > _FEW_NUMBERS:
+            numbers = np.array(value.sequence_numbers, np.int64)  # no need to look at each
             plain = {"$": "SendReceipt", "sequence_numbers": writing.dump(numbers)}
         else:
             plain = writing.dump(list(value) if isinstance(value, tuple) else value)
@@ -368,6 +368,11 @@ def _reply(reading: _Reading, plain: Any, deliveries: pa.RecordBatch) -> Any:
             raise TypeError("an error's code and text")
         return error_of(code, text, facts)
     value = reading.load(plain)
-    if isinstance(value, c.SendReceipt):
+    if isinstance(value, c.SendReceipt) and not _are_few(value.sequence_numbers):
         return c.SendReceipt(np.asarray(value.sequence_numbers, np.int64).tolist())
     return value
+
+
+def _are_few(numbers: Any) -> bool:
+    """Whether numbers came as JSON, and are what they should be."""
+    return isinstance(numbers, list) and all(type(number) is int for number in numbers)
