@@ -227,7 +227,7 @@ class _Link:
                 if call.done:
                     raise  # it is the reply
                 now = time.monotonic()
-                quiet_s = now - self._heard_at
+                quiet_s = now - max(self._heard_at, began)
                 if timeout_s is not None and now - began >= timeout_s:
                     self._askers.pop(number, None)
                     if quiet_s >= timeout_s:

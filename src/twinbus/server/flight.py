@@ -152,8 +152,8 @@ class _Connection:
                 self.put(_Request(self, ask.number, _NOTHING), error)
                 continue
             requests.append(_Request(self, ask.number, command))
-            if isinstance(command, _FETCHING):
-                self._hand_over(requests)
+            if _fetches_now(command):  # one large reply after the other: a frame of them could
+                self._hand_over(requests)  # fill the memory while the client does not read
                 self._await_answer(requests[-1])
                 requests = []
         self._hand_over(requests)
@@ -166,9 +166,6 @@ class _Connection:
         self._flush()
 
     def _await_answer(self, request: _Request) -> None:
-        """Let a client have one large reply after the other: else a frame could fill the memory."""
-        if request.command.wait if isinstance(request.command, Receive) else False:
-            return  # it may wait for hours; and what it gets, nobody else can
         with self._lock:
             self._answered.wait_for(lambda: request not in self._open)
         self._flush()
@@ -210,7 +207,8 @@ class _Connection:
                     while size < MAX_BATCH_BYTES:
                         taken.append(self._outbox.popleft())
                         value = taken[-1][1]
-                        size += value.nbytes if isinstance(value, pa.RecordBatch) else 0
+                        if isinstance(value, pa.RecordBatch):
+                            size += value.get_total_buffer_size()
                 if taken and not self._write(taken):
                     return
 
@@ -282,7 +280,13 @@ class _Connection:
 
 
 _NOTHING: Command[Any] = Command()
-_FETCHING = (Receive, ReceiveDeferred, Peek, ReadRange)  # what is answered with messages
+
+
+def _fetches_now(command: Command[Any]) -> bool:
+    """Whether a command is answered with messages, and without waiting for them."""
+    if isinstance(command, Receive):
+        return not command.wait
+    return isinstance(command, ReceiveDeferred | Peek | ReadRange)
 
 
 def _check_schema(schema: pa.Schema) -> None:

@@ -1,0 +1,82 @@
+"""A server that is there and does not answer: stopped with SIGSTOP, then let go on."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.soak.server_process import ServerProcess
+from twinbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    OperationTimeoutError,
+    RetryPolicy,
+)
+from twinbus.namespace import flight
+
+QUEUE = "orders"
+IMPATIENT = RetryPolicy.once(timedelta(seconds=0.5))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    process = ServerProcess(tmp_path, f"[[queue]]\npath = '{QUEUE}'")
+    process.start()
+    yield process
+    process.kill()
+
+
+def test_a_send_to_a_hanging_server_ends_with_its_timeout(server: ServerProcess) -> None:
+    with MessagingFactory.from_connection_string(
+        server.connection_string, retry_policy=IMPATIENT
+    ) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        sender.send(BrokeredMessage(b"before"))
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(OperationTimeoutError):
+            sender.send(BrokeredMessage(b"small"))
+        with pytest.raises(OperationTimeoutError):  # more than the connection can hold
+            sender.send_batch([BrokeredMessage(bytes(200_000)) for _ in range(100)])
+        os.kill(server.pid, signal.SIGCONT)
+        sender.send(BrokeredMessage(b"after"))
+
+
+def test_a_long_poll_lives_on_while_the_server_answers(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "QUIET_S", 0.05)
+    got: list[bytes] = []
+    with MessagingFactory.from_connection_string(server.connection_string) as factory:
+        receiver = factory.create_message_receiver(QUEUE)
+
+        def receive() -> None:
+            message = receiver.receive(timedelta(minutes=1))
+            assert message is not None
+            got.append(message.body)
+
+        waiting = threading.Thread(target=receive)
+        waiting.start()
+        waiting.join(0.5)  # ten times as long as a connection may be quiet
+        assert waiting.is_alive()
+        factory.create_message_sender(QUEUE).send(BrokeredMessage(b"tea"))
+        waiting.join()
+    assert got == [b"tea"]
+
+
+def test_a_long_poll_notices_that_the_server_hangs(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "QUIET_S", 0.1)
+    patient = RetryPolicy.once(timedelta(minutes=1))
+    with MessagingFactory.from_connection_string(
+        server.connection_string, retry_policy=patient
+    ) as factory:
+        receiver = factory.create_message_receiver(QUEUE)
+        assert receiver.receive(timedelta(0)) is None
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(OperationTimeoutError):
+            receiver.receive(timedelta(hours=1))
