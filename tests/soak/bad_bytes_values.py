@@ -139,6 +139,7 @@ _ODD: list[Any] = [
 
 def odd_commands(target: Target) -> None:
     """Every command with odd values in its fields: each is answered, and nothing else happens."""
+    target.stand_anew()  # an exchange has a deadline, and rounds before this one took their time
     for command in COMMANDS:
         names = list(inspect.signature(command).parameters)
         for name in names:

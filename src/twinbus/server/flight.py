@@ -8,6 +8,7 @@ own writer, so that a client that does not read holds up nobody else.
 Nothing is read before the token in the call's header was found good.
 """
 
+import ctypes
 import logging
 import threading
 from collections import deque
@@ -276,9 +277,17 @@ class _Connection:
             self._give_back(*self._outbox.popleft())
         with self._pen:  # the writer is gone with the call: nobody may touch it any more
             self._ended = True
-        pa.default_memory_pool().release_unused()  # what large replies took
+        _give_memory_back()
 
 
+def _give_memory_back() -> None:
+    """Return what large frames took to the system; allocators would keep it for the next ones."""
+    pa.default_memory_pool().release_unused()
+    if _trim_heap is not None:
+        _trim_heap(0)
+
+
+_trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
 _NOTHING: Command[Any] = Command()
 
 
