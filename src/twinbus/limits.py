@@ -101,6 +101,7 @@ DEFAULT_PORT: Final = 4617  # no well-known service uses it
 WIRE_VERSION: Final = 1
 MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
 MAX_FRAME_ASKS: Final = 1000  # a client with more sends several frames
+FRAMES_IN_FLIGHT: Final = 2  # one at work, one at hand; what comes meanwhile shares the next
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
 WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs

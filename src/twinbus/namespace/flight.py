@@ -3,7 +3,8 @@
 One exchange carries everything, many commands in flight (wire.py has the frames). It is opened when
 first needed, and anew after it broke. Two threads serve it: one reads replies, the other opens the
 exchange and writes for those who do not wait. A caller that waits writes its command itself when
-nobody else is writing, which saves a thread switch; what comes meanwhile goes into the next frame.
+nobody else is writing, which saves a thread switch. Few frames are under way at once: what comes
+meanwhile goes into the next one together, so that many callers share a sync of the server.
 """
 
 import atexit
@@ -37,6 +38,7 @@ from twinbus.errors import (
 )
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
+    FRAMES_IN_FLIGHT,
     MAX_BATCH_BYTES,
     MAX_CLOSE_WAIT,
     MAX_FRAME_ASKS,
@@ -147,6 +149,15 @@ class Credentials:
         return self.token() if self._clock.now_us() >= self._renew_at else None
 
 
+class _Frame:
+    """Asks that went together and are answered at once."""
+
+    __slots__ = ("unanswered",)
+
+    def __init__(self, unanswered: int) -> None:
+        self.unanswered = unanswered
+
+
 class _Nudge(Enum):
     """What the writer thread of a link is woken for."""
 
@@ -174,6 +185,8 @@ class _Link:
         self._numbers = itertools.count(HANG_UP + 1)
         self._askers: dict[int, _Asker] = {}
         self._pending: deque[tuple[int, Command[Any]]] = deque()
+        self._frames: dict[int, _Frame] = {}  # of asks that are answered at once, by number
+        self._in_flight: set[_Frame] = set()  # those not answered whole
         self._pen = threading.Lock()  # whoever holds it writes
         self._write_due: float | None = None  # when a caller's own write takes too long
         self._nudges: SimpleQueue[_Nudge] = SimpleQueue()  # for the writer thread
@@ -201,6 +214,8 @@ class _Link:
         self._pending.append((number, command))
         if self.broken is not None:  # looked at last, so that nobody slips in behind `_end`
             self._fail(number, self.broken)
+        elif not self._has_room():
+            pass  # whoever reads the answer that makes room sees to it
         elif own_hand_s is not None and self._pen.acquire(blocking=False):
             self._write_due = time.monotonic() + own_hand_s
             try:
@@ -208,7 +223,7 @@ class _Link:
             finally:
                 self._write_due = None
                 self._pen.release()
-                if self._pending:
+                if self._pending and self._has_room():
                     self._nudges.put(_Nudge.WRITE)
         else:
             self._nudges.put(_Nudge.WRITE)
@@ -237,6 +252,10 @@ class _Link:
                     self._end(_unanswered(quiet_s))
                 elif quiet_s >= QUIET_S:
                     self._nudges.put(_Nudge.PING)
+
+    def _has_room(self) -> bool:
+        """Whether another frame may go."""
+        return len(self._in_flight) < FRAMES_IN_FLIGHT
 
     def _fail(self, number: int, error: MessagingError) -> None:
         asker = self._askers.pop(number, None)
@@ -297,9 +316,10 @@ class _Link:
         if self.broken is not None:
             return
         try:
-            while self._pending or even_if_empty:
+            while even_if_empty or (self._pending and (bye or self._has_room())):
                 even_if_empty = False
                 group = self._next_group()
+                self._note(group)
                 last = bye and not self._pending
                 frame = encode_asks(group, self._credentials.renewed(), bye=last)
                 if frame.batch is None:
@@ -308,6 +328,14 @@ class _Link:
                     self._writer.write_with_metadata(frame.batch, frame.metadata)
         except (pa.ArrowException, OSError, StopIteration) as error:
             _log.debug("a frame was not written; the reader learns why: %s", error)
+
+    def _note(self, group: list[tuple[int, Command[Any]]]) -> None:
+        """Remember which asks of a frame will be answered at once."""
+        numbers = [number for number, command in group if not getattr(command, "wait", None)]
+        if numbers:
+            frame = _Frame(len(numbers))
+            self._frames.update(dict.fromkeys(numbers, frame))
+            self._in_flight.add(frame)
 
     def _next_group(self) -> list[tuple[int, Command[Any]]]:
         group: list[tuple[int, Command[Any]]] = []
@@ -332,6 +360,7 @@ class _Link:
                     if reply.number == HANG_UP:
                         error = reply.value
                         return
+                    self._tick_off(reply.number)
                     asker = self._askers.pop(reply.number, None)
                     if asker is None:
                         continue  # it gave up waiting
@@ -346,6 +375,17 @@ class _Link:
         finally:
             self._end(error)
             self._let_go()
+
+    def _tick_off(self, number: int) -> None:
+        """Note an answer; when all of a frame are there, the next one may go."""
+        frame = self._frames.pop(number, None)
+        if frame is None:
+            return
+        frame.unanswered -= 1
+        if not frame.unanswered:
+            self._in_flight.discard(frame)
+            if self._pending:  # looked at last: what comes later sees that there is room
+                self._nudges.put(_Nudge.WRITE)
 
     def _end(self, error: MessagingError) -> None:
         """Fail everyone who waits, once."""
