@@ -20,6 +20,8 @@ from inspect import signature
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+import pyarrow as pa
+
 from twinbus.broker.commands import Disposition
 from twinbus.client import clients, factory, manager, pipelined, sender
 from twinbus.client import receiver as receivers
@@ -28,7 +30,7 @@ from twinbus.client.retry import RetryPolicy
 from twinbus.client.state import FactoryState
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError
-from twinbus.limits import MAX_AIO_THREADS
+from twinbus.limits import WAITING_AIO_THREADS, WORKING_AIO_THREADS
 from twinbus.message import BrokeredMessage, tokens_of
 
 __all__ = [
@@ -55,17 +57,36 @@ B_co = TypeVar("B_co", bound=_Closable, covariant=True)
 _MESSAGE_FIELDS = tuple(f.name for f in fields(BrokeredMessage))
 
 
+class _Threads:
+    """Where blocking work runs. Those who wait for messages cannot keep the others from working."""
+
+    def __init__(self) -> None:
+        self.for_work = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-aio")
+        self.for_waiting = ThreadPoolExecutor(WAITING_AIO_THREADS, "twinbus-aio-waiting")
+
+    def close(self) -> None:
+        self.for_work.shutdown(wait=False)
+        self.for_waiting.shutdown(wait=False)
+
+
 class _Facade(Generic[B_co]):
     """A blocking object, and the threads its methods run in."""
 
-    def __init__(self, blocking: B_co, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, blocking: B_co, threads: "_Threads") -> None:
         self._blocking = blocking
         self._threads = threads
 
-    async def _run(self, work: Callable[[], R], undo: Callable[[R], None] | None = None) -> R:
+    async def _run(
+        self,
+        work: Callable[[], R],
+        undo: Callable[[R], None] | None = None,
+        *,
+        waits: bool = False,
+    ) -> R:
         """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
         try:
-            future = self._threads.submit(work)
+            threads = self._threads.for_waiting if waits else self._threads.for_work
+            future = threads.submit(work)
         except RuntimeError:  # the threads went with the factory: what is closed answers at once
             return work()
         try:
@@ -192,10 +213,9 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     renew_locks = _awaited(receivers.MessageReceiver.renew_locks)
     release = _awaited(receivers.MessageReceiver.release)
     peek = _awaited(receivers.MessageReceiver.peek)
-    receive_columns = _awaited(receivers.MessageReceiver.receive_columns)
     settle_columns = _awaited(receivers.MessageReceiver.settle_columns)
 
-    def __init__(self, blocking: receivers.MessageReceiver, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, blocking: receivers.MessageReceiver, threads: _Threads) -> None:
         super().__init__(blocking, threads)
         self._closing = asyncio.Event()
 
@@ -224,8 +244,22 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         """Return up to so many messages: waits for the first, takes what is there with it."""
         return self._held(
             await self._run(
-                lambda: self._blocking.receive_batch(max_messages, wait), self._give_back
+                lambda: self._blocking.receive_batch(max_messages, wait),
+                self._give_back,
+                waits=True,
             )
+        )
+
+    async def receive_columns(
+        self, max_messages: int, wait: timedelta = DEFAULT_WAIT
+    ) -> pa.RecordBatch:
+        """Receive as an Arrow batch of DELIVERY_SCHEMA; settle by its `lock_token` column."""
+        return await self._run(
+            lambda: self._blocking.receive_columns(max_messages, wait),
+            lambda batch: self._blocking.settle_columns(
+                batch.column("lock_token"), Disposition.RELEASE
+            ),
+            waits=True,
         )
 
     async def receive_deferred(
@@ -296,6 +330,7 @@ class _SessionfulReceiver(MessageReceiver):
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(session_id, wait),
             receivers.MessageSession.close,
+            waits=True,
         )
         return MessageSession(blocking, self._threads)
 
@@ -330,7 +365,7 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
     """Makes clients of one namespace."""
 
     def __init__(self, blocking: factory.MessagingFactory) -> None:
-        super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
+        super().__init__(blocking, _Threads())
 
     @classmethod
     def from_connection_string(
@@ -379,6 +414,7 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(path, session_id, wait, options),
             receivers.MessageSession.close,
+            waits=True,
         )
         return MessageSession(blocking, self._threads)
 
@@ -401,14 +437,14 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
     async def close(self) -> None:
         """Finish what is under way and let go of the namespace and the threads."""
         await super().close()
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
 
 class NamespaceManager(_Facade[manager.NamespaceManager]):
     """Creates, describes, lists, changes and deletes what a namespace holds."""
 
     def __init__(self, blocking: manager.NamespaceManager) -> None:
-        super().__init__(blocking, ThreadPoolExecutor(MAX_AIO_THREADS, "twinbus-aio"))
+        super().__init__(blocking, _Threads())
 
     @classmethod
     def from_connection_string(
@@ -455,4 +491,4 @@ class NamespaceManager(_Facade[manager.NamespaceManager]):
     async def close(self) -> None:
         """Let go of the namespace and the threads."""
         await super().close()
-        self._threads.shutdown(wait=False)
+        self._threads.close()

@@ -93,7 +93,8 @@ PIPELINE_MESSAGES: Final = 1000  # of one send; more gain nothing, and lose more
 PIPELINE_BYTES: Final = 1024 * 1024  # of one send
 PIPELINE_SENDS: Final = 4  # in flight: one on the disk, one decoded, one on the wire, one encoded
 PIPELINE_BACKLOG: Final = 100_000  # messages that wait for their turn before `send` blocks
-MAX_AIO_THREADS: Final = 512  # each waiting receive of an asyncio factory takes one
+WAITING_AIO_THREADS: Final = 512  # each receive that waits in an asyncio factory takes one
+WORKING_AIO_THREADS: Final = 64  # for everything else: many requests share one connection
 RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
 
 # The wire

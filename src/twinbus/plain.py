@@ -62,6 +62,9 @@ class Plain:
             return {"$": "uuid", "hex": value.hex}
         if isinstance(value, bytes):
             return {"$": "bytes", "hex": value.hex()}
+        for kind in (str, int, float):  # of a class of its own, such as a StrEnum
+            if isinstance(value, kind):
+                return kind(value.value if isinstance(value, Enum) else value)
         raise InvalidArgumentError(f"a {type(value).__name__} cannot be stored or sent")
 
     def load(self, plain: Any) -> Any:

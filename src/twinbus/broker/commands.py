@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from types import NoneType
-from typing import Generic, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 from uuid import UUID
 
 import numpy as np
@@ -536,6 +536,20 @@ class DeleteKey(Command[None]):
 @dataclass(frozen=True, slots=True)
 class ListKeys(Command[Sequence[SharedAccessKey]]):
     """List every key with its secrets: those of the namespace first."""
+
+
+def undo_of(command: Command[Any], value: object) -> Command[None] | None:
+    """Return what gives back the locks a reply holds, for a caller that never got it."""
+    if isinstance(value, SessionGrant) and isinstance(command, AcceptSession):
+        return ReleaseSession(command.path, value.lock)
+    if (
+        isinstance(command, Receive | ReceiveDeferred)
+        and command.mode is ReceiveMode.PEEK_LOCK
+        and isinstance(value, pa.RecordBatch)
+        and value.num_rows
+    ):
+        return Settle(command.path, value.column("lock_token"), Disposition.RELEASE)
+    return None
 
 
 def size_of(command: Command[object]) -> int:

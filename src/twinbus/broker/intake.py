@@ -97,6 +97,11 @@ class Intake:
 
         `unbounded` neither checks nor limits: for what was acknowledged before.
         """
+        sources = [one.command.origin.source for one in asked if one.command.origin is not None]
+        if len(set(sources)) < len(sources):  # a send and its repetition: the second must see the
+            for one in asked:  # first accepted or refused
+                self.take(entity, [one], now, commit, unbounded=unbounded)
+            return
         if unbounded:
             incoming = _merged([one.command for one in asked])
             self._take(entity, asked, incoming, None, now, commit)

@@ -104,6 +104,7 @@ class Writer:
         self.engine = Engine(settings, clock, storages or Storages())
         self._clock = clock
         self._arrivals: deque[Asker] = deque()
+        self._withdrawn: set[int] = set()  # identities of arrivals that no longer count
         self._completed: deque[Callable[[], None]] = deque()  # futures to complete after a turn
         self._turn_lock = threading.Lock()
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
@@ -151,8 +152,10 @@ class Writer:
 
     def withdraw(self, askers: Iterable[Asker]) -> None:
         """Let requests that wait go unanswered."""
+        gone = {id(asker) for asker in askers}
         with self._turn_lock:
-            self.engine.namespace.withdraw({id(asker) for asker in askers})
+            self.engine.namespace.withdraw(gone)
+            self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
 
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation."""
@@ -167,6 +170,8 @@ class Writer:
         self._arrivals.append(asker)
         if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
             asker.fail(self._end)
+            with suppress(ValueError):
+                self._arrivals.remove(asker)
 
     def _on_advance(self) -> None:
         if self._thread is None:
@@ -262,6 +267,8 @@ class Writer:
         A change of the directory gets a turn of its own.
         """
         arrivals = self._arrivals
+        while self._withdrawn and arrivals and id(arrivals[0]) in self._withdrawn:
+            self._withdrawn.discard(id(arrivals.popleft()))
         if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
             return [arrivals.popleft()]
         group: list[Asker] = []
@@ -270,7 +277,11 @@ class Writer:
             size += size_of(arrivals[0].command)
             if group and size > MAX_BATCH_BYTES:
                 break
-            group.append(arrivals.popleft())
+            asker = arrivals.popleft()
+            if id(asker) in self._withdrawn:
+                self._withdrawn.discard(id(asker))
+            else:
+                group.append(asker)
         return group
 
     # -- closing -------------------------------------------------------------------------------

@@ -71,8 +71,11 @@ class Courier:
 
     def await_gate(self) -> None:
         """Wait until the gate is open."""
-        while self._gate.reason(self.clock.now_us()) is not None:
-            self.clock.sleep_us(self._gate.closed_until - self.clock.now_us())
+        while True:
+            now = self.clock.now_us()
+            if self._gate.reason(now) is None:
+                return
+            self.clock.sleep_us(self._gate.closed_until - now)
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over once, without waiting and without trying again."""

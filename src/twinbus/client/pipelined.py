@@ -69,7 +69,7 @@ class PipelinedSender(Closable):
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # what was sent cannot be taken back
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._waiting) < PIPELINE_BACKLOG)
+            self._changed.wait_for(self._may_send)
             if self._closed:
                 raise NamespaceClosedError(f"this client of {self.path} was closed")
             self._waiting.append(_Entry(message, future))
@@ -77,6 +77,10 @@ class PipelinedSender(Closable):
             if len(self._waiting) == 1:
                 self._changed.notify_all()
         return future
+
+    def _may_send(self) -> bool:
+        own = threading.current_thread() is self._thread  # a callback: it would wait for itself
+        return own or self._closed or len(self._waiting) < PIPELINE_BACKLOG
 
     def flush(self) -> None:
         """Return when everything sent so far has been answered."""
@@ -101,7 +105,8 @@ class PipelinedSender(Closable):
             while self._waiting and len(self._flights) < PIPELINE_SENDS:
                 self._take_off()
             if self._flights:
-                self._land(self._flights.popleft())
+                flight = self._flights.popleft()
+                self._answer(flight.entries, self._land(flight))
 
     def _take_off(self) -> None:
         entries: list[_Entry] = []
@@ -120,7 +125,8 @@ class PipelinedSender(Closable):
             return
         self._flights.append(_Flight(entries, command, self._courier.submit(command)))
 
-    def _land(self, flight: _Flight) -> None:
+    def _land(self, flight: _Flight) -> MessagingError | None:
+        """Wait for a reply; return what went wrong with those that are not answered yet."""
         error: MessagingError | None = None
         try:
             flight.reply.result(to_us(self._courier.policy.operation_timeout) / SECOND_US)
@@ -128,14 +134,17 @@ class PipelinedSender(Closable):
             error = refusal
         except TimeoutError:
             error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
+        except Exception as trouble:  # noqa: BLE001 - the thread must live on for the others
+            error = MessagingError(f"the send failed: {trouble!r}")
         if error is not None and is_worth_a_retry(error):
             self._courier.note(error)
             error = self._again(flight.command)
         if error is not None and error.fault is Fault.CALLER and len(flight.entries) > 1:
-            for entry in flight.entries:
+            while len(flight.entries) > 1:
+                entry = flight.entries.pop(0)
                 self._answer([entry], self._again(Send(self.path, [entry.message])))
-        else:
-            self._answer(flight.entries, error)
+            error = self._again(Send(self.path, [flight.entries[0].message]))
+        return error
 
     def _again(self, command: Send) -> MessagingError | None:
         """Send under the retry policy; return what came of it."""

@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -256,6 +257,7 @@ class _Prefetch:
         self._count = count
         self._held: deque[pa.RecordBatch] = deque()
         self._coming: Future[pa.RecordBatch] | None = None
+        self._closed = False
         self._lock = threading.Lock()
 
     def take(self, max_messages: int, wait: timedelta) -> pa.RecordBatch:
@@ -271,6 +273,8 @@ class _Prefetch:
             with self._lock:
                 self._held.append(batch)
                 batch = self._next(max_messages) or batch
+                if self._closed:
+                    self._give_back()
         self._fetch()
         return batch
 
@@ -294,7 +298,7 @@ class _Prefetch:
         """Have more on its way when half is gone."""
         with self._lock:
             left = sum(batch.num_rows for batch in self._held)
-            if self._coming is None and left * 2 <= self._count:
+            if self._coming is None and not self._closed and left * 2 <= self._count:
                 request = self._receiver.request(self._count - left, NO_WAIT)
                 self._coming = self._courier.submit(request)
 
@@ -303,19 +307,32 @@ class _Prefetch:
             return
         coming, self._coming = self._coming, None
         try:
-            self._held.append(coming.result())
+            self._held.append(coming.result(self._courier.policy.operation_timeout.total_seconds()))
         except MessagingError:
             return  # the next receive meets the same, and is retried
+        except TimeoutError:
+            coming.add_done_callback(self._release_late)
+
+    def _release_late(self, coming: "Future[pa.RecordBatch]") -> None:
+        """Give back what came when nobody waited for it any more."""
+        if coming.exception() is None:
+            self._release(coming.result())
 
     def close(self) -> None:
         """Give everything back unread."""
         with self._lock:
+            self._closed = True
             self._collect(block=True)
-            while self._held:
-                batch = self._held.popleft()
-                if batch.num_rows and not self._has_lapsed(batch):
-                    tokens = batch.column("lock_token")
-                    self._courier.submit(Settle(self._receiver.path, tokens, Disposition.RELEASE))
+            self._give_back()
+
+    def _give_back(self) -> None:
+        while self._held:
+            self._release(self._held.popleft())
+
+    def _release(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows and not self._has_lapsed(batch):
+            tokens = batch.column("lock_token")
+            self._courier.submit(Settle(self._receiver.path, tokens, Disposition.RELEASE))
 
 
 class MessageSession(MessageReceiver):
@@ -359,4 +376,5 @@ class MessageSession(MessageReceiver):
             return
         super().close()
         release: Future[Any] = self._courier.submit(ReleaseSession(self.path, self._lock))
-        release.exception(timeout=self._courier.policy.operation_timeout.total_seconds())
+        with suppress(TimeoutError):  # then it lapses
+            release.exception(timeout=self._courier.policy.operation_timeout.total_seconds())

@@ -13,8 +13,9 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -23,7 +24,7 @@ from weakref import WeakSet
 import pyarrow as pa
 from pyarrow import flight
 
-from twinbus.broker.commands import Command, size_of
+from twinbus.broker.commands import Command, size_of, undo_of
 from twinbus.broker.writer import Call
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, token_for
@@ -49,7 +50,14 @@ from twinbus.limits import (
     WRITE_CHECK_S,
 )
 from twinbus.message import MESSAGE_SCHEMA
-from twinbus.namespace.wire import HANG_UP, PROTOCOL, decode_replies, encode_asks, with_columns
+from twinbus.namespace.wire import (
+    HANG_UP,
+    PROTOCOL,
+    Frame,
+    decode_replies,
+    encode_asks,
+    with_columns,
+)
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.client")
@@ -102,6 +110,7 @@ class FlightNamespace(Closable):
         command = with_columns(command)
         call = Call(command)
         link = self._current()
+        link.check_may_wait()
         number = link.post(command, call, QUIET_S if timeout_s is None else timeout_s)
         return link.wait(number, call, timeout_s)  # type: ignore[no-any-return]
 
@@ -147,6 +156,22 @@ class Credentials:
     def renewed(self) -> str | None:
         """Return a new token when it is time for one."""
         return self.token() if self._clock.now_us() >= self._renew_at else None
+
+
+class _Undo:
+    """An asker that gave up waiting: it gives back what comes all the same."""
+
+    def __init__(self, link: "_Link", command: Command[Any]) -> None:
+        self._link = link
+        self._command = command
+
+    def answer(self, value: Any) -> None:
+        undo = undo_of(self._command, value)
+        if undo is not None:
+            self._link.post(undo, _Promise())
+
+    def fail(self, error: MessagingError) -> None:
+        """Nobody waits."""
 
 
 class _Frame:
@@ -229,10 +254,13 @@ class _Link:
             self._nudges.put(_Nudge.WRITE)
         return number
 
-    def wait(self, number: int, call: Call, timeout_s: float | None) -> Any:
-        """Wait for a reply, and make sure meanwhile that the server is there."""
+    def check_may_wait(self) -> None:
+        """Refuse to wait in the thread that everybody waits for."""
         if threading.current_thread() is self._threads[1]:
             raise InvalidOperationError("what is called back must not wait for another reply")
+
+    def wait(self, number: int, call: Call, timeout_s: float | None) -> Any:
+        """Wait for a reply, and make sure meanwhile that the server is there."""
         began = time.monotonic()
         while True:
             left = QUIET_S if timeout_s is None else began + timeout_s - time.monotonic()
@@ -244,7 +272,7 @@ class _Link:
                 now = time.monotonic()
                 quiet_s = now - max(self._heard_at, began)
                 if timeout_s is not None and now - began >= timeout_s:
-                    self._askers.pop(number, None)
+                    self._askers[number] = _Undo(self, call.command)
                     if quiet_s >= timeout_s:
                         self._end(_unanswered(timeout_s))
                     raise _unanswered(timeout_s) from None
@@ -275,23 +303,39 @@ class _Link:
         self._threads[1].start()
         with suppress(pa.ArrowException, OSError):  # the reader learns why
             self._writer.begin(MESSAGE_SCHEMA)
-        self._write_pending()
-        self._pen.release()
+        try:
+            self._write_pending()
+        finally:
+            self._pen.release()
         while (nudge := self._next_nudge()) is not _Nudge.BYE:
-            with self._pen:
+            with self._patient_pen():
                 self._write_pending(even_if_empty=nudge is _Nudge.PING)
-        with self._pen:  # to half-close the exchange would race with the reader inside Arrow
+        with self._patient_pen():  # half-closing would race with the reader inside Arrow
             self._write_pending(even_if_empty=True, bye=True)
 
     def _next_nudge(self) -> "_Nudge":
-        """Wait for something to do; meanwhile end the link on which a caller's write hangs."""
+        """Wait for something to do."""
         while True:
             try:
                 return self._nudges.get(timeout=WRITE_CHECK_S)
             except Empty:
-                due = self._write_due
-                if due is not None and time.monotonic() > due:
-                    self._end(_unanswered(QUIET_S))
+                self._check_write()
+
+    @contextmanager
+    def _patient_pen(self) -> Iterator[None]:
+        """Take the pen when it is free."""
+        while not self._pen.acquire(timeout=WRITE_CHECK_S):
+            self._check_write()
+        try:
+            yield
+        finally:
+            self._pen.release()
+
+    def _check_write(self) -> None:
+        """End the link if a caller's own write takes longer than it would wait."""
+        due = self._write_due
+        if due is not None and time.monotonic() > due:
+            self._end(_unanswered(QUIET_S))
 
     def _open(self) -> None:
         connection = self._connection
@@ -319,15 +363,33 @@ class _Link:
             while even_if_empty or (self._pending and (bye or self._has_room())):
                 even_if_empty = False
                 group = self._next_group()
-                self._note(group)
                 last = bye and not self._pending
-                frame = encode_asks(group, self._credentials.renewed(), bye=last)
+                frame = self._encode(group, bye=last)
                 if frame.batch is None:
                     self._writer.write_metadata(frame.metadata)
                 else:
                     self._writer.write_with_metadata(frame.batch, frame.metadata)
         except (pa.ArrowException, OSError, StopIteration) as error:
             _log.debug("a frame was not written; the reader learns why: %s", error)
+
+    def _encode(self, group: list[tuple[int, Command[Any]]], *, bye: bool) -> Frame:
+        """Return a frame of those that can be sent; the others are told why not."""
+        token = self._credentials.renewed()
+        try:
+            frame = encode_asks(group, token, bye=bye)
+        except MessagingError:
+            fit = [ask for ask in group if self._can_be_sent(*ask)]
+            frame, group = encode_asks(fit, token, bye=bye), fit
+        self._note(group)
+        return frame
+
+    def _can_be_sent(self, number: int, command: Command[Any]) -> bool:
+        try:
+            encode_asks([(number, command)])
+        except MessagingError as error:
+            self._fail(number, error)
+            return False
+        return True
 
     def _note(self, group: list[tuple[int, Command[Any]]]) -> None:
         """Remember which asks of a frame will be answered at once."""

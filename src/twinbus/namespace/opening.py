@@ -74,11 +74,10 @@ class _Share:
             _, users = self._opened[self._directory]
             if users > 1:
                 self._opened[self._directory] = (self._namespace, users - 1)
-                calls = list(self._calls)
-                self._namespace.withdraw(calls)
-                for call in calls:
-                    if isinstance(call.command, Receive | AcceptSession):
-                        call.fail(NamespaceClosedError("the namespace was closed"))
+                waiting = [c for c in self._calls if isinstance(c.command, Receive | AcceptSession)]
+                self._namespace.withdraw(waiting)
+                for call in waiting:
+                    call.fail(NamespaceClosedError("the namespace was closed"))
                 return
             del self._opened[self._directory]
             self._namespace.close()

@@ -27,8 +27,19 @@ import pyarrow as pa
 from twinbus.broker import commands as c
 from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.entities import DESCRIPTIONS
-from twinbus.errors import InvalidArgumentError, MessagingError, error_of
-from twinbus.limits import MAX_FRAME_ASKS, MAX_HEAD_BYTES, WIRE_VERSION
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    error_of,
+)
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_FRAME_ASKS,
+    MAX_FRAME_BYTES,
+    MAX_HEAD_BYTES,
+    WIRE_VERSION,
+)
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, MESSAGE_SCHEMA, conform, to_batch
 from twinbus.plain import Kinds, Plain
 
@@ -246,6 +257,15 @@ def with_columns(command: c.Command[Any]) -> c.Command[Any]:
         return command
     messages = command.messages
     batch = conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
+    if batch.get_total_buffer_size() > MAX_FRAME_BYTES:
+        batch = pa.concat_batches([batch])  # a slice brings the whole it was cut from
+    size = batch.get_total_buffer_size()
+    if size > MAX_FRAME_BYTES:
+        raise MessageSizeExceededError(
+            f"the batch has {size} bytes; the limit is {MAX_BATCH_BYTES}. Send it in parts",
+            size=size,
+            limit=MAX_BATCH_BYTES,
+        )
     return replace(command, messages=batch)
 
 

@@ -24,15 +24,11 @@ from twinbus.broker.access import Admission
 from twinbus.broker.commands import (
     AcceptSession,
     Command,
-    Disposition,
     Peek,
     ReadRange,
     Receive,
     ReceiveDeferred,
-    ReceiveMode,
-    ReleaseSession,
-    SessionGrant,
-    Settle,
+    undo_of,
 )
 from twinbus.clock import Clock
 from twinbus.errors import (
@@ -47,6 +43,7 @@ from twinbus.limits import (
     GRACE_S,
     MAX_BATCH_BYTES,
     MAX_CONNECTIONS,
+    MAX_FRAME_ASKS,
     MAX_FRAME_BYTES,
     SERVER_BUSY_RETRY_S,
 )
@@ -108,6 +105,7 @@ class _Connection:
         self._answered = threading.Condition(self._lock)
         self._pen = threading.Lock()
         self._gone = False  # the client; what is answered now is given back
+        self._has_begun = False
         self._ended = False
         self._thread = threading.get_ident()
         self._wake: SimpleQueue[bool] = SimpleQueue()
@@ -116,7 +114,7 @@ class _Connection:
     def run(self) -> None:
         """Serve the client until it hangs up."""
         try:
-            self._writer.begin(DELIVERY_SCHEMA)
+            self._begin()
             _check_schema(self._reader.schema)
             while self._take(self._reader.read_chunk()):
                 pass
@@ -132,6 +130,13 @@ class _Connection:
             raise _refused(MessagingError("the server failed; its log says why")) from error
         finally:
             self._leave()
+
+    def _begin(self) -> None:
+        with self._pen:
+            self._writer.begin(DELIVERY_SCHEMA)
+            self._has_begun = True
+        if self._door.is_stopping:  # it may have tried to say so before there was a way to
+            raise _stopping()
 
     def _take(self, chunk: Any) -> bool:
         """Do what a frame asks; say whether more will come."""
@@ -202,10 +207,10 @@ class _Connection:
         """Write what is in the outbox."""
         while self._outbox:
             with self._pen:
-                taken = []
+                taken: list[tuple[_Request, Any]] = []
                 size = 0
                 with suppress(IndexError):
-                    while size < MAX_BATCH_BYTES:
+                    while size < MAX_BATCH_BYTES and len(taken) < MAX_FRAME_ASKS:
                         taken.append(self._outbox.popleft())
                         value = taken[-1][1]
                         if isinstance(value, pa.RecordBatch):
@@ -229,17 +234,7 @@ class _Connection:
 
     def _give_back(self, request: _Request, value: Any) -> None:
         """Unlock what was locked for a client that never heard of it."""
-        command = request.command
-        undo: Command[Any] | None = None
-        if isinstance(value, SessionGrant) and isinstance(command, AcceptSession):
-            undo = ReleaseSession(command.path, value.lock)
-        elif (
-            isinstance(command, Receive | ReceiveDeferred)
-            and command.mode is ReceiveMode.PEEK_LOCK
-            and isinstance(value, pa.RecordBatch)
-            and value.num_rows
-        ):
-            undo = Settle(command.path, value.column("lock_token"), Disposition.RELEASE)
+        undo = undo_of(request.command, value)
         if undo is not None:
             self._namespace.hand_over([_Orphan(undo)])
 
@@ -249,7 +244,7 @@ class _Connection:
         """Tell the client that this is the end; it hangs up then."""
         frame = encode_replies([Reply(HANG_UP, reason)])
         with self._pen, suppress(pa.ArrowException, OSError):
-            if not self._ended:
+            if self._has_begun and not self._ended:
                 self._writer.write_metadata(frame.metadata)
 
     def _withdraw(self) -> None:
@@ -392,6 +387,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         if isinstance(value, NamespaceClosedError):
             return _stopping()
         return value
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more connections."""
+        return self._stopping
 
     @property
     def connections(self) -> int:
