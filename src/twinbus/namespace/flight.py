@@ -213,7 +213,9 @@ class _Link:
         self._frames: dict[int, _Frame] = {}  # of asks that are answered at once, by number
         self._in_flight: set[_Frame] = set()  # those not answered whole
         self._pen = threading.Lock()  # whoever holds it writes
-        self._write_due: float | None = None  # when a caller's own write takes too long
+        self._write_due: tuple[float, float] | None = (
+            None  # until when a caller writes, of how long
+        )
         self._nudges: SimpleQueue[_Nudge] = SimpleQueue()  # for the writer thread
         self._reader: Any = None
         self._writer: Any = None
@@ -242,7 +244,7 @@ class _Link:
         elif not self._has_room():
             pass  # whoever reads the answer that makes room sees to it
         elif own_hand_s is not None and self._pen.acquire(blocking=False):
-            self._write_due = time.monotonic() + own_hand_s
+            self._write_due = (time.monotonic() + own_hand_s, own_hand_s)
             try:
                 self._write_pending()
             finally:
@@ -334,8 +336,8 @@ class _Link:
     def _check_write(self) -> None:
         """End the link if a caller's own write takes longer than it would wait."""
         due = self._write_due
-        if due is not None and time.monotonic() > due:
-            self._end(_unanswered(QUIET_S))
+        if due is not None and time.monotonic() > due[0]:
+            self._end(_unanswered(due[1]))
 
     def _open(self) -> None:
         connection = self._connection

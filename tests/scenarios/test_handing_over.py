@@ -1,0 +1,78 @@
+"""Askers that hand their commands over and do not wait, as a server's connections do."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus.broker.commands import (
+    CreateEntity,
+    GetRuntimeProperties,
+    Origin,
+    Receive,
+    ReceiveMode,
+    Send,
+)
+from twinbus.broker.writer import Call
+from twinbus.entities import QueueDescription
+from twinbus.message import BrokeredMessage
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.wire import decode_asks, encode_asks, with_columns
+
+QUEUE = "orders"
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
+    with EmbeddedNamespace(tmp_path) as opened:
+        opened.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        yield opened
+
+
+def active(namespace: EmbeddedNamespace) -> int:
+    return namespace.ask(GetRuntimeProperties(QUEUE)).active_message_count
+
+
+def test_a_transfer_and_its_repetition_in_one_turn_are_taken_once(
+    namespace: EmbeddedNamespace,
+) -> None:
+    sends = [Send(QUEUE, [BrokeredMessage(b"tea")], Origin("backlog", [7])) for _ in range(2)]
+    calls = [Call(send) for send in sends]
+    namespace.hand_over(calls)
+    assert [call.result().sequence_numbers for call in calls] == [[1], [0]]
+    assert active(namespace) == 1
+
+
+def test_a_repetition_of_a_refused_transfer_is_taken(tmp_path: Path) -> None:
+    with EmbeddedNamespace(tmp_path) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        large = Send(QUEUE, [BrokeredMessage(bytes(300_000))], Origin("backlog", [7]))
+        fitting = Send(QUEUE, [BrokeredMessage(b"tea")], Origin("backlog", [7]))
+        calls = [Call(large), Call(fitting)]
+        namespace.hand_over(calls)
+        assert calls[1].result().sequence_numbers == [1]
+
+
+def test_a_receive_that_was_withdrawn_before_its_turn_takes_nothing(
+    namespace: EmbeddedNamespace,
+) -> None:
+    hour = timedelta(hours=1)
+    ghost = Call(Receive(QUEUE, 10, hour, ReceiveMode.RECEIVE_AND_DELETE))
+    writer: Any = namespace._writer
+    writer._arrivals.append(ghost)  # it came, and its turn has not begun
+    namespace.withdraw([ghost])
+    namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
+    assert active(namespace) == 1
+
+
+class Queues(StrEnum):
+    ORDERS = QUEUE
+
+
+def test_a_path_may_be_a_text_of_a_class_of_its_own() -> None:
+    frame = encode_asks([(1, with_columns(Receive(Queues.ORDERS)))])
+    (ask,) = decode_asks(frame.metadata, frame.batch).asks
+    assert ask.command == Receive(QUEUE)
