@@ -76,3 +76,11 @@ def test_a_path_may_be_a_text_of_a_class_of_its_own() -> None:
     frame = encode_asks([(1, with_columns(Receive(Queues.ORDERS)))])
     (ask,) = decode_asks(frame.metadata, frame.batch).asks
     assert ask.command == Receive(QUEUE)
+
+
+def test_what_comes_while_somebody_looks_is_seen_to(namespace: EmbeddedNamespace) -> None:
+    send = Call(Send(QUEUE, [BrokeredMessage(b"tea")]))
+    writer: Any = namespace._writer
+    with writer._turn_kept():
+        namespace.hand_over([send])  # the turn is taken: it is left to whoever has it
+    assert send.result(timeout_s=10).sequence_numbers == [1]

@@ -11,9 +11,9 @@ thread and time passes when the clock is moved: for simulations.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -153,14 +153,21 @@ class Writer:
     def withdraw(self, askers: Iterable[Asker]) -> None:
         """Let requests that wait go unanswered."""
         gone = {id(asker) for asker in askers}
-        with self._turn_lock:
+        with self._turn_kept():
             self.engine.namespace.withdraw(gone)
             self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
 
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation."""
-        with self._turn_lock:
+        with self._turn_kept():
             return self.engine.snapshot(is_open=self._end is None)
+
+    @contextmanager
+    def _turn_kept(self) -> Iterator[None]:
+        """Keep everybody from taking the turn; what comes meanwhile is seen to afterwards."""
+        with self._turn_lock:
+            yield
+        self._see_to_the_next()
 
     def _is_ready(self) -> bool:
         """Whether everyone the next turn is held for is there."""
@@ -216,13 +223,17 @@ class Writer:
                 self._turn()
         finally:
             self._turn_lock.release()
-            if self._thread is not None and (
-                self._is_ready()
-                or (self._expected and not self._guards)
-                or self._next_event < self._sleeps_until
-            ):
-                self._signals.put(None)
+            self._see_to_the_next()
             self._complete()
+
+    def _see_to_the_next(self) -> None:
+        """Wake the thread if it has something to do: those who found the turn taken rely on it."""
+        if self._thread is not None and (
+            self._is_ready()
+            or (self._expected and not self._guards)
+            or self._next_event < self._sleeps_until
+        ):
+            self._signals.put(None)
 
     def _complete(self) -> None:
         """Complete the futures that turns have answered."""
