@@ -361,11 +361,20 @@ class QueueClient(_SessionfulReceiver, MessageSender):
     _blocking: clients.QueueClient
 
 
-class MessagingFactory(_Facade[factory.MessagingFactory]):
-    """Makes clients of one namespace."""
+class _NamespaceUser(_Facade[B_co]):
+    """A factory or a manager: it has the threads, and they end with it."""
 
-    def __init__(self, blocking: factory.MessagingFactory) -> None:
+    def __init__(self, blocking: B_co) -> None:
         super().__init__(blocking, _Threads())
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the namespace and the threads."""
+        await super().close()
+        self._threads.close()
+
+
+class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
+    """Makes clients of one namespace."""
 
     @classmethod
     def from_connection_string(
@@ -434,17 +443,9 @@ class MessagingFactory(_Facade[factory.MessagingFactory]):
 
     fault = _awaited(factory.MessagingFactory.fault)
 
-    async def close(self) -> None:
-        """Finish what is under way and let go of the namespace and the threads."""
-        await super().close()
-        self._threads.close()
 
-
-class NamespaceManager(_Facade[manager.NamespaceManager]):
+class NamespaceManager(_NamespaceUser[manager.NamespaceManager]):
     """Creates, describes, lists, changes and deletes what a namespace holds."""
-
-    def __init__(self, blocking: manager.NamespaceManager) -> None:
-        super().__init__(blocking, _Threads())
 
     @classmethod
     def from_connection_string(
@@ -487,8 +488,3 @@ class NamespaceManager(_Facade[manager.NamespaceManager]):
     list_keys = _awaited(manager.NamespaceManager.list_keys)
     regenerate_key = _awaited(manager.NamespaceManager.regenerate_key)
     delete_key = _awaited(manager.NamespaceManager.delete_key)
-
-    async def close(self) -> None:
-        """Let go of the namespace and the threads."""
-        await super().close()
-        self._threads.close()
