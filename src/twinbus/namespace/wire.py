@@ -103,6 +103,11 @@ class Frame:
     metadata: bytes
     batch: pa.RecordBatch | None
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it has."""
+        return len(self.metadata) + (self.batch.nbytes if self.batch is not None else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
