@@ -52,6 +52,10 @@ DEFAULT_LEASE_DURATION: Final = timedelta(minutes=1)
 MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon holds its range no longer
 MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change is one vector step
 
+# Transfers
+KNOWN_SENDERS: Final = 10_000  # whose sends are recognised when they come again; about 1 MB
+KNOWN_GAPS: Final = 100  # in the numbers of one sender: sends that were refused
+
 # The log
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
 SPARE_SEGMENTS: Final = 2  # files kept to be written over: one in use ahead, one in hand

@@ -19,6 +19,7 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.broker.commands import DeleteEntity, Origin, Send, UpdateEntity
+from twinbus.broker.transfers import sender_source
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, InvalidArgumentError, QuotaExceededError
 from twinbus.message import BrokeredMessage, to_batch
@@ -248,3 +249,49 @@ def test_a_large_transfer_is_taken_once(world: World) -> None:
     world.wait(hours=1)
     assert len(peek(world)) == 1000
     assert peek(world, start=5001) == []
+
+
+def resend(world: World, first: int, count: int, sender: int = 7) -> list[int]:
+    """Send messages as a client does, whose bodies are their numbers."""
+    numbers = range(first, first + count)
+    messages = [message(str(number)) for number in numbers]
+    receipt = world.ask(Send(QUEUE, messages, Origin(sender_source(sender), numbers)))
+    return list(receipt.sequence_numbers)
+
+
+def test_a_send_that_comes_again_is_enqueued_once(world: World) -> None:
+    queue(world)
+    assert all(resend(world, 0, 3))
+    assert resend(world, 0, 3) == [0, 0, 0]
+    assert take(world) == ["0", "1", "2"]
+
+
+def test_a_send_may_come_later_than_those_after_it(world: World) -> None:
+    queue(world)
+    resend(world, 5, 2)
+    resend(world, 0, 2)
+    resend(world, 2, 3)
+    assert resend(world, 0, 7) == [0] * 7
+    assert take(world) == ["5", "6", "0", "1", "2", "3", "4"]
+
+
+def test_senders_number_their_messages_apart(world: World) -> None:
+    queue(world)
+    resend(world, 0, 1, sender=7)
+    resend(world, 0, 1, sender=8)
+    assert take(world) == ["0", "0"]
+
+
+def test_a_send_that_was_refused_can_come_again(world: World) -> None:
+    description = queue(world)
+    world.ask(UpdateEntity(replace(description, status=EntityStatus.SEND_DISABLED)))
+    with pytest.raises(EntityDisabledError):
+        resend(world, 0, 1)
+    world.ask(UpdateEntity(description))
+    assert all(resend(world, 0, 1))
+
+
+@pytest.mark.parametrize("numbers", [range(0, 4, 2), range(3, 1), range(2**62, 2**62 + 2)])
+def test_a_range_of_numbers_is_consecutive_and_fits(numbers: range) -> None:
+    with pytest.raises(InvalidArgumentError):
+        Origin(BACKLOG, numbers)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send, take
+from twinbus import BrokeredMessage, MessagingFactory
 from twinbus.broker.commands import Receive
 from twinbus.clock import ManualClock
 from twinbus.errors import (
@@ -146,3 +147,25 @@ def test_the_blocking_form_meets_the_same_faults(world: FaultyWorld) -> None:
     world.faulty.inject(Fault.TRANSIENT, QUEUE)
     with pytest.raises(TransientError):
         world.faulty.ask(Receive(QUEUE))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_send_retried_after_its_reply_was_lost_is_there_once(
+    world: FaultyWorld, count: int
+) -> None:
+    factory = MessagingFactory(world.faulty, clock=world.clock)
+    world.faulty.inject(Fault.REPLY_LOST, QUEUE, times=3)
+    factory.create_message_sender(QUEUE).send_batch([BrokeredMessage(b"a")] * count)
+    assert world.faulty.failed == 3
+    assert len(peek(world)) == count
+
+
+def test_pipelined_sends_retried_after_their_reply_was_lost_are_there_once(
+    world: FaultyWorld,
+) -> None:
+    factory = MessagingFactory(world.faulty, clock=world.clock)
+    world.faulty.inject(Fault.REPLY_LOST, QUEUE, times=2)
+    with factory.create_message_sender(QUEUE).pipelined() as pipeline:
+        for number in range(50):
+            pipeline.send(BrokeredMessage(str(number).encode()))
+    assert sorted(take(world), key=int) == [str(number) for number in range(50)]

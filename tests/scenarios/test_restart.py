@@ -27,12 +27,14 @@ from twinbus.broker.commands import (
     AcceptSession,
     DeleteEntity,
     Disposition,
+    Origin,
     ReadMeter,
     Receive,
     Send,
     SetSessionState,
     UpdateEntity,
 )
+from twinbus.broker.transfers import sender_source
 from twinbus.entities import EntityStatus, dead_letter_path
 from twinbus.message import BrokeredMessage, to_batch
 
@@ -237,3 +239,23 @@ def test_a_delivery_that_was_waited_for_is_metered_with_what_it_carried(site: Si
     waiting.result(timeout=5)
     [row] = [r for r in site.ask(ReadMeter()).to_pylist() if r["operation"] == "Receive"]
     assert (row["count"], row["messages"], row["units"]) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, others: int) -> None:
+    queue(site)
+    for number in range(3):
+        asked = [
+            site.namespace.submit(
+                Send(
+                    QUEUE, [message("a")], Origin(sender_source(sender), range(number, number + 1))
+                )
+            )
+            for sender in range(1, 2 + others)
+        ]
+        assert all(one.result().sequence_numbers[0] for one in asked)
+    site.reopen()
+    again = Send(QUEUE, [message("a")] * 3, Origin(sender_source(1), range(3)))
+    assert site.ask(again).sequence_numbers == [0, 0, 0]
+    site.reopen()
+    assert len(peek(site)) == 3 * (1 + others)

@@ -1,7 +1,6 @@
 """A client of a server that is killed now and then; it tells its parent what it knows.
 
 sent TIME ID ...               these were acknowledged
-unsure TIME ID ...             a send of these may be tried again, or failed: perhaps there twice
 received TIME ID:NUMBER ...    delivered here
 completed TIME ID:NUMBER ...   their completion was acknowledged
 complaint TEXT                 what no client should meet
@@ -49,14 +48,13 @@ def messages_of(name: str, first: int, count: int) -> list[BrokeredMessage]:
 
 
 def send(factory: MessagingFactory, name: str, generator: random.Random) -> None:
-    """Send singles and batches; nobody can see a retry, so each may be there twice."""
+    """Send singles and batches."""
     sender = factory.create_message_sender(QUEUE)
     count = 0
     while not _stop.is_set():
         batch = messages_of(name, count, generator.choice([1, 1, 1, 5, 50]))
         count += len(batch)
         ids = [m.message_id for m in batch]
-        tell("unsure", ids)
         sender.send_batch(batch)
         tell("sent", ids)
 
@@ -72,7 +70,6 @@ def send_once(factory: MessagingFactory, name: str, generator: random.Random) ->
         try:
             sender.send_batch(batch)
         except TransientError:
-            tell("unsure", ids)
             _stop.wait(0.05)
         else:
             tell("sent", ids)
@@ -85,7 +82,6 @@ def send_pipelined(factory: MessagingFactory, name: str, generator: random.Rando
         while not _stop.is_set():
             batch = messages_of(name, count, generator.randint(1, 100))
             count += len(batch)
-            tell("unsure", [m.message_id for m in batch])
             futures = [pipeline.send(message) for message in batch]
             for future in futures:
                 future.result(timeout=60)

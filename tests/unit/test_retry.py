@@ -58,7 +58,7 @@ class Trouble:
         return MessagingFactory(self.namespace, clock=self.clock, retry_policy=policy)
 
     def send(self, courier: Courier, path: str = ORDERS) -> None:
-        courier.send(Send(path, [ORDER]))
+        courier.ask(Send(path, [ORDER]))
 
     def count(self, path: str = ORDERS) -> int:
         return int(self.namespace.inner.ask(Peek(path, 0, 1000)).num_rows)

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.transfers import Intervals, Transfers, runs
+from twinbus.broker.transfers import (
+    Intervals,
+    Transfers,
+    runs,
+    sender_number,
+    sender_source,
+)
+from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS
 
 spans = st.tuples(st.integers(-30, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
 EVERYTHING = np.arange(-50, 50)
@@ -89,3 +96,40 @@ def test_what_is_written_down_of_origins_restores_them(
     for origin, intervals in transfers.origins():
         restored.take(origin, intervals)
     assert list(restored.origins()) == list(transfers.origins())
+
+
+def test_a_sender_is_known_by_a_number_of_64_bits() -> None:
+    assert sender_number(sender_source(2**64 - 1)) == 2**64 - 1
+    for other in ("backlog/0", "sender/", "sender/1", "sender/zz", "Sender/0000000000000001"):
+        assert sender_number(other) is None
+
+
+def test_the_senders_heard_of_last_are_known() -> None:
+    transfers = Transfers()
+    for number in range(1, KNOWN_SENDERS + 1):
+        transfers.take(sender_source(number), [(0, 9)])
+    transfers.take(sender_source(1), [(10, 19)])  # heard of again
+    transfers.take(sender_source(KNOWN_SENDERS + 1), [(0, 9)])
+    asked = np.array([5])
+    assert transfers.taken(sender_source(1), asked).all()
+    assert not transfers.taken(sender_source(2), asked).any()
+    assert len(list(transfers.origins())) == KNOWN_SENDERS
+
+
+def test_of_a_sender_with_many_gaps_the_latest_numbers_are_known() -> None:
+    transfers = Transfers()
+    for number in range(0, 4 * KNOWN_GAPS, 2):
+        transfers.take(sender_source(1), [(number, number)])
+    [(_, held)] = transfers.origins()
+    assert len(held) == KNOWN_GAPS
+    assert held[-1] == (4 * KNOWN_GAPS - 2, 4 * KNOWN_GAPS - 2)
+
+
+def test_a_backlog_queue_is_never_forgotten() -> None:
+    transfers = Transfers()
+    for number in range(0, 4 * KNOWN_GAPS, 2):
+        transfers.take("contoso/x-servicebus-transfer/0", [(number, number)])
+    for number in range(1, KNOWN_SENDERS + 10):
+        transfers.take(sender_source(number), [(0, 9)])
+    asked = np.arange(0, 4 * KNOWN_GAPS, 2)
+    assert transfers.taken("contoso/x-servicebus-transfer/0", asked).all()

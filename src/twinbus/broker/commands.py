@@ -33,9 +33,11 @@ NO_WAIT = timedelta(0)
 
 def _check_numbers(what: str, numbers: object) -> None:
     """Refuse anything but whole numbers that fit a column."""
-    if isinstance(numbers, range) or (
-        isinstance(numbers, np.ndarray) and numbers.dtype == np.int64
-    ):
+    if isinstance(numbers, range):
+        if not -(2**62) <= numbers.start <= numbers.stop <= 2**62 or numbers.step != 1:
+            raise InvalidArgumentError(f"{what} must be a range of whole numbers of 63 bits")
+        return
+    if isinstance(numbers, np.ndarray) and numbers.dtype == np.int64:
         return
     whole = isinstance(numbers, list | tuple) and all(
         type(number) is int and -(2**63) <= number < 2**63 for number in numbers
@@ -103,11 +105,12 @@ class Disposition(Enum):
 class Origin:
     """Where transferred messages come from; each is enqueued once, for ever.
 
-    `source` names a backlog queue or a sender; `numbers` number its messages, one per row.
+    `source` names a backlog queue or a sender; `numbers` number its messages, one per row. A send
+    that comes again, because its reply was lost, comes with the same origin.
     """
 
     source: str
-    numbers: Sequence[int] | npt.NDArray[np.int64]
+    numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is cheapest
 
     def __post_init__(self) -> None:
         _check_type("source", self.source, str)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import State
-from twinbus.broker.log import SCHEMAS, Part, PartKind
-from twinbus.broker.transfers import Intervals
+from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
+from twinbus.broker.transfers import Intervals, sender_number
 from twinbus.errors import MessagingError
 from twinbus.message import Int64s
 
@@ -118,7 +118,7 @@ class Commit:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.must_sync or self.kept or self.tentative or self.history)
+        return not (self.must_sync or self.kept or self.tentative or self.history or self.origins)
 
     @property
     def can_wait(self) -> bool:
@@ -128,11 +128,12 @@ class Commit:
     def parts(self, snapshot: Sequence[Fact] = ()) -> list[Part]:
         """Return the record: facts, messages, places, changes, history."""
         parts = []
-        facts = [*snapshot, *self.kept.facts, *self.tentative.facts]
+        batches, transferred = self._transferred()
+        facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
         if facts:
             columns = [[getattr(f, name) for f in facts] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns))
-        parts.extend(self.batches)
+        parts.extend(batches)
         for kind, entries in (
             (PartKind.PLACES, self.kept.places + self.tentative.places),
             (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
@@ -142,6 +143,22 @@ class Commit:
         if self.history:
             parts.append(_part(PartKind.HISTORY, self._history_columns()))
         return parts
+
+    def _transferred(self) -> tuple[list[Part], list[Fact]]:
+        """Return the batches, and what tells of the transfers.
+
+        One run of one sender, which is nearly every send, is told by the head of a batch.
+        """
+        if len(self.origins) == 1 and self.batches:
+            ((source, taken),) = self.origins.items()
+            sender, runs = sender_number(source), list(taken)
+            if sender and len(runs) == 1:
+                ((first, last),) = runs
+                b, sent = self.batches[0], Sent(sender, first, last - first + 1)
+                told = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
+                return [told, *self.batches[1:]], []
+        held = self.origins.items()
+        return self.batches, [Fact.of("transferred", source, list(taken)) for source, taken in held]
 
     def _history_columns(self) -> list[Any]:
         entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin, Send, SendReceipt
-from twinbus.broker.commit import Commit, Fact, Ticket
+from twinbus.broker.commit import Commit, Ticket
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.meter import Load, Meter, load_of_sizes
@@ -97,9 +97,8 @@ class Intake:
 
         `unbounded` neither checks nor limits: for what was acknowledged before.
         """
-        sources = [one.command.origin.source for one in asked if one.command.origin is not None]
-        if len(set(sources)) < len(sources):  # a send and its repetition: the second must see the
-            for one in asked:  # first accepted or refused
+        if len(asked) > 1 and _may_repeat(asked):  # the second must see the first accepted or
+            for one in asked:  # refused
                 self.take(entity, [one], now, commit, unbounded=unbounded)
             return
         if unbounded:
@@ -158,7 +157,7 @@ class Intake:
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
         for one, held in accepted:
-            if one.command.origin is not None:
+            if one.command.origin is not None and not self._is_ahead(one.command.origin, commit):
                 wanted[held] &= self._untransferred(one.command.origin, commit)
         if room is not None and int(incoming.size[wanted].sum()) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
@@ -238,24 +237,38 @@ class Intake:
         if lives is not None and (_micros(lives, 1) <= 0).any():
             raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
+    def _is_ahead(self, origin: Origin, commit: Commit) -> bool:
+        """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
+        if not isinstance(origin.numbers, range):
+            return False
+        staged = commit.origins.get(origin.source)
+        if staged is not None and not staged.ends_before(origin.numbers.start):
+            return False
+        return self._transfers.end_before(origin.source, origin.numbers.start)
+
     def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
         """Return which rows were never taken from their origin, before or in this turn."""
+        staged = commit.origins.get(origin.source)
         numbers = np.asarray(origin.numbers, np.int64)
         fresh = np.zeros(len(numbers), bool)
         fresh[np.unique(numbers, return_index=True)[1]] = True
         fresh &= ~self._transfers.taken(origin.source, numbers)
-        staged = commit.origins.get(origin.source)
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
     def _note_transfer(self, origin: Origin, fresh: Mask, commit: Commit) -> None:
         """Remember what is taken from an origin, in the same commit."""
-        source = origin.source
-        taken = runs(np.sort(np.asarray(origin.numbers, np.int64)[fresh]))
+        source, numbers = origin.source, origin.numbers
+        if isinstance(numbers, range) and fresh.all():
+            taken = [(numbers[0], numbers[-1])]
+        else:
+            taken = runs(np.sort(np.asarray(numbers, np.int64)[fresh]))
         if not taken:
             return
-        commit.tentative.facts.append(Fact.of("transferred", source, taken))
-        commit.on_durable.append(lambda: self._transfers.take(source, taken))
-        staged = commit.origins.setdefault(source, Intervals())
+        staged = commit.origins.get(source)
+        if staged is None:
+            commit.origins[source] = staged = Intervals()
+            noted = staged
+            commit.on_durable.append(lambda: self._transfers.take(source, noted))
         for first, last in taken:
             staged.add(first, last)
 
@@ -304,6 +317,23 @@ class Intake:
             if placement.queue is entity.queue:
                 numbers[placement.rows] = sequence
         return numbers
+
+
+def _may_repeat(asked: Sequence[Asked]) -> bool:
+    """Whether messages of one origin may come twice in these sends."""
+    runs_of: dict[str, list[tuple[int, int]]] = {}
+    for one in asked:
+        origin = one.command.origin
+        if origin is None or not len(origin.numbers):
+            continue
+        if origin.source in runs_of and not isinstance(origin.numbers, range):
+            return True
+        runs_of.setdefault(origin.source, []).append((origin.numbers[0], origin.numbers[-1]))
+    return any(
+        later[0] <= earlier[1]
+        for held in runs_of.values()
+        for earlier, later in pairwise(sorted(held))
+    )
 
 
 def _merged(commands: Sequence[Send]) -> Incoming:

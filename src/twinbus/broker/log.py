@@ -14,12 +14,15 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
 
     payload        one header of 64 bytes per part, then the parts, each padded to 64
     +0   4  kind                       +24  8  first sequence number \
-    +4   4  entity                     +32  8  time                   of MESSAGES, else 0
-    +8   8  batch number (MESSAGES)    +40     zeros to +64
-    +16  8  length                     a part is one Arrow IPC record batch of its kind's schema
+    +4   4  entity                     +32  8  time                   | of MESSAGES, else 0
+    +8   8  batch number (MESSAGES)    +40  8  sender                 |
+    +16  8  length                     +48  8  its first number       |
+                                       +56  8  how many numbers       /
+    A part is one Arrow IPC record batch of its kind's schema.
 
     A MESSAGES part with an entity went there whole and in order at that time, each message active
-    and without expiry: the common case costs no columns. Everything else is told by PLACES.
+    and without expiry: the common case costs no columns. Everything else is told by PLACES. A part
+    with a sender says that these numbers of it were taken; FACTS tell of other transfers.
 
 A segment's space is reserved when it begins, and the files of dropped segments are written over:
 a sync that need not grow the file takes half the time. What lies behind the last record is zeros or
@@ -60,7 +63,7 @@ _RECORD_MAGIC = b"TBR1"
 _SEGMENT_HEADER = struct.Struct("<8sIIQQQ")
 _RECORD_HEADER = struct.Struct("<4sIQQQ32x")
 _CHECKED_HEADER = struct.Struct("<IQQ")
-_PART_HEADER = struct.Struct("<IIQQQQ24x")
+_PART_HEADER = struct.Struct("<IIQQQQQqQ")
 _CHECKSUM = struct.Struct("<Q")
 
 
@@ -118,6 +121,19 @@ class Part:
     entity: int = 0  # that all its messages went to; 0: see PLACES
     first_sequence: int = 0
     time: int = 0
+    sent: "Sent | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Consecutive numbers of one sender that were taken."""
+
+    sender: int  # 0: none
+    first: int
+    count: int
+
+
+_NOT_SENT = Sent(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +355,11 @@ class Log:
         parts = []
         for index in range(count):
             header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
-            kind, entity, batch_number, length, first_sequence, time = header
+            kind, entity, batch_number, length, first_sequence, time, *numbers = header
             place = Place(segment.number, at, length)
             columns = pa.ipc.read_record_batch(content.slice(at, length), SCHEMAS[PartKind(kind)])
-            part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time)
+            sent = Sent(*numbers) if numbers[0] else None
+            part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time, sent)
             parts.append((part, place))
             at += _padded(length)
         return Record(number, tuple(parts))
@@ -404,8 +421,11 @@ class Log:
         for index, part in enumerate(parts):
             body = memoryview(part.columns.serialize())
             numbers = (part.number, body.nbytes, part.first_sequence, part.time)
+            sent = part.sent or _NOT_SENT
             at = index * _PART_HEADER.size
-            _PART_HEADER.pack_into(table, at, part.kind, part.entity, *numbers)
+            _PART_HEADER.pack_into(
+                table, at, part.kind, part.entity, *numbers, sent.sender, sent.first, sent.count
+            )
             places.append(Place(segment.number, offset, body.nbytes))
             padding = _padded(body.nbytes) - body.nbytes
             buffers += [body, memoryview(bytes(padding))]

@@ -22,6 +22,7 @@ from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
+from twinbus.broker.transfers import Transfers, sender_source
 from twinbus.broker.waiting import Rows
 from twinbus.errors import LogDamagedError
 from twinbus.limits import NEVER_US
@@ -35,7 +36,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.facts: dict[str, dict[str, bytes]] = {}
-        self.transferred: dict[str, list[list[int]]] = {}
+        self.transfers = Transfers()
         self.highest_entity = 0
         self.highest_epoch = 0
         self._places: list[Columns] = []
@@ -51,6 +52,10 @@ class Replay:
             for part, place in record.parts:
                 if part.kind is PartKind.MESSAGES:
                     bodies.add(part.number, place, part.columns.num_rows)
+                    if part.sent:
+                        sent = part.sent
+                        run = (sent.first, sent.first + sent.count - 1)
+                        self.transfers.take(sender_source(sent.sender), [run])
                     if part.entity:
                         self._places.append(_whole_places(part))
                         self._place_order.append(record.number)
@@ -74,9 +79,9 @@ class Replay:
         for kind, key, value in rows:
             if kind == "transferred":
                 if value is None:
-                    self.transferred.pop(key, None)
+                    self.transfers.forget(key)
                 else:
-                    self.transferred.setdefault(key, []).extend(json.loads(value))
+                    self.transfers.take(key, json.loads(value))
             elif value is None:
                 self.facts.get(kind, {}).pop(key, None)
             else:
@@ -201,7 +206,7 @@ def restore(namespace: Namespace, replay: Replay, now: int, *, accept_damage: bo
         directory.add(entity)
     for key, value in replay.facts.get("death", {}).items():
         shared.deaths.learn(int(key), Death(*json.loads(value)))
-    for origin, intervals in replay.transferred.items():
+    for origin, intervals in replay.transfers.origins():
         namespace.transfers.take(origin, intervals)
     rows, highest = replay.standing()
     _restore_rows(namespace, rows, accept_damage=accept_damage)

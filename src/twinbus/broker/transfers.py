@@ -1,16 +1,39 @@
 """The memory of transfers: which messages of which origin were taken, for ever, in little space.
 
 An origin is a backlog queue, a sender or a spill store; it numbers its messages. What was taken is
-kept as intervals, which stay few because origins hand over in order.
+kept as intervals, which stay few because origins hand over in order. Senders come and go: those
+heard of last are kept, and of a sender with many gaps the latest numbers. What is forgotten can be
+taken twice, but is never lost.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS
 from twinbus.message import Int64s
+
+_SENDER = "sender/"  # what the names of senders begin with
+
+
+def sender_source(number: int) -> str:
+    """Return the name of a sender as an origin; its number has 64 bits."""
+    return f"{_SENDER}{number:016x}"
+
+
+@lru_cache(maxsize=KNOWN_SENDERS)  # asked for with every send
+def sender_number(source: str) -> int | None:
+    """Return the number of a sender; None: the origin is none."""
+    if not source.startswith(_SENDER):
+        return None
+    try:
+        number = int(source.removeprefix(_SENDER), 16)
+    except ValueError:
+        return None
+    return number if sender_source(number) == source else None
 
 
 class Intervals:
@@ -29,8 +52,19 @@ class Intervals:
         """How many intervals, not how many numbers."""
         return len(self._first)
 
+    def ends_before(self, number: int) -> bool:
+        """Whether all its numbers are lower."""
+        return not self._last or self._last[-1] < number
+
+    def keep_latest(self, count: int) -> None:
+        """Forget the lowest intervals when there are more than so many."""
+        del self._first[:-count], self._last[:-count]
+
     def add(self, first: int, last: int) -> None:
         """Add the numbers first to last, both included."""
+        if self._last and first == self._last[-1] + 1:  # nearly always
+            self._last[-1] = last
+            return
         start = bisect_right(self._first, first)
         if start and self._last[start - 1] >= first - 1:
             start -= 1
@@ -64,17 +98,34 @@ class Transfers:
 
     def __init__(self) -> None:
         self._taken: dict[str, Intervals] = {}
+        self._senders: dict[str, Intervals] = {}  # the one heard of last comes last
+
+    def _held(self, origin: str) -> Intervals | None:
+        return self._senders.get(origin) or self._taken.get(origin)
+
+    def end_before(self, origin: str, number: int) -> bool:
+        """Whether no number of an origin from this one on was taken."""
+        held = self._held(origin)
+        return held is None or held.ends_before(number)
 
     def taken(self, origin: str, numbers: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of an origin's numbers were taken before."""
-        held = self._taken.get(origin)
+        held = self._held(origin)
         return np.zeros(len(numbers), bool) if held is None else held.contains(numbers)
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]]) -> None:
         """Remember that these were taken."""
-        held = self._taken.setdefault(origin, Intervals())
+        if sender_number(origin) is None:
+            held = self._taken.setdefault(origin, Intervals())
+        else:
+            held = self._senders.pop(origin) if origin in self._senders else Intervals()
+            self._senders[origin] = held
         for first, last in intervals:
             held.add(first, last)
+        if origin in self._senders:
+            held.keep_latest(KNOWN_GAPS)
+            if len(self._senders) > KNOWN_SENDERS:
+                del self._senders[next(iter(self._senders))]
 
     def forget(self, origin: str) -> None:
         """Forget an origin that can hand nothing over again."""
@@ -82,5 +133,6 @@ class Transfers:
 
     def origins(self) -> Iterable[tuple[str, list[tuple[int, int]]]]:
         """Yield each origin with its intervals."""
-        for origin, intervals in self._taken.items():
-            yield origin, list(intervals)
+        for held in (self._taken, self._senders):
+            for origin, intervals in held.items():
+                yield origin, list(intervals)

@@ -1,16 +1,35 @@
-"""Carries commands to a namespace under a retry policy: the one way clients reach it."""
+"""Carries commands to a namespace under a retry policy: the one way clients reach it.
 
+Every send is numbered, so that the namespace recognises one that comes again after its reply was
+lost.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import TypeVar
 
-from twinbus.broker.commands import NO_WAIT, Command, Send, SendReceipt
+import pyarrow as pa
+
+from twinbus.broker.commands import (
+    NO_WAIT,
+    CancelScheduled,
+    Command,
+    Origin,
+    Send,
+    SendReceipt,
+)
+from twinbus.broker.transfers import sender_source
 from twinbus.client.retry import BusyGate, RetryPolicy, exhausted, is_worth_a_retry
+from twinbus.client.route import Lane, Route
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
-from twinbus.errors import MessagingError
+from twinbus.errors import MessagingError, OperationTimeoutError
 from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
+from twinbus.message import BrokeredMessage
 from twinbus.namespace.contract import Namespace
 
 R = TypeVar("R")
@@ -26,17 +45,34 @@ class Courier:
         self.clock = clock
         self.policy = policy
         self.life = life
-        self._random = random
+        self.random = random
         self._gate = BusyGate()
+        self._source = sender_source(random.getrandbits(64) or 1)
+        self._next_number = 0
+        self._numbering = threading.Lock()
+        self.route: Route = _DirectRoute(self)  # of the sends of clients
 
-    def ask(self, command: Command[R]) -> R:
-        """Return the reply, or raise the last error when the policy is exhausted."""
+    def new_send(self, path: str, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Send:
+        """Return a send that the namespace recognises when it comes again."""
+        count = len(messages) if isinstance(messages, list | tuple | pa.RecordBatch) else 0
+        with self._numbering:
+            first = self._next_number
+            self._next_number += count
+        return Send(path, messages, Origin(self._source, range(first, first + count)))
+
+    def ask(self, command: Command[R], is_hopeless: Callable[[], bool] = lambda: False) -> R:
+        """Return the reply, or raise the last error when the policy is exhausted.
+
+        `is_hopeless` is looked at after a failure: whether to leave it at that.
+        """
         began = self.clock.now_us()
         wait = to_us(getattr(command, "wait", NO_WAIT))  # a long poll's own time comes on top
         deadline = began + to_us(self.policy.operation_timeout) + wait
         history: list[MessagingError] = []
         while True:
             self.life.check()
+            if history and is_hopeless():
+                raise exhausted(history, (self.clock.now_us() - began) / SECOND_US)
             self._pass_gate(deadline, history)
             now = self.clock.now_us()
             try:
@@ -47,7 +83,7 @@ class Courier:
                 if not is_worth_a_retry(error):
                     raise
                 history.append(error)
-                pause = self.policy.backoff_us(len(history), self._random.random())
+                pause = self.policy.backoff_us(len(history), self.random.random())
                 tired = len(history) == self.policy.max_tries
                 if tired or now + pause >= deadline:
                     raise exhausted(history, (now - began) / SECOND_US) from error
@@ -69,28 +105,76 @@ class Courier:
         """Close the gate when the namespace said that it is busy."""
         self._gate.note(error, self.clock.now_us())
 
-    def await_gate(self) -> None:
-        """Wait until the gate is open."""
-        while True:
-            now = self.clock.now_us()
-            if self._gate.reason(now) is None:
-                return
-            self.clock.sleep_us(self._gate.closed_until - now)
+    def busy_until(self, now: int) -> int:
+        """Return until when nothing goes to the namespace; the past when something may."""
+        return self._gate.closed_until if self._gate.reason(now) else now
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over once, without waiting and without trying again."""
         return self.namespace.submit(command)
 
-    def send(self, command: Send) -> SendReceipt:
-        """Send; what pairing puts itself in front of."""
-        return self.ask(command)
+    def begin_send(self, command: Send) -> "Submitted":
+        """Hand a send over without waiting for its reply; waits only while the gate is closed."""
+        while (now := self.clock.now_us()) < (until := self.busy_until(now)):
+            self.clock.sleep_us(until - now)
+        self.life.check()
+        return Submitted(self, command, self.namespace.submit(command))
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A send under way."""
+
+    courier: Courier
+    command: Send
+    reply: "Future[SendReceipt]"
+
+    def wait(self) -> SendReceipt:
+        """Return the receipt; when the first try fails, go on under the retry policy."""
+        try:
+            return self.reply.result(to_us(self.courier.policy.operation_timeout) / SECOND_US)
+        except MessagingError as refusal:
+            error = refusal
+        except TimeoutError:
+            error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
+        if not is_worth_a_retry(error):
+            raise error
+        self.courier.note(error)
+        return self.courier.ask(self.command)
+
+
+class _DirectRoute:
+    """Straight to the courier's own namespace."""
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+
+    def send(self, command: Send, lane: Lane) -> SendReceipt:  # noqa: ARG002 - all clients alike
+        """Send, and return when the messages are durable."""
+        return self._courier.ask(command)
+
+    def is_diverting(self, path: str) -> bool:  # noqa: ARG002
+        """Never."""
+        return False
+
+    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Submitted:  # noqa: ARG002
+        """Begin to send."""
+        return self._courier.begin_send(command)
+
+    def cancel(self, command: CancelScheduled) -> None:
+        """Cancel scheduled messages."""
+        self._courier.ask(command)
 
 
 class NamespaceUser(Closable):
     """What a factory and a manager are: a namespace, a courier to it, and a life that ends."""
 
     def __init__(
-        self, namespace: Namespace, retry_policy: RetryPolicy | None, clock: Clock | None
+        self,
+        namespace: Namespace,
+        retry_policy: RetryPolicy | None,
+        clock: Clock | None,
+        random: Random | None = None,
     ) -> None:
         self._life = Life()
         self._namespace = namespace
@@ -99,7 +183,7 @@ class NamespaceUser(Closable):
             clock or SystemClock(),
             retry_policy or RetryPolicy(),
             self._life,
-            SystemRandom(),
+            random or SystemRandom(),
         )
 
     def close(self) -> None:

@@ -7,27 +7,21 @@ at fault fail.
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
-from twinbus.broker.commands import Send, SendReceipt
+from twinbus.broker.commands import Origin, Send
 from twinbus.client.courier import Courier
-from twinbus.client.retry import is_worth_a_retry
-from twinbus.clock import to_us
-from twinbus.errors import (
-    Fault,
-    InvalidArgumentError,
-    MessagingError,
-    NamespaceClosedError,
-    OperationTimeoutError,
-)
+from twinbus.client.route import Lane, Pending
+from twinbus.errors import Fault, InvalidArgumentError, MessagingError, NamespaceClosedError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     PIPELINE_BACKLOG,
     PIPELINE_BYTES,
     PIPELINE_MESSAGES,
     PIPELINE_SENDS,
-    SECOND_US,
 )
 from twinbus.message import BrokeredMessage
 
@@ -42,15 +36,16 @@ class _Entry:
 class _Flight:
     entries: list[_Entry]
     command: Send
-    reply: "Future[SendReceipt]"
+    pending: Pending
 
 
 class PipelinedSender(Closable):
     """Sends without waiting; as a context manager it waits at the end for all."""
 
-    def __init__(self, courier: Courier, path: str) -> None:
+    def __init__(self, courier: Courier, path: str, lane: Lane) -> None:
         self.path = path
         self._courier = courier
+        self._lane = lane
         self._waiting: deque[_Entry] = deque()
         self._changed = threading.Condition()
         self._unanswered = 0
@@ -102,13 +97,15 @@ class PipelinedSender(Closable):
                 self._changed.wait_for(lambda: self._waiting or self._flights or self._closed)
                 if not self._waiting and not self._flights:
                     return
-            while self._waiting and len(self._flights) < PIPELINE_SENDS:
-                self._take_off()
+            divert = self._courier.route.is_diverting(self.path)
+            most = 1 if divert else PIPELINE_SENDS  # a send that fails must not be overtaken
+            while self._waiting and len(self._flights) < most:
+                self._take_off(divert=divert)
             if self._flights:
                 flight = self._flights.popleft()
                 self._answer(flight.entries, self._land(flight))
 
-    def _take_off(self) -> None:
+    def _take_off(self, *, divert: bool) -> None:
         entries: list[_Entry] = []
         size = 0
         with self._changed:
@@ -117,41 +114,25 @@ class PipelinedSender(Closable):
                 size += len(entries[-1].message.body)
             self._changed.notify_all()
         try:
-            self._courier.await_gate()
-            self._courier.life.check()
-            command = Send(self.path, [entry.message for entry in entries])
+            command = self._courier.new_send(self.path, [entry.message for entry in entries])
+            pending = self._courier.route.submit(command, self._lane, divert=divert)
         except MessagingError as error:
             self._answer(entries, error)
             return
-        self._flights.append(_Flight(entries, command, self._courier.submit(command)))
+        self._flights.append(_Flight(entries, command, pending))
 
     def _land(self, flight: _Flight) -> MessagingError | None:
         """Wait for a reply; return what went wrong with those that are not answered yet."""
-        error: MessagingError | None = None
-        try:
-            flight.reply.result(to_us(self._courier.policy.operation_timeout) / SECOND_US)
-        except MessagingError as refusal:
-            error = refusal
-        except TimeoutError:
-            error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
-        except Exception as trouble:  # noqa: BLE001 - the thread must live on for the others
-            error = MessagingError(f"the send failed: {trouble!r}")
-        if error is not None and is_worth_a_retry(error):
-            self._courier.note(error)
-            error = self._again(flight.command)
-        if error is not None and error.fault is Fault.CALLER and len(flight.entries) > 1:
-            while len(flight.entries) > 1:
-                entry = flight.entries.pop(0)
-                self._answer([entry], self._again(Send(self.path, [entry.message])))
-            error = self._again(Send(self.path, [flight.entries[0].message]))
-        return error
-
-    def _again(self, command: Send) -> MessagingError | None:
-        """Send under the retry policy; return what came of it."""
-        try:
-            self._courier.send(command)
-        except MessagingError as error:
+        error = _outcome(flight.pending.wait)
+        if error is None or error.fault is not Fault.CALLER or len(flight.entries) == 1:
             return error
+        origin = flight.command.origin
+        assert origin is not None  # new_send gave it
+        for at, entry in enumerate(flight.entries):
+            number = origin.numbers[at : at + 1]
+            one = Send(self.path, [entry.message], Origin(origin.source, number))
+            self._answer([entry], _outcome(partial(self._courier.route.send, one, self._lane)))
+        flight.entries.clear()
         return None
 
     def _answer(self, entries: list[_Entry], error: MessagingError | None) -> None:
@@ -164,3 +145,14 @@ class PipelinedSender(Closable):
             self._unanswered -= len(entries)
             if not self._unanswered:
                 self._changed.notify_all()
+
+
+def _outcome(send: Callable[[], object]) -> MessagingError | None:
+    """Send; return what went wrong."""
+    try:
+        send()
+    except MessagingError as error:
+        return error
+    except Exception as trouble:  # noqa: BLE001 - the thread must live on for the others
+        return MessagingError(f"the send failed: {trouble!r}")
+    return None

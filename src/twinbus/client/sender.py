@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
-from twinbus.broker.commands import CancelScheduled, Send
+from twinbus.broker.commands import CancelScheduled, SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.pipelined import PipelinedSender
+from twinbus.client.route import Lane
 from twinbus.errors import InvalidArgumentError, NamespaceClosedError
 from twinbus.lifetimes import Closable
 from twinbus.message import BrokeredMessage
@@ -41,32 +43,38 @@ class EntityClient(Closable):
 class MessageSender(EntityClient):
     """Sends to a queue or topic. Every call returns when the messages are durable."""
 
+    def __init__(self, courier: Courier, path: str, *rest: Any) -> None:
+        super().__init__(courier, path, *rest)
+        self._lane = Lane()
+
     def send(self, message: BrokeredMessage) -> None:
         """Send one message."""
         self.send_batch([message])
 
     def send_batch(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None:
         """Send messages, all or none. A batch of MESSAGE_SCHEMA goes as it is."""
+        self._send(messages)
+
+    def _send(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> SendReceipt:
         self._check()
-        self._courier.send(Send(self.path, messages))
+        return self._courier.route.send(self._courier.new_send(self.path, messages), self._lane)
 
     def schedule(
         self, messages: BrokeredMessage | Sequence[BrokeredMessage], at: datetime
     ) -> list[int]:
         """Send messages that appear at a later time; return numbers that cancel them."""
-        self._check()
         if isinstance(messages, BrokeredMessage):
             messages = [messages]
         due = [replace(message, scheduled_enqueue_time_utc=at) for message in messages]
-        return list(self._courier.send(Send(self.path, due)).sequence_numbers)
+        return list(self._send(due).sequence_numbers)
 
     def cancel_scheduled(self, sequence_numbers: int | Sequence[int]) -> None:
         """Cancel scheduled messages, all or none, before their time has come."""
         self._check()
         numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
-        self._courier.ask(CancelScheduled(self.path, numbers))
+        self._courier.route.cancel(CancelScheduled(self.path, numbers))
 
     def pipelined(self) -> PipelinedSender:
         """Return a sender that keeps many single sends in flight."""
         self._check()
-        return PipelinedSender(self._courier, self.path)
+        return PipelinedSender(self._courier, self.path, self._lane)

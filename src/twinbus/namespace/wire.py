@@ -6,7 +6,7 @@ A frame is an Arrow batch, or none, with metadata:
     head      JSON; of a client    {"asks": [[number, command, rows], ...], "token", "bye"}
                     of a server    {"replies": [[number, value or error, rows], ...]}
     blobs     bytes the head points to as {"$": "numbers" | "tokens" | "blob" | "batch",
-              "at": offset, "size": bytes}
+              "at": offset, "size": bytes}; {"$": "run", "first", "count"} are consecutive numbers
 
 The batch holds the messages of all commands or replies of the frame end to end; `rows` says how
 many are whose. Clients send batches of MESSAGE_SCHEMA, servers of DELIVERY_SCHEMA. A reply has the
@@ -145,6 +145,8 @@ class _Writing(Plain):
     def dump(self, value: Any) -> Any:
         """Return a value as JSON can hold it; long ones are put beside."""
         kind = type(value)
+        if kind is range and value.step == 1:
+            return {"$": "run", "first": value.start, "count": len(value)}
         if kind in (range, np.ndarray) or (
             kind in (list, tuple)
             and len(value) > _FEW_NUMBERS
@@ -193,6 +195,8 @@ class _Reading(Plain):
         self._blobs = held[end:]
 
     def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
+        if kind == "run":
+            return range(plain["first"], plain["first"] + plain["count"])
         if kind not in ("numbers", "tokens", "blob", "batch"):
             return super()._load_scalar(kind, plain)
         at, size = plain["at"], plain["size"]

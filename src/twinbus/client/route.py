@@ -1,0 +1,46 @@
+"""Where the sends of a factory's clients go: straight to its namespace, or wherever a pairing says.
+
+A factory has one route. Pairing puts one of its own in its place, under clients that exist already
+as well as under those to come.
+"""
+
+from typing import Protocol
+
+from twinbus.broker.commands import CancelScheduled, Send, SendReceipt
+
+
+class Lane:
+    """What a route remembers of one client."""
+
+    __slots__ = ("backlog_queue",)
+
+    def __init__(self) -> None:
+        self.backlog_queue: int | None = None  # where its messages were diverted to last
+
+
+class Pending(Protocol):
+    """A send under way."""
+
+    def wait(self) -> SendReceipt:
+        """Return the receipt, or raise what the caller is to see."""
+        ...
+
+
+class Route(Protocol):
+    """Takes the sends of all clients of a factory, from many threads."""
+
+    def send(self, command: Send, lane: Lane) -> SendReceipt:
+        """Send, and return when the messages are durable."""
+        ...
+
+    def is_diverting(self, path: str) -> bool:
+        """Whether sends to this entity go elsewhere now: one at a time, to keep their order."""
+        ...
+
+    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Pending:
+        """Begin to send; `divert` is what `is_diverting` said."""
+        ...
+
+    def cancel(self, command: CancelScheduled) -> None:
+        """Cancel scheduled messages by the numbers in the receipt of their send."""
+        ...
