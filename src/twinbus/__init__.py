@@ -7,7 +7,7 @@ applications rely on.
 from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.broker.commands import Disposition, ReceiveMode
 from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient
-from twinbus.client.factory import MessagingFactory
+from twinbus.client.factory import MessagingFactory, PairedNamespaceOptions
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.pipelined import PipelinedSender
 from twinbus.client.receiver import (
@@ -35,6 +35,7 @@ from twinbus.entities import (
     subscription_path,
 )
 from twinbus.errors import (
+    BacklogUnavailableError,
     BrokerRestartingError,
     CommunicationError,
     EntityAlreadyExistsError,
@@ -64,8 +65,24 @@ from twinbus.errors import (
     UnauthorizedError,
 )
 from twinbus.message import BrokeredMessage, MessageState
+from twinbus.pairing.board import BacklogQueueStatus, PathStatus
+from twinbus.pairing.events import (
+    BacklogQueueBack,
+    BacklogQueuePulled,
+    FailedOver,
+    PairingEvent,
+    Returned,
+)
+from twinbus.pairing.health import HealthState
+from twinbus.pairing.metrics import PairingCollector
+from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
+from twinbus.pairing.pairing import SendAvailabilityPairing, Syphon
 
 __all__ = [
+    "BacklogQueueBack",
+    "BacklogQueuePulled",
+    "BacklogQueueStatus",
+    "BacklogUnavailableError",
     "BrokerRestartingError",
     "BrokeredMessage",
     "Claim",
@@ -78,8 +95,10 @@ __all__ = [
     "EntityStatus",
     "FactoryFaultedError",
     "FactoryState",
+    "FailedOver",
     "FalseFilter",
     "Fault",
+    "HealthState",
     "InvalidArgumentError",
     "InvalidOperationError",
     "LogDamagedError",
@@ -97,6 +116,10 @@ __all__ = [
     "NamespaceManager",
     "NewerFormatError",
     "OperationTimeoutError",
+    "PairedNamespaceOptions",
+    "PairingCollector",
+    "PairingEvent",
+    "PathStatus",
     "PipelinedSender",
     "QueueClient",
     "QueueDescription",
@@ -106,8 +129,11 @@ __all__ = [
     "ReceiveOptions",
     "ReceivedMessage",
     "RetryPolicy",
+    "Returned",
     "RuleDescription",
     "RuntimeProperties",
+    "SendAvailabilityPairedNamespaceOptions",
+    "SendAvailabilityPairing",
     "ServerBusyError",
     "SessionCannotBeLockedError",
     "SessionLockLostError",
@@ -118,6 +144,7 @@ __all__ = [
     "StoreUnavailableError",
     "SubscriptionClient",
     "SubscriptionDescription",
+    "Syphon",
     "TopicClient",
     "TopicDescription",
     "TransientError",

@@ -442,6 +442,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
         return self._blocking.on_state_change(watcher)
 
     fault = _awaited(factory.MessagingFactory.fault)
+    pair_namespace = _awaited(factory.MessagingFactory.pair_namespace)
 
 
 class NamespaceManager(_NamespaceUser[manager.NamespaceManager]):

@@ -127,6 +127,14 @@ class ConnectionString:
             tls_host_name=parts.get("tlshostname"),
         )
 
+    @property
+    def address(self) -> str:
+        """Where it is: the same for all connection strings that name the same place alike."""
+        if self.place is Place.EMBEDDED:
+            assert self.directory is not None
+            return str(self.directory.resolve())
+        return f"{self.host.lower()}:{self.port}"
+
     def to_text(self) -> str:
         """Return the connection string, with its key."""
         if self.place is Place.EMBEDDED:

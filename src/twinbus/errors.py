@@ -24,6 +24,7 @@
     ├── OperationTimeoutError        broker    yes   the outcome is unknown
     ├── CommunicationError           broker    yes   not reached, or the outcome is unknown
     ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
+    ├── BacklogUnavailableError      broker    yes   primary and backlog queues failed: see causes
     └── BrokerRestartingError        broker    yes   the broker heals itself
 
 An error's facts are attributes; `code` names its class on the wire.
@@ -200,6 +201,10 @@ class CommunicationError(TransientError):
 
 class StoreUnavailableError(TransientError):
     """The disk refuses writes; nothing of the request was accepted."""
+
+
+class BacklogUnavailableError(TransientError):
+    """An entity failed and no backlog queue took its messages; holds both causes."""
 
 
 class BrokerRestartingError(TransientError):

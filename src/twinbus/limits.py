@@ -54,7 +54,7 @@ MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change
 
 # Transfers
 KNOWN_SENDERS: Final = 10_000  # whose sends are recognised when they come again; about 1 MB
-KNOWN_GAPS: Final = 100  # in the numbers of one sender: sends that were refused
+KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refused
 
 # The log
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
@@ -101,6 +101,21 @@ WAITING_AIO_THREADS: Final = 512  # each receive that waits in an asyncio factor
 WORKING_AIO_THREADS: Final = 64  # for everything else: many requests share one connection
 RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
 
+# Pairing
+DEFAULT_BACKLOG_QUEUES: Final = 10  # a busy or broken one leaves nine
+MAX_BACKLOG_QUEUES: Final = 1000  # each costs the syphon its own polls
+BACKLOG_SIZE_MEGABYTES: Final = 5120  # the largest queue of the Standard tier
+DEFAULT_FAILOVER_INTERVAL: Final = timedelta(minutes=1)
+MAX_FAILOVER_INTERVAL: Final = timedelta(minutes=60)
+DEFAULT_PING_INTERVAL: Final = timedelta(minutes=1)
+MIN_PING_INTERVAL: Final = timedelta(seconds=1)
+MAX_PING_INTERVAL: Final = timedelta(minutes=30)
+PING_TIME_TO_LIVE: Final = timedelta(seconds=1)  # where a broker stores it, it is gone at once
+CREATE_TRIES: Final = 3
+CREATE_PAUSE: Final = timedelta(seconds=30)  # a broker that restarts is back by then
+PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after its partner was
+REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
+
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 WIRE_VERSION: Final = 1
@@ -123,3 +138,6 @@ assert MIN_DUPLICATE_WINDOW <= DEFAULT_DUPLICATE_WINDOW <= MAX_DUPLICATE_WINDOW
 assert MAX_MESSAGE_BYTES <= MAX_RECEIVE_BYTES <= MAX_BATCH_BYTES
 assert DEFAULT_LEASE_DURATION <= MAX_LEASE_DURATION
 assert DEFAULT_SIZE_MEGABYTES <= MAX_SIZE_MEGABYTES
+assert DEFAULT_BACKLOG_QUEUES <= MAX_BACKLOG_QUEUES
+assert DEFAULT_FAILOVER_INTERVAL <= MAX_FAILOVER_INTERVAL
+assert MIN_PING_INTERVAL <= DEFAULT_PING_INTERVAL <= MAX_PING_INTERVAL

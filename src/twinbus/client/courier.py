@@ -23,7 +23,7 @@ from twinbus.broker.commands import (
 )
 from twinbus.broker.transfers import sender_source
 from twinbus.client.retry import BusyGate, RetryPolicy, exhausted, is_worth_a_retry
-from twinbus.client.route import Lane, Route
+from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.errors import MessagingError, OperationTimeoutError
@@ -33,6 +33,24 @@ from twinbus.message import BrokeredMessage
 from twinbus.namespace.contract import Namespace
 
 R = TypeVar("R")
+
+
+class _Numbers:
+    """Numbers the messages to one entity.
+
+    Each entity has its own, so that one that is failing leaves no gaps in the others'.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> range:
+        with self._lock:
+            first = self._next
+            self._next += count
+        return range(first, first + count)
 
 
 class Courier:
@@ -47,18 +65,17 @@ class Courier:
         self.life = life
         self.random = random
         self._gate = BusyGate()
-        self._source = sender_source(random.getrandbits(64) or 1)
-        self._next_number = 0
-        self._numbering = threading.Lock()
+        self._numbers: dict[str, _Numbers] = {}  # by path
         self.route: Route = _DirectRoute(self)  # of the sends of clients
 
     def new_send(self, path: str, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Send:
         """Return a send that the namespace recognises when it comes again."""
         count = len(messages) if isinstance(messages, list | tuple | pa.RecordBatch) else 0
-        with self._numbering:
-            first = self._next_number
-            self._next_number += count
-        return Send(path, messages, Origin(self._source, range(first, first + count)))
+        numbers = self._numbers.get(path)
+        if numbers is None:
+            source = sender_source(self.random.getrandbits(64) or 1)
+            numbers = self._numbers.setdefault(path, _Numbers(source))
+        return Send(path, messages, Origin(numbers.source, numbers.take(count)))
 
     def ask(self, command: Command[R], is_hopeless: Callable[[], bool] = lambda: False) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
@@ -129,7 +146,7 @@ class Submitted:
     command: Send
     reply: "Future[SendReceipt]"
 
-    def wait(self) -> SendReceipt:
+    def wait(self, is_hopeless: Callable[[], bool] = lambda: False) -> SendReceipt:
         """Return the receipt; when the first try fails, go on under the retry policy."""
         try:
             return self.reply.result(to_us(self.courier.policy.operation_timeout) / SECOND_US)
@@ -137,10 +154,10 @@ class Submitted:
             error = refusal
         except TimeoutError:
             error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
-        if not is_worth_a_retry(error):
+        if not is_worth_a_retry(error) or is_hopeless():
             raise error
         self.courier.note(error)
-        return self.courier.ask(self.command)
+        return self.courier.ask(self.command, is_hopeless)
 
 
 class _DirectRoute:
@@ -157,9 +174,9 @@ class _DirectRoute:
         """Never."""
         return False
 
-    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Submitted:  # noqa: ARG002
+    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:  # noqa: ARG002
         """Begin to send."""
-        return self._courier.begin_send(command)
+        return self._courier.begin_send(command).wait
 
     def cancel(self, command: CancelScheduled) -> None:
         """Cancel scheduled messages."""
@@ -174,8 +191,11 @@ class NamespaceUser(Closable):
         namespace: Namespace,
         retry_policy: RetryPolicy | None,
         clock: Clock | None,
+        *,
+        address: str = "",
         random: Random | None = None,
     ) -> None:
+        self.address = address  # where the namespace is; empty: nobody knows
         self._life = Life()
         self._namespace = namespace
         self._courier = Courier(
@@ -185,6 +205,16 @@ class NamespaceUser(Closable):
             self._life,
             random or SystemRandom(),
         )
+
+    @property
+    def courier(self) -> Courier:
+        """What carries its commands; for those who build on it, as pairing does."""
+        return self._courier
+
+    def is_same_namespace(self, other: "NamespaceUser") -> bool:
+        """Whether both are known to use one namespace."""
+        same = bool(self.address) and self.address == other.address
+        return same or self._namespace is other.courier.namespace
 
     def close(self) -> None:
         """Finish what is under way and let go of the namespace; closing twice is harmless."""

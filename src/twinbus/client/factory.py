@@ -1,8 +1,11 @@
 """The factory: one connection to one namespace, from which all clients come."""
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Self
+from random import Random
+from typing import Generic, Self, TypeVar
 
 from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient, accept_session
 from twinbus.client.courier import NamespaceUser
@@ -12,8 +15,19 @@ from twinbus.client.sender import MessageSender
 from twinbus.client.state import FactoryState
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+
+P = TypeVar("P")
+
+
+class PairedNamespaceOptions(ABC, Generic[P]):
+    """How a factory is paired with another namespace; each subclass is a way to pair."""
+
+    @abstractmethod
+    def pair(self, primary: "MessagingFactory") -> P:
+        """Set everything up and return the pairing; called once, by `pair_namespace`."""
 
 
 class MessagingFactory(NamespaceUser):
@@ -28,11 +42,15 @@ class MessagingFactory(NamespaceUser):
         namespace: Namespace,
         *,
         name: str = "",
+        address: str = "",
         retry_policy: RetryPolicy | None = None,
         clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
         self.name = name  # of the namespace
-        super().__init__(namespace, retry_policy, clock)
+        super().__init__(namespace, retry_policy, clock, address=address, random=random)
+        self._pairing: object | None = None
+        self._pairing_begins = threading.Lock()
 
     @classmethod
     def from_connection_string(
@@ -41,7 +59,13 @@ class MessagingFactory(NamespaceUser):
         """Return a factory for the namespace a connection string names."""
         connection = ConnectionString.parse(text)
         namespace = open_namespace(connection, clock)
-        return cls(namespace, name=connection.name, retry_policy=retry_policy, clock=clock)
+        return cls(
+            namespace,
+            name=connection.name,
+            address=connection.address,
+            retry_policy=retry_policy,
+            clock=clock,
+        )
 
     # -- clients -------------------------------------------------------------------------------
 
@@ -83,6 +107,32 @@ class MessagingFactory(NamespaceUser):
     ) -> MessageSession:
         """Hold a session of a queue or subscription: the named one, or the next with messages."""
         return accept_session(self._courier, path, session_id, wait, options)
+
+    # -- pairing -------------------------------------------------------------------------------
+
+    def pair_namespace(self, options: PairedNamespaceOptions[P]) -> P:
+        """Pair this namespace with another; when it returns, everything is set up.
+
+        Clients that exist already take part. If it fails, nothing is paired and it may be tried
+        again.
+        """
+        if not isinstance(options, PairedNamespaceOptions):
+            raise InvalidArgumentError(
+                "pair_namespace takes options, such as SendAvailabilityPairedNamespaceOptions"
+            )
+        self._life.check()
+        if not self._pairing_begins.acquire(blocking=False):
+            raise InvalidOperationError(f"{self.name} is being paired by another thread")
+        try:
+            if self._pairing is not None:
+                raise InvalidOperationError(
+                    f"{self.name} is paired already; a factory is paired at most once"
+                )
+            pairing = options.pair(self)
+            self._pairing = pairing
+        finally:
+            self._pairing_begins.release()
+        return pairing
 
     # -- its life ------------------------------------------------------------------------------
 

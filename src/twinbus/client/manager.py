@@ -4,6 +4,7 @@ import base64
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Literal, Self, TypeVar
 
 import pyarrow as pa
@@ -60,18 +61,21 @@ class NamespaceManager(NamespaceUser):
         self,
         namespace: Namespace,
         *,
+        address: str = "",
         retry_policy: RetryPolicy | None = None,
         clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
-        super().__init__(namespace, retry_policy, clock)
+        super().__init__(namespace, retry_policy, clock, address=address, random=random)
 
     @classmethod
     def from_connection_string(
         cls, text: str, *, retry_policy: RetryPolicy | None = None, clock: Clock | None = None
     ) -> Self:
         """Return a manager of the namespace a connection string names."""
-        namespace = open_namespace(ConnectionString.parse(text), clock)
-        return cls(namespace, retry_policy=retry_policy, clock=clock)
+        connection = ConnectionString.parse(text)
+        namespace = open_namespace(connection, clock)
+        return cls(namespace, address=connection.address, retry_policy=retry_policy, clock=clock)
 
     def _ask(self, command: Command[R]) -> R:
         return self._courier.ask(command)

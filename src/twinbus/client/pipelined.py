@@ -14,7 +14,7 @@ from functools import partial
 
 from twinbus.broker.commands import Origin, Send
 from twinbus.client.courier import Courier
-from twinbus.client.route import Lane, Pending
+from twinbus.client.route import Lane, Wait
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, NamespaceClosedError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
@@ -36,7 +36,7 @@ class _Entry:
 class _Flight:
     entries: list[_Entry]
     command: Send
-    pending: Pending
+    wait: Wait
 
 
 class PipelinedSender(Closable):
@@ -115,15 +115,15 @@ class PipelinedSender(Closable):
             self._changed.notify_all()
         try:
             command = self._courier.new_send(self.path, [entry.message for entry in entries])
-            pending = self._courier.route.submit(command, self._lane, divert=divert)
+            wait = self._courier.route.submit(command, self._lane, divert=divert)
         except MessagingError as error:
             self._answer(entries, error)
             return
-        self._flights.append(_Flight(entries, command, pending))
+        self._flights.append(_Flight(entries, command, wait))
 
     def _land(self, flight: _Flight) -> MessagingError | None:
         """Wait for a reply; return what went wrong with those that are not answered yet."""
-        error = _outcome(flight.pending.wait)
+        error = _outcome(flight.wait)
         if error is None or error.fault is not Fault.CALLER or len(flight.entries) == 1:
             return error
         origin = flight.command.origin

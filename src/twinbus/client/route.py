@@ -4,9 +4,12 @@ A factory has one route. Pairing puts one of its own in its place, under clients
 as well as under those to come.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from twinbus.broker.commands import CancelScheduled, Send, SendReceipt
+
+Wait = Callable[[], SendReceipt]  # for a send under way: returns its receipt, or raises
 
 
 class Lane:
@@ -16,14 +19,6 @@ class Lane:
 
     def __init__(self) -> None:
         self.backlog_queue: int | None = None  # where its messages were diverted to last
-
-
-class Pending(Protocol):
-    """A send under way."""
-
-    def wait(self) -> SendReceipt:
-        """Return the receipt, or raise what the caller is to see."""
-        ...
 
 
 class Route(Protocol):
@@ -37,7 +32,7 @@ class Route(Protocol):
         """Whether sends to this entity go elsewhere now: one at a time, to keep their order."""
         ...
 
-    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Pending:
+    def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
         """Begin to send; `divert` is what `is_diverting` said."""
         ...
 

@@ -1,0 +1,356 @@
+"""Backlog queues: their names, how they are made, and what a message looks like in one.
+
+What a backlog queue must not act on travels as application properties:
+
+    of the message                 property                        type
+    session_id                     x-ms-sessionid                  str
+    time_to_live                   x-ms-timetolive                 timedelta
+    scheduled_enqueue_time_utc     x-ms-scheduledenqueuetimeutc    datetime
+    (the entity's path)            x-ms-path                       str
+    (who sent it, if the primary   x-twinbus-sender                str
+     was tried before)             x-twinbus-number                int
+
+The last two let the primary recognise a message that it took although its reply was lost. The
+originals are cleared; everything else stays. `diverted` and `restored` work on whole batches.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twinbus.broker.commands import Origin
+from twinbus.client.manager import NamespaceManager
+from twinbus.clock import Clock, to_us
+from twinbus.entities import QueueDescription
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    UnauthorizedError,
+)
+from twinbus.limits import (
+    BACKLOG_SIZE_MEGABYTES,
+    CREATE_PAUSE,
+    CREATE_TRIES,
+    DEFAULT_LOCK_DURATION,
+    MAX_MAX_DELIVERY_COUNT,
+    MAX_MESSAGE_BYTES,
+    UNLIMITED,
+)
+from twinbus.message import (
+    DURATION,
+    MESSAGE_SCHEMA,
+    PROPERTIES_TYPE,
+    PROPERTY_TYPES,
+    TIMESTAMP,
+    sizes,
+)
+
+PATH = "x-ms-path"
+SESSION = "x-ms-sessionid"
+LIFE = "x-ms-timetolive"
+SCHEDULE = "x-ms-scheduledenqueuetimeutc"
+SENDER = "x-twinbus-sender"
+NUMBER = "x-twinbus-number"
+ALIASES: Mapping[str, str] = {  # to the child of the property's value
+    PATH: "str",
+    SESSION: "str",
+    LIFE: "timedelta",
+    SCHEDULE: "datetime",
+    SENDER: "str",
+    NUMBER: "int",
+}
+ALIASED_COLUMNS = {
+    "session_id": SESSION,
+    "time_to_live": LIFE,
+    "scheduled_enqueue_time_utc": SCHEDULE,
+}
+_SEQUENCE_BITS = 50  # a quadrillion messages in one backlog queue
+_FEW = 16  # diverted single messages are many and alike
+_log = logging.getLogger("twinbus.pairing")
+Indices = npt.NDArray[np.int64]
+
+
+# -- queues --------------------------------------------------------------------------------------
+
+
+def backlog_queue_path(primary: str, index: int) -> str:
+    """Return the name of a backlog queue of the namespace `primary`."""
+    return f"{primary}/x-servicebus-transfer/{index}"
+
+
+def describe_backlog_queue(primary: str, index: int) -> QueueDescription:
+    """Return a backlog queue as it is made: large, patient, and it never forgets a message."""
+    return QueueDescription(
+        path=backlog_queue_path(primary, index),
+        max_size_in_megabytes=BACKLOG_SIZE_MEGABYTES,
+        max_delivery_count=MAX_MAX_DELIVERY_COUNT,
+        default_message_time_to_live=UNLIMITED,
+        auto_delete_on_idle=UNLIMITED,
+        lock_duration=DEFAULT_LOCK_DURATION,
+        enable_dead_lettering_on_message_expiration=True,
+        enable_batched_operations=True,
+    )
+
+
+def ensure_backlog_queues(
+    manager: NamespaceManager, primary: str, count: int, clock: Clock
+) -> list[int]:
+    """Return the indices of the backlog queues that are there; missing ones are made."""
+    wanted = {index: describe_backlog_queue(primary, index) for index in range(count)}
+    existing = {queue.path.lower(): queue for queue in manager.list_queues()}
+    found = {index: existing.get(queue.path.lower()) for index, queue in wanted.items()}
+    unfit = {index for index, queue in found.items() if queue and queue.requires_session}
+    for index in unfit:
+        _log.warning(
+            "%s requires sessions, which diverted messages do not have; it is not used",
+            wanted[index].path,
+        )
+    missing = {index: wanted[index] for index, queue in found.items() if queue is None}
+    failures = _create(manager, missing, clock)
+    for index, error in failures.items():
+        _log.warning("%s could not be made: %s", wanted[index].path, error)
+    there = sorted(set(wanted) - unfit - set(failures))
+    if not there and failures:
+        raise next(iter(failures.values()))
+    if not there:
+        raise InvalidArgumentError(
+            f"every backlog queue of {primary} on the secondary requires sessions; delete them, "
+            "and pairing makes them anew"
+        )
+    return there
+
+
+def _create(
+    manager: NamespaceManager, missing: Mapping[int, QueueDescription], clock: Clock
+) -> dict[int, MessagingError]:
+    """Make queues, trying each three times; return why some could not be made."""
+    failures: dict[int, MessagingError] = {}
+    for tried in range(CREATE_TRIES):
+        left = failures if tried else missing
+        if tried and left:
+            clock.sleep_us(to_us(CREATE_PAUSE))
+        for index in list(left):
+            try:
+                manager.create_queue(missing[index])
+            except (UnauthorizedError, InvalidArgumentError):
+                raise
+            except EntityAlreadyExistsError:  # another process of the same pairing was faster
+                failures.pop(index, None)
+            except MessagingError as error:
+                failures[index] = error
+            else:
+                failures.pop(index, None)
+    return failures
+
+
+# -- numbers that cancel ---------------------------------------------------------------------------
+
+
+def number_in_backlog(index: int, sequence_number: int) -> int:
+    """Return the number a caller gets for a diverted message: below zero, unlike the primary's."""
+    return -(index << _SEQUENCE_BITS | sequence_number)
+
+
+def place_in_backlog(number: int) -> tuple[int, int]:
+    """Return the backlog queue and the sequence number that such a number stands for."""
+    return -number >> _SEQUENCE_BITS, -number & ((1 << _SEQUENCE_BITS) - 1)
+
+
+# -- messages there --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Additions:
+    """Properties to add: each goes to a row."""
+
+    name: str
+    rows: Indices
+    values: pa.Array
+
+
+def diverted(batch: pa.RecordBatch, path: str, origin: Origin | None = None) -> pa.RecordBatch:
+    """Return messages as a backlog queue holds them; `origin` if the primary was tried before."""
+    count = batch.num_rows
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    properties = columns["properties"]
+    _refuse_reserved(properties)
+    rows = np.arange(count)
+    additions = []
+    for column, alias in ALIASED_COLUMNS.items():
+        held = columns[column]
+        if held.null_count == count:
+            continue
+        at = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
+        additions.append(_Additions(alias, at, held.take(pa.array(at))))
+        columns[column] = pa.nulls(count, held.type)
+    if origin is not None:
+        additions.append(_Additions(SENDER, rows, pa.array([origin.source] * count)))
+        additions.append(_Additions(NUMBER, rows, pa.array(np.asarray(origin.numbers, np.int64))))
+    if not additions and _is_empty(properties):
+        columns["properties"] = (_only_path if count <= _FEW else _only_path.__wrapped__)(
+            path, count
+        )
+    else:
+        additions.append(_Additions(PATH, rows, pa.array([path] * count, pa.string())))
+        columns["properties"] = _with(properties, additions)
+    return pa.RecordBatch.from_arrays(
+        [columns[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA
+    )
+
+
+def check_divertible(batch: pa.RecordBatch, path: str, origin: Origin) -> None:
+    """Refuse messages that could not be diverted: too large by then, or names that are taken."""
+    grown = sizes(diverted(batch, path, origin))
+    if len(grown) and grown.max() > MAX_MESSAGE_BYTES:
+        raise no_head_room(int(grown.argmax()), int(grown.max()), MAX_MESSAGE_BYTES)
+
+
+def no_head_room(row: int, size: int, limit: int) -> MessageSizeExceededError:
+    """Return the error for a message that is too large for the backlog."""
+    return MessageSizeExceededError(
+        f"message {row} has {size} bytes with what it needs to be diverted to the backlog; the "
+        f"limit is {limit}. Leave head-room for the entity's path, the aliases and their names",
+        size=size,
+        limit=limit,
+    )
+
+
+def _is_empty(properties: pa.Array) -> bool:
+    offsets = properties.offsets
+    return not len(properties) or offsets[0].as_py() == offsets[-1].as_py()
+
+
+def _entries(properties: pa.Array) -> tuple[pa.Array, pa.Array, Indices]:
+    """Return names, values and the row of each property."""
+    offsets = properties.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    rows = np.repeat(np.arange(len(properties)), np.diff(offsets))
+    size = last - first
+    return properties.keys.slice(first, size), properties.items.slice(first, size), rows
+
+
+def _refuse_reserved(properties: pa.Array) -> None:
+    if _is_empty(properties):
+        return
+    names, _, rows = _entries(properties)
+    taken = pc.is_in(names, value_set=_ALIAS_NAMES).to_numpy(zero_copy_only=False)
+    if taken.any():
+        at = int(np.flatnonzero(taken)[0])
+        raise InvalidArgumentError(
+            f"message {rows[at]} has a property {names[at].as_py()!r}; that name is reserved for "
+            "diverted messages. Rename the property"
+        )
+
+
+_ALIAS_NAMES = pa.array(list(ALIASES), pa.string())
+
+
+@lru_cache(maxsize=4096)
+def _only_path(path: str, count: int) -> pa.Array:
+    """Return the properties of diverted messages that had none: nearly all are alike."""
+    return _with(None, [_Additions(PATH, np.arange(count), pa.array([path] * count, pa.string()))])
+
+
+def _with(properties: pa.Array | None, additions: Sequence[_Additions]) -> pa.Array:
+    """Return the properties of each row with others behind them."""
+    count = max(len(one.rows) for one in additions)  # the path goes to every row
+    names, values, rows = [], [], []
+    if properties is not None and not _is_empty(properties):
+        held = _entries(properties)
+        names.append(held[0])
+        values.append(held[1])
+        rows.append(held[2])
+    for one in additions:
+        names.append(pa.array([one.name] * len(one.rows), pa.string()))
+        values.append(_values(ALIASES[one.name], one.values))
+        rows.append(one.rows)
+    every_row = np.concatenate(rows)
+    order = pa.array(np.argsort(every_row, kind="stable"))
+    return _map_of(
+        pa.concat_arrays(names).take(order), pa.concat_arrays(values).take(order), every_row, count
+    )
+
+
+def _values(child: str, held: pa.Array) -> pa.Array:
+    """Return values of one type as property values."""
+    children = [
+        held.cast(kind) if name == child else pa.nulls(len(held), kind)
+        for name, kind in PROPERTY_TYPES.items()
+    ]
+    return pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
+
+
+def _map_of(names: pa.Array, values: pa.Array, rows: Indices, count: int) -> pa.Array:
+    """Return a map column of entries that are in the order of their rows."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
+    return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=PROPERTIES_TYPE)
+
+
+# -- and back --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Messages of a backlog queue as they were sent, and where each belongs."""
+
+    batch: pa.RecordBatch  # MESSAGE_SCHEMA; rows named in `faults` are not as they were sent
+    paths: pa.Array  # text; null where there is none
+    senders: pa.Array  # text; null: the primary was not tried
+    numbers: pa.Array  # of the sender
+    faults: Mapping[int, str]  # rows that cannot be brought home, and why
+
+
+def restored(batch: pa.RecordBatch) -> Restored:
+    """Return diverted messages as they were sent."""
+    count = batch.num_rows
+    names, values, rows = _entries(batch.column("properties"))
+    faults: dict[int, str] = {}
+    aliases = {alias: _alias_column(alias, names, values, rows, count, faults) for alias in ALIASES}
+    for row in np.flatnonzero(aliases[PATH].is_null().to_numpy(zero_copy_only=False)).tolist():
+        faults.setdefault(row, f"it has no property {PATH}, so nobody knows where it belongs")
+    columns: dict[str, Any] = {name: batch.column(name) for name in MESSAGE_SCHEMA.names}
+    for column, alias in ALIASED_COLUMNS.items():
+        if aliases[alias].null_count != count:
+            columns[column] = pc.coalesce(aliases[alias], columns[column])
+    own = pc.invert(pc.is_in(names, value_set=_ALIAS_NAMES))
+    kept = own.to_numpy(zero_copy_only=False).astype(bool)
+    columns["properties"] = _map_of(names.filter(own), values.filter(own), rows[kept], count)
+    whole = pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA)
+    return Restored(whole, aliases[PATH], aliases[SENDER], aliases[NUMBER], faults)
+
+
+_COLUMN_TYPES = {**{alias: PROPERTY_TYPES[child] for alias, child in ALIASES.items()}}
+_COLUMN_TYPES |= {LIFE: DURATION, SCHEDULE: TIMESTAMP}
+
+
+def _alias_column(
+    alias: str,
+    names: pa.Array,
+    values: pa.Array,
+    rows: Indices,
+    count: int,
+    faults: dict[int, str],
+) -> pa.Array:
+    """Return an alias as a column; note the rows where it has a wrong type or comes twice."""
+    at = np.flatnonzero(pc.equal(names, alias).to_numpy(zero_copy_only=False))
+    if not len(at):
+        return pa.nulls(count, _COLUMN_TYPES[alias])
+    held = values.field(ALIASES[alias]).take(pa.array(at))
+    for row in rows[at][held.is_null().to_numpy(zero_copy_only=False)].tolist():
+        faults.setdefault(row, f"its property {alias} is no {ALIASES[alias]}")
+    times = np.bincount(rows[at], minlength=count)
+    for row in np.flatnonzero(times > 1).tolist():
+        faults.setdefault(row, f"its property {alias} is there {times[row]} times")
+    where = np.full(count, -1, np.int64)
+    where[rows[at]] = np.arange(len(at))
+    return held.take(pa.array(where, mask=where < 0))

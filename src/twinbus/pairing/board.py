@@ -1,0 +1,257 @@
+"""What all clients of a paired factory know together: each entity's health, and the rotation.
+
+Everything changes under one lock and is decided by `health` and `rotation`; what is told to the
+application is told after the lock is let go.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from twinbus.clock import Clock, from_us
+from twinbus.errors import MessagingError
+from twinbus.limits import NEVER_US
+from twinbus.pairing.events import (
+    Announcer,
+    BacklogQueueBack,
+    BacklogQueuePulled,
+    FailedOver,
+    Returned,
+)
+from twinbus.pairing.health import Health, HealthState, Sign, Timing, record, verdict
+from twinbus.pairing.rotation import Rotation
+
+
+@dataclass(frozen=True, slots=True)
+class PathStatus:
+    """One entity as its pairing sees it."""
+
+    path: str
+    state: HealthState
+    since: datetime | None  # when it came to this state; None: it never failed
+    failures: int  # that counted, since it was healthy last
+    last_failure: str  # what the last of them said
+    failovers: int  # since the pairing began, as the counts below
+    diverted: int  # messages
+    pings: int
+    next_ping_due: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogQueueStatus:
+    """One backlog queue as its pairing sees it."""
+
+    path: str
+    is_in_rotation: bool
+    back_at: datetime | None  # when a pulled one comes back
+
+
+@dataclass(slots=True)
+class _Entity:
+    path: str
+    health: Health
+    last_failure: str = ""
+    failovers: int = 0
+    diverted: int = 0
+    diverted_before: int = 0  # as of its last failover
+    pings: int = 0
+    is_pinged: bool = False  # a ping is under way
+
+
+@dataclass(frozen=True, slots=True)
+class DuePing:
+    """An entity to ping."""
+
+    path: str
+    since: int  # when it failed over: an answer that comes after its return means nothing
+
+
+_UNKNOWN = Health()
+
+
+class Board:
+    """The shared state of a pairing."""
+
+    def __init__(
+        self, timing: Timing, queues: dict[int, str], clock: Clock, announcer: Announcer
+    ) -> None:
+        self.queues = queues  # paths by index
+        self._timing = timing
+        self._clock = clock
+        self._announcer = announcer
+        self._lock = threading.Lock()
+        self._entities: dict[str, _Entity] = {}  # those that ever failed
+        self._rotation = Rotation(list(queues), timing.ping_us)
+
+    # -- entities ------------------------------------------------------------------------------
+
+    def is_failed_over(self, path: str) -> bool:
+        """Whether sends to an entity go to the backlog."""
+        entity = self._entities.get(path.lower())
+        if entity is None or entity.health.state is HealthState.HEALTHY:
+            return False
+        if entity.health.state is HealthState.SUSPECT:
+            self._learn(path, None)  # its timer may have run out
+        return entity.health.state is HealthState.FAILED_OVER
+
+    def succeeded(self, path: str) -> None:
+        """Note that the primary took a send; costs next to nothing where nothing ever failed."""
+        if self._entities:
+            entity = self._entities.get(path.lower())
+            if entity is not None and entity.health.state is not HealthState.HEALTHY:
+                self._learn(path, Sign.SUCCESS)
+
+    def failed(self, path: str, error: MessagingError) -> bool:
+        """Note a failure that counts; say whether the entity has failed over."""
+        with self._lock:
+            known = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
+            known.last_failure = f"{error.code}: {error.text}"
+        return self._learn(path, Sign.FAILURE) is HealthState.FAILED_OVER
+
+    def last_failure(self, path: str) -> str:
+        """Return what the last failure of an entity said."""
+        entity = self._entities.get(path.lower())
+        return entity.last_failure if entity else ""
+
+    def mark_healthy(self, path: str) -> None:
+        """Say that an entity is healthy."""
+        if path.lower() in self._entities:
+            self._learn(path, Sign.MARKED)
+
+    def count_diverted(self, path: str, messages: int) -> None:
+        """Note messages that a backlog queue took."""
+        with self._lock:
+            self._entities[path.lower()].diverted += messages
+
+    def _learn(self, path: str, sign: Sign | None, now: int | None = None) -> HealthState:
+        """Take a sign in, or only the time; tell what came of it."""
+        if now is None:
+            now = self._clock.now_us()
+        with self._lock:
+            entity = self._entities[path.lower()]
+            before = entity.health
+            if sign is None:
+                entity.health = verdict(before, now, self._timing)
+            else:
+                entity.health = record(before, sign, now, self._timing)
+            self._note_change(entity, before.state, sign, from_us(now))
+            state = entity.health.state
+        self._announcer.deliver()
+        return state
+
+    def _note_change(
+        self, entity: _Entity, before: HealthState, sign: Sign | None, at: datetime
+    ) -> None:
+        after = entity.health.state
+        if after is before:
+            return
+        if after is HealthState.FAILED_OVER:
+            entity.failovers += 1
+            entity.diverted_before = entity.diverted
+            entity.is_pinged = False
+            self._announcer.post(FailedOver(at, entity.path, entity.last_failure))
+        elif before is HealthState.FAILED_OVER:
+            by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
+            count = entity.diverted - entity.diverted_before
+            self._announcer.post(Returned(at, entity.path, by, count))
+
+    def statuses(self) -> list[PathStatus]:
+        """Return every entity that ever failed."""
+        now = self._clock.now_us()
+        for path in list(self._entities):
+            self._learn(path, None, now)
+        with self._lock:
+            return [_status(entity) for entity in self._entities.values()]
+
+    # -- pings ---------------------------------------------------------------------------------
+
+    def due_pings(self, now: int) -> list[DuePing]:
+        """Return the entities to ping now; each counts as being pinged from here on."""
+        for path in list(self._entities):
+            self._learn(path, None, now)
+        found = []
+        with self._lock:
+            for entity in self._entities.values():
+                failed_over = entity.health.state is HealthState.FAILED_OVER
+                if failed_over and entity.health.due <= now and not entity.is_pinged:
+                    entity.is_pinged = True
+                    entity.pings += 1
+                    found.append(DuePing(entity.path, entity.health.since))
+        return found
+
+    def pinged(self, ping: DuePing, error: MessagingError | None) -> None:
+        """Take in how a ping ended."""
+        with self._lock:
+            entity = self._entities[ping.path.lower()]
+            state, since = entity.health.state, entity.health.since
+            if state is not HealthState.FAILED_OVER or since != ping.since:
+                return
+            entity.is_pinged = False
+            if error is not None:
+                entity.last_failure = f"{error.code}: {error.text}"
+        self._learn(ping.path, Sign.PING_PASSED if error is None else Sign.PING_FAILED)
+
+    # -- backlog queues ------------------------------------------------------------------------
+
+    def choose_queue(self, current: int | None, chance: float) -> int | None:
+        """Return the backlog queue for a client: the one it has, if that is in rotation."""
+        self.bring_back(self._clock.now_us())
+        with self._lock:
+            return self._rotation.choose(current, chance)
+
+    def is_pulled(self, queue: int) -> bool:
+        """Whether a backlog queue is out of rotation."""
+        return self._rotation.is_pulled(queue)
+
+    def pull(self, queue: int, error: MessagingError) -> None:
+        """Take a backlog queue out of rotation for everyone."""
+        now = self._clock.now_us()
+        with self._lock:
+            if self._rotation.pull(queue, now):
+                cause = f"{error.code}: {error.text}"
+                self._announcer.post(BacklogQueuePulled(from_us(now), self.queues[queue], cause))
+        self._announcer.deliver()
+
+    def bring_back(self, now: int) -> None:
+        """Let the queues return whose cool-down is over."""
+        with self._lock:
+            for queue in self._rotation.bring_back(now):
+                self._announcer.post(BacklogQueueBack(from_us(now), self.queues[queue]))
+        self._announcer.deliver()
+
+    def queue_statuses(self) -> list[BacklogQueueStatus]:
+        """Return every backlog queue."""
+        self.bring_back(self._clock.now_us())
+        pulled = self._rotation.pulled()
+        return [
+            BacklogQueueStatus(
+                path, index not in pulled, from_us(pulled[index]) if index in pulled else None
+            )
+            for index, path in self.queues.items()
+        ]
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def next_due(self) -> int:
+        """Return when time by itself changes something next."""
+        with self._lock:
+            waiting: Sequence[_Entity] = [e for e in self._entities.values() if not e.is_pinged]
+            health = min((entity.health.due for entity in waiting), default=NEVER_US)
+            return min(health, self._rotation.next_due(NEVER_US))
+
+
+def _status(entity: _Entity) -> PathStatus:
+    health = entity.health
+    is_failed_over = health.state is HealthState.FAILED_OVER
+    return PathStatus(
+        path=entity.path,
+        state=health.state,
+        since=from_us(health.since),
+        failures=health.failures,
+        last_failure=entity.last_failure,
+        failovers=entity.failovers,
+        diverted=entity.diverted,
+        pings=entity.pings,
+        next_ping_due=from_us(health.due) if is_failed_over else None,
+    )

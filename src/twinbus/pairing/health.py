@@ -1,0 +1,113 @@
+"""The health of one entity: one table, and what `now` makes of it. Nothing here reads a clock.
+
+state          sign            next
+HEALTHY        success         HEALTHY
+HEALTHY        failure         SUSPECT       the failover timer starts
+HEALTHY        marked          HEALTHY
+SUSPECT        success         HEALTHY       the timer is cleared
+SUSPECT        failure         SUSPECT       the timer goes on
+SUSPECT        marked          HEALTHY
+SUSPECT        ran_out         FAILED_OVER   pings start
+FAILED_OVER    success         FAILED_OVER   of a send that was under way: only a ping counts
+FAILED_OVER    failure         FAILED_OVER
+FAILED_OVER    ping_failed     FAILED_OVER   the next ping follows
+FAILED_OVER    ping_passed     HEALTHY
+FAILED_OVER    marked          HEALTHY
+
+A pair that is not in the table raises. With a failover interval of zero the timer runs out in the
+moment it starts. A time that is due lies never further ahead than its interval: when it does, the
+clock was set back, and the interval begins anew.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from twinbus.limits import NEVER_US
+
+
+class HealthState(Enum):
+    """Where sends to an entity go."""
+
+    HEALTHY = "healthy"  # to the primary
+    SUSPECT = "suspect"  # to the primary; failures are counted and the timer runs
+    FAILED_OVER = "failed_over"  # to a backlog queue
+
+
+class Sign(Enum):
+    """What was learned about an entity."""
+
+    SUCCESS = "success"  # the primary took a send
+    FAILURE = "failure"  # a send failed in a way that counts
+    RAN_OUT = "ran_out"  # the failover timer, with no success in between
+    PING_PASSED = "ping_passed"
+    PING_FAILED = "ping_failed"
+    MARKED = "marked"  # somebody says that it is healthy
+
+
+_HEALTHY, _SUSPECT, _FAILED = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.FAILED_OVER
+
+TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
+    (_HEALTHY, Sign.SUCCESS): _HEALTHY,
+    (_HEALTHY, Sign.FAILURE): _SUSPECT,
+    (_HEALTHY, Sign.MARKED): _HEALTHY,
+    (_SUSPECT, Sign.SUCCESS): _HEALTHY,
+    (_SUSPECT, Sign.FAILURE): _SUSPECT,
+    (_SUSPECT, Sign.MARKED): _HEALTHY,
+    (_SUSPECT, Sign.RAN_OUT): _FAILED,
+    (_FAILED, Sign.SUCCESS): _FAILED,
+    (_FAILED, Sign.FAILURE): _FAILED,
+    (_FAILED, Sign.PING_FAILED): _FAILED,
+    (_FAILED, Sign.PING_PASSED): _HEALTHY,
+    (_FAILED, Sign.MARKED): _HEALTHY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The two intervals of a pairing, in microseconds."""
+
+    failover_us: int
+    ping_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is known about an entity."""
+
+    state: HealthState = HealthState.HEALTHY
+    since: int = 0  # when it came to this state
+    failures: int = 0  # that counted, since it was healthy last
+    due: int = NEVER_US  # SUSPECT: the timer runs out; FAILED_OVER: the next ping
+
+
+def record(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
+    """Return the health after a sign."""
+    health = verdict(health, now, timing)
+    return verdict(_step(health, sign, now, timing), now, timing)
+
+
+def verdict(health: Health, now: int, timing: Timing) -> Health:
+    """Return the health as of now: time by itself may have made it worse."""
+    if health.state is HealthState.HEALTHY:
+        return health
+    interval = timing.failover_us if health.state is HealthState.SUSPECT else timing.ping_us
+    if health.due > now + interval:
+        health = replace(health, due=now + interval)
+    if health.state is HealthState.SUSPECT and health.due <= now:
+        return _step(health, Sign.RAN_OUT, now, timing)
+    return health
+
+
+def _step(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
+    try:
+        state = TRANSITIONS[health.state, sign]
+    except KeyError:
+        raise AssertionError(f"a {health.state.value} entity cannot meet {sign.value}") from None
+    if state is HealthState.HEALTHY:
+        return health if health.state is state else Health(state, now)
+    failures = health.failures + (sign is Sign.FAILURE)
+    if state is health.state:
+        due = now + timing.ping_us if sign is Sign.PING_FAILED else health.due
+        return Health(state, health.since, failures, due)
+    interval = timing.failover_us if state is HealthState.SUSPECT else timing.ping_us
+    return Health(state, now, failures, now + interval)

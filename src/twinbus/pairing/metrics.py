@@ -1,0 +1,50 @@
+"""A pairing's numbers for Prometheus.
+
+prometheus_client.REGISTRY.register(PairingCollector(pairing))
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twinbus.pairing.health import HealthState
+from twinbus.pairing.pairing import SendAvailabilityPairing
+
+
+class PairingCollector(Collector):
+    """Reads a pairing's status at each scrape."""
+
+    def __init__(self, pairing: SendAvailabilityPairing) -> None:
+        self._pairing = pairing
+
+    def collect(self) -> Iterable[Metric]:
+        """Give every metric; an entity that never failed has none."""
+        labels = ["path"]
+        failed_over = GaugeMetricFamily(
+            "twinbus_pairing_failed_over", "1 while sends go to the backlog", labels=labels
+        )
+        failures = GaugeMetricFamily(
+            "twinbus_pairing_failures", "Failures since it was healthy last", labels=labels
+        )
+        counted = {
+            name: CounterMetricFamily(f"twinbus_pairing_{name}", text, labels=labels)
+            for name, text in (
+                ("failovers", "Times an entity failed over"),
+                ("diverted", "Messages diverted to the backlog"),
+                ("pings", "Pings sent to a failed-over entity"),
+            )
+        }
+        for status in self._pairing.status():
+            is_failed_over = status.state is HealthState.FAILED_OVER
+            failed_over.add_metric([status.path], int(is_failed_over))
+            failures.add_metric([status.path], status.failures)
+            for name, family in counted.items():
+                family.add_metric([status.path], getattr(status, name))
+        yield from (failed_over, failures, *counted.values())
+        in_rotation = GaugeMetricFamily(
+            "twinbus_pairing_queue_in_rotation", "1 while a backlog queue is used", labels=labels
+        )
+        for queue in self._pairing.backlog_queues():
+            in_rotation.add_metric([queue.path], int(queue.is_in_rotation))
+        yield in_rotation

@@ -1,0 +1,184 @@
+"""A pairing that lasts: what `pair_namespace` returns, and what ties two factories together."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from twinbus.broker.commands import Send
+from twinbus.client.factory import MessagingFactory
+from twinbus.client.state import FactoryState
+from twinbus.clock import to_us
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
+from twinbus.pairing import lifecycle
+from twinbus.pairing.backlog import backlog_queue_path, ensure_backlog_queues
+from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
+from twinbus.pairing.events import Announcer, PairingEvent
+from twinbus.pairing.health import Timing
+from twinbus.pairing.lifecycle import Partnership, Sentence, Side
+from twinbus.pairing.pinger import Pinger, ping_message
+from twinbus.pairing.sender import PairedRoute
+from twinbus.pairing.ticker import Ticker
+
+if TYPE_CHECKING:
+    from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
+
+_log = logging.getLogger("twinbus.pairing")
+
+
+class Syphon(Protocol):
+    """Brings diverted messages home while a pairing lasts."""
+
+    def stop(self) -> None:
+        """Finish the batch under way, then return."""
+        ...
+
+
+SyphonStarter = Callable[["SendAvailabilityPairing"], Syphon]
+
+
+class SendAvailabilityPairing:
+    """Two namespaces, paired. Ends with the primary factory."""
+
+    def __init__(
+        self,
+        primary: MessagingFactory,
+        options: "SendAvailabilityPairedNamespaceOptions",
+        queues: dict[int, str],
+    ) -> None:
+        self.primary = primary
+        self.secondary = options.secondary_factory
+        self.options = options
+        courier = primary.courier
+        self._clock = courier.clock
+        self._announcer = Announcer()
+        timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
+        self._board = Board(timing, queues, courier.clock, self._announcer)
+        self._ticker = Ticker(courier.clock, self._tick)
+        self._pinger = Pinger(courier, self._board, self._ticker.nudge)
+        self._partnership = Partnership()
+        self._partnering = threading.Lock()
+        self._syphon: Syphon | None = None
+        self._has_ended = False
+
+    @classmethod
+    def begin(
+        cls, primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
+    ) -> "SendAvailabilityPairing":
+        """Make the backlog queues, start the syphon, and put the pairing under all clients."""
+        _check_partners(primary, options)
+        manager, clock = options.secondary_manager, primary.courier.clock
+        found = ensure_backlog_queues(manager, primary.name, options.backlog_queue_count, clock)
+        queues = {index: backlog_queue_path(primary.name, index) for index in found}
+        secondary = options.secondary_factory.courier
+        secondary.ask(Send(queues[found[0]], [ping_message(secondary.random)]))  # may it send?
+        pairing = cls(primary, options, queues)
+        if options.enable_syphon:
+            assert options.syphon is not None  # as checked
+            try:
+                pairing._syphon = options.syphon(pairing)
+            except BaseException:
+                pairing._ticker.close()
+                raise
+        primary.courier.route = PairedRoute(
+            primary.courier,
+            secondary,
+            pairing._board,
+            pairing._ticker,
+            check_head_room=options.check_head_room,
+        )
+        primary.on_state_change(lambda state: pairing._hear(Side.PRIMARY, state))
+        options.secondary_factory.on_state_change(
+            lambda state: pairing._hear(Side.SECONDARY, state)
+        )
+        return pairing
+
+    # -- what the application sees -------------------------------------------------------------
+
+    def status(self) -> list[PathStatus]:
+        """Return every entity that has failed since the pairing began; the others are healthy."""
+        return self._board.statuses()
+
+    def backlog_queues(self) -> list[BacklogQueueStatus]:
+        """Return the backlog queues, and which of them take messages."""
+        return self._board.queue_statuses()
+
+    def mark_path_healthy(self, path: str) -> None:
+        """Let sends to an entity go to the primary again, without waiting for a ping."""
+        if not isinstance(path, str) or not path:
+            raise InvalidArgumentError("path must be the name of an entity")
+        self._board.mark_healthy(path)
+
+    def on_event(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
+        """Call back at each event, in whichever thread it is noticed; return how to stop."""
+        return self._announcer.watch(watcher)
+
+    # -- time and ends -------------------------------------------------------------------------
+
+    def _tick(self, now: int) -> int:
+        self._board.bring_back(now)
+        with self._partnering:
+            self._partnership, sentence = lifecycle.verdict(self._partnership, now)
+            due = self._partnership.due
+        self._execute(sentence)
+        if self._has_ended:
+            return due
+        return min(due, self._pinger.tick(now))
+
+    def _hear(self, side: Side, state: FactoryState) -> None:
+        """Follow a factory that changed its state: first its partner, then what serves both."""
+        is_over = side is Side.PRIMARY and state is not FactoryState.CLOSING
+        if self._syphon is not None:
+            with self._partnering:
+                self._partnership, sentence = lifecycle.hear(
+                    self._partnership, side, state, self._clock.now_us()
+                )
+                is_over = self._partnership.is_over
+            self._execute(sentence)
+            self._ticker.expect(self._partnership.due)
+        if side is Side.PRIMARY and not self._has_ended:
+            self._end()
+        if is_over:
+            self._ticker.close()
+
+    def _execute(self, sentence: Sentence | None) -> None:
+        if sentence is None:
+            return
+        factories = {Side.PRIMARY: self.primary, Side.SECONDARY: self.secondary}
+        partner = factories[sentence.side.partner]
+        cause = partner.courier.life.cause
+        told = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
+        factories[sentence.side].fault(told)
+
+    def _end(self) -> None:
+        """Stop pings and the syphon, and close the secondary; a faulted one stays so."""
+        self._has_ended = True
+        if self._syphon is not None:
+            try:
+                self._syphon.stop()
+            except Exception:  # noqa: BLE001 - the rest is to end whatever it is
+                _log.exception("the syphon did not stop in good order")
+        self.secondary.close()
+        self.options.secondary_manager.close()
+
+
+def _check_partners(
+    primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
+) -> None:
+    secondary = options.secondary_factory
+    if secondary is primary or any(
+        primary.is_same_namespace(other) for other in (secondary, options.secondary_manager)
+    ):
+        raise InvalidArgumentError(
+            f"the secondary is the primary {primary.name!r} itself; pair it with another namespace"
+        )
+    if not primary.name:
+        raise InvalidArgumentError(
+            "the primary has no name, and backlog queues are called after it; give the factory "
+            "one, or put Name=... into the connection string"
+        )
+    if options.enable_syphon and options.syphon is None:
+        raise InvalidOperationError(
+            "this version of Twinbus brings no syphon of its own; give one as syphon=..., or "
+            "leave enable_syphon off"
+        )

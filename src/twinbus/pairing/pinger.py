@@ -1,0 +1,60 @@
+"""Pings: empty probes that find out whether a failed-over entity is back.
+
+At most one per entity is under way, whoever and however many the clients are. They are handed over
+without waiting, so that an entity that does not answer holds up no other.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from random import Random
+
+from twinbus.broker.commands import Send, SendReceipt
+from twinbus.client.courier import Courier
+from twinbus.errors import MessagingError
+from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
+from twinbus.message import BrokeredMessage
+from twinbus.pairing.board import Board, DuePing
+
+
+def ping_message(random: Random) -> BrokeredMessage:
+    """Return a probe; entities with sessions take it because it has one of its own."""
+    return BrokeredMessage(
+        message_id=f"{random.getrandbits(128):032x}",
+        content_type=PING_CONTENT_TYPE,
+        time_to_live=PING_TIME_TO_LIVE,
+        session_id=f"{random.getrandbits(128):032x}",
+    )
+
+
+class Pinger:
+    """Pings what a board says is due."""
+
+    def __init__(self, primary: Courier, board: Board, nudge: Callable[[], None]) -> None:
+        self._primary = primary
+        self._board = board
+        self._nudge = nudge  # calls for a tick
+        self._ended: deque[tuple[DuePing, MessagingError | None]] = deque()
+
+    def tick(self, now: int) -> int:
+        """Take in the pings that ended and send those that are due; return when to look again."""
+        while self._ended:
+            ping, error = self._ended.popleft()
+            if error is not None:
+                self._primary.note(error)
+            self._board.pinged(ping, error)
+        busy_until = self._primary.busy_until(now)
+        if busy_until > now:
+            return max(busy_until, self._board.next_due())
+        for ping in self._board.due_pings(now):
+            probe = Send(ping.path, [ping_message(self._primary.random)])
+            answer = self._primary.submit(probe)
+            answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
+        return self._board.next_due()
+
+    def _end(self, ping: DuePing, done: "Future[SendReceipt]") -> None:
+        error = done.exception()
+        if error is not None and not isinstance(error, MessagingError):
+            error = MessagingError(f"the ping failed: {error!r}")
+        self._ended.append((ping, error))
+        self._nudge()

@@ -1,0 +1,78 @@
+"""Does what is due when it is due: in a thread on real time, inline when a manual clock moves.
+
+The thread begins with the first thing that is due; a pairing that never fails has none.
+"""
+
+import threading
+from collections.abc import Callable
+
+from twinbus.clock import Clock
+from twinbus.limits import NEVER_US
+
+
+class Ticker:
+    """Calls `tick(now)`, one call at a time; it returns when it wants to be called next."""
+
+    def __init__(self, clock: Clock, tick: Callable[[int], int]) -> None:
+        self._clock = clock
+        self._tick = tick
+        self._due = NEVER_US
+        self._is_wanted = False
+        self._turn = threading.Lock()  # of whoever ticks
+        self._changing = threading.Lock()  # of the due time and the thread
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._time_passes = clock.seconds_until(NEVER_US) is not None  # by itself
+        self._stop_listening = clock.on_advance(self._run)
+
+    def expect(self, due: int) -> None:
+        """Tick at that moment, or earlier."""
+        with self._changing:
+            if due >= self._due or self._is_closed:
+                return
+            self._due = due
+            if self._thread is None and self._time_passes:
+                self._thread = threading.Thread(
+                    target=self._live, name="twinbus-pairing", daemon=True
+                )
+                self._thread.start()
+        self._wake.set()
+
+    def nudge(self) -> None:
+        """Tick soon; without a thread, at once."""
+        if self._thread is None:
+            self._run()
+        else:
+            self._due = 0
+            self._wake.set()
+
+    def _live(self) -> None:
+        while not self._is_closed:
+            self._wake.wait(self._clock.seconds_until(self._due))
+            self._wake.clear()
+            if self._due <= self._clock.now_us():
+                self._run()
+
+    def _run(self) -> None:
+        """Tick; who comes while another does, lets it tick once more."""
+        self._is_wanted = True
+        while self._is_wanted and not self._is_closed and self._turn.acquire(blocking=False):
+            try:
+                self._is_wanted = False
+                self._due = NEVER_US
+                self.expect(self._tick(self._clock.now_us()))
+            finally:
+                self._turn.release()
+
+    def close(self) -> None:
+        """Stop; returns when the last tick has ended, unless it is that tick which closes."""
+        with self._changing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._stop_listening()
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
