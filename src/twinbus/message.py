@@ -431,13 +431,13 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
             total += 8 * column.is_valid().to_numpy(zero_copy_only=False)
     properties = columns.get("properties")
     if properties is not None and count:
-        offsets = _map_offsets(properties)
+        offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
             total += _property_sizes(properties, offsets)
     return total
 
 
-def _map_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+def map_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
     """Return where each row's properties begin, and where the last one's end."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1, 4 * column.offset)
 
@@ -460,12 +460,20 @@ def byte_lengths(column: pa.Array) -> Int64s:
     return lengths
 
 
-def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int64s:
+def property_entries(column: pa.Array, offsets: npt.NDArray[np.int32]) -> tuple[pa.Array, pa.Array]:
+    """Return the names and values of all rows end to end."""
     first, last = int(offsets[0]), int(offsets[-1])
-    total = byte_lengths(properties.keys.slice(first, last - first))
-    items = properties.items.slice(first, last - first)
-    for child in PROPERTY_TYPES:
-        held = items.field(child)
+    names, values = column.keys, column.items
+    if first or last != len(names):
+        names, values = names.slice(first, last - first), values.slice(first, last - first)
+    return names, values
+
+
+def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int64s:
+    names, values = property_entries(properties, offsets)
+    total = byte_lengths(names)
+    for at, child in enumerate(PROPERTY_TYPES):
+        held = values.field(at)
         if held.null_count == len(held):
             continue
         if child in FIXED_PROPERTY_BYTES:
@@ -473,7 +481,9 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
             total = total + FIXED_PROPERTY_BYTES[child] * present
         else:
             total = total + byte_lengths(held)
-    running = np.concatenate([[0], np.cumsum(total)])
+    running = np.zeros(len(total) + 1, np.int64)
+    np.cumsum(total, out=running[1:])
+    first = offsets[0]
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 
 
@@ -514,9 +524,9 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
         _check_moments("scheduled_enqueue_time_utc", schedule)
     properties = columns.get("properties")
     if properties is not None and len(properties):
-        offsets = _map_offsets(properties)
+        offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
-            _check_properties(properties, int(offsets[0]), int(offsets[-1]))
+            _check_properties(*property_entries(properties, offsets))
 
 
 def _check_moments(what: str, column: pa.Array) -> None:
@@ -526,24 +536,26 @@ def _check_moments(what: str, column: pa.Array) -> None:
         raise InvalidArgumentError(f"{what} is beyond the years 1 to 9999 in UTC")
 
 
-def _check_properties(column: pa.Array, first: int, last: int) -> None:
-    lengths = pc.utf8_length(column.keys.slice(first, last - first))
-    bounds = pc.min_max(lengths)
-    if bounds["min"].as_py() < 1 or bounds["max"].as_py() > MAX_PROPERTY_NAME_CHARACTERS:
+def _check_properties(names: pa.Array, values: pa.Array) -> None:
+    lengths = byte_lengths(names)
+    longest = int(lengths.max())
+    if longest > MAX_PROPERTY_NAME_CHARACTERS:  # no text has more characters than bytes
+        longest = pc.max(pc.utf8_length(names)).as_py()
+    if not lengths.all() or longest > MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
             f"a property's name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
         )
-    items = column.items.slice(first, last - first)
-    values = np.zeros(len(items), np.int64)
-    for child in PROPERTY_TYPES:
-        held = items.field(child)
-        if held.null_count != len(held):
-            values += held.is_valid().to_numpy(zero_copy_only=False)
-    if (values != 1).any() or items.null_count:
+    count = np.zeros(len(values), np.int64)
+    for at, child in enumerate(PROPERTY_TYPES):
+        held = values.field(at)
+        nulls = held.null_count
+        if nulls == len(held):
+            continue
+        count += held.is_valid().to_numpy(zero_copy_only=False) if nulls else 1
+        if child == "datetime":
+            _check_moments("a property", held)
+    if (count != 1).any() or values.null_count:
         raise InvalidArgumentError("a property must have exactly one value")
-    moments = items.field("datetime")
-    if moments.null_count != len(moments):
-        _check_moments("a property", moments)
 
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:

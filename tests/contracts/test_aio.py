@@ -40,7 +40,7 @@ ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
 SOON = timedelta(seconds=5)
 LONG = timedelta(minutes=5)
-INNER = {"request"}  # of a receiver: what its own parts talk about
+INNER = {"courier", "request"}  # what parts of the library talk about among themselves
 
 
 @dataclass

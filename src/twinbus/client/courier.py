@@ -77,14 +77,21 @@ class Courier:
             numbers = self._numbers.setdefault(path, _Numbers(source))
         return Send(path, messages, Origin(numbers.source, numbers.take(count)))
 
-    def ask(self, command: Command[R], is_hopeless: Callable[[], bool] = lambda: False) -> R:
+    def ask(
+        self,
+        command: Command[R],
+        is_hopeless: Callable[[], bool] = lambda: False,
+        began: int | None = None,
+    ) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
 
-        `is_hopeless` is looked at after a failure: whether to leave it at that.
+        `is_hopeless` is looked at after a failure: whether to leave it at that. `began` is when
+        the operation did, where that was before.
         """
-        began = self.clock.now_us()
+        began = self.clock.now_us() if began is None else began
         wait = to_us(getattr(command, "wait", NO_WAIT))  # a long poll's own time comes on top
-        deadline = began + to_us(self.policy.operation_timeout) + wait
+        span = to_us(self.policy.operation_timeout) + wait
+        deadline = began + span
         history: list[MessagingError] = []
         while True:
             self.life.check()
@@ -96,6 +103,8 @@ class Courier:
                 return self.namespace.ask(command, max(deadline - now, 1) / SECOND_US)
             except MessagingError as error:
                 now = self.clock.now_us()
+                if now < began:  # the clock was set back: the time left must not grow with that
+                    began, deadline = now, now + span
                 self.note(error)
                 if not is_worth_a_retry(error):
                     raise
@@ -132,10 +141,10 @@ class Courier:
 
     def begin_send(self, command: Send) -> "Submitted":
         """Hand a send over without waiting for its reply; waits only while the gate is closed."""
-        while (now := self.clock.now_us()) < (until := self.busy_until(now)):
-            self.clock.sleep_us(until - now)
         self.life.check()
-        return Submitted(self, command, self.namespace.submit(command))
+        began = self.clock.now_us()
+        self._pass_gate(began + to_us(self.policy.operation_timeout), [])
+        return Submitted(self, command, self.namespace.submit(command), began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +154,14 @@ class Submitted:
     courier: Courier
     command: Send
     reply: "Future[SendReceipt]"
+    began: int
 
     def wait(self, is_hopeless: Callable[[], bool] = lambda: False) -> SendReceipt:
         """Return the receipt; when the first try fails, go on under the retry policy."""
+        deadline = self.began + to_us(self.courier.policy.operation_timeout)
+        left = deadline - self.courier.clock.now_us()
         try:
-            return self.reply.result(to_us(self.courier.policy.operation_timeout) / SECOND_US)
+            return self.reply.result(max(left, 0) / SECOND_US)
         except MessagingError as refusal:
             error = refusal
         except TimeoutError:
@@ -157,7 +169,7 @@ class Submitted:
         if not is_worth_a_retry(error) or is_hopeless():
             raise error
         self.courier.note(error)
-        return self.courier.ask(self.command, is_hopeless)
+        return self.courier.ask(self.command, is_hopeless, self.began)
 
 
 class _DirectRoute:
@@ -210,11 +222,6 @@ class NamespaceUser(Closable):
     def courier(self) -> Courier:
         """What carries its commands; for those who build on it, as pairing does."""
         return self._courier
-
-    def is_same_namespace(self, other: "NamespaceUser") -> bool:
-        """Whether both are known to use one namespace."""
-        same = bool(self.address) and self.address == other.address
-        return same or self._namespace is other.courier.namespace
 
     def close(self) -> None:
         """Finish what is under way and let go of the namespace; closing twice is harmless."""

@@ -69,7 +69,12 @@ class BusyGate:
             self.closed_until = now + SERVER_BUSY_RETRY_S * SECOND_US
 
     def reason(self, now: int) -> ServerBusyError | None:
-        """Return why it is closed, or None when it is open."""
+        """Return why it is closed, or None when it is open.
+
+        It never closes for longer than ServerBusy does: what lies further ahead is of a time
+        before the clock was set back.
+        """
+        self.closed_until = min(self.closed_until, now + SERVER_BUSY_RETRY_S * SECOND_US)
         return self._reason if now < self.closed_until else None
 
 

@@ -51,6 +51,8 @@ from twinbus.message import (
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
     TIMESTAMP,
+    map_offsets,
+    property_entries,
     sizes,
 )
 
@@ -180,31 +182,38 @@ class _Additions:
 def diverted(batch: pa.RecordBatch, path: str, origin: Origin | None = None) -> pa.RecordBatch:
     """Return messages as a backlog queue holds them; `origin` if the primary was tried before."""
     count = batch.num_rows
-    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-    properties = columns["properties"]
+    properties = batch.column(_AT["properties"])
     _refuse_reserved(properties)
-    rows = np.arange(count)
     additions = []
     for column, alias in ALIASED_COLUMNS.items():
-        held = columns[column]
+        held = batch.column(_AT[column])
         if held.null_count == count:
             continue
-        at = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
-        additions.append(_Additions(alias, at, held.take(pa.array(at))))
-        columns[column] = pa.nulls(count, held.type)
+        rows = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
+        additions.append(_Additions(alias, rows, held.take(pa.array(rows))))
+        batch = _replaced(batch, column, pa.nulls(count, held.type))
     if origin is not None:
-        additions.append(_Additions(SENDER, rows, pa.array([origin.source] * count)))
+        rows = np.arange(count)
+        additions.append(_Additions(SENDER, rows, _texts(origin.source, count)))
         additions.append(_Additions(NUMBER, rows, pa.array(np.asarray(origin.numbers, np.int64))))
-    if not additions and _is_empty(properties):
-        columns["properties"] = (_only_path if count <= _FEW else _only_path.__wrapped__)(
-            path, count
-        )
+    if additions or not _is_empty(properties):
+        additions.append(_Additions(PATH, np.arange(count), _texts(path, count)))
+        properties = _with(properties, additions)
     else:
-        additions.append(_Additions(PATH, rows, pa.array([path] * count, pa.string())))
-        columns["properties"] = _with(properties, additions)
-    return pa.RecordBatch.from_arrays(
-        [columns[name] for name in MESSAGE_SCHEMA.names], schema=MESSAGE_SCHEMA
-    )
+        only = _only_path if count <= _FEW else _only_path.__wrapped__
+        properties = only(path, count)
+    return _replaced(batch, "properties", properties)
+
+
+def _texts(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+_AT = {name: at for at, name in enumerate(MESSAGE_SCHEMA.names)}
+
+
+def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
+    return batch.set_column(_AT[name], MESSAGE_SCHEMA.field(name), column)
 
 
 def check_divertible(batch: pa.RecordBatch, path: str, origin: Origin) -> None:
@@ -225,17 +234,15 @@ def no_head_room(row: int, size: int, limit: int) -> MessageSizeExceededError:
 
 
 def _is_empty(properties: pa.Array) -> bool:
-    offsets = properties.offsets
-    return not len(properties) or offsets[0].as_py() == offsets[-1].as_py()
+    offsets = map_offsets(properties)
+    return bool(offsets[0] == offsets[-1])
 
 
 def _entries(properties: pa.Array) -> tuple[pa.Array, pa.Array, Indices]:
     """Return names, values and the row of each property."""
-    offsets = properties.offsets.to_numpy()
-    first, last = int(offsets[0]), int(offsets[-1])
+    offsets = map_offsets(properties)
     rows = np.repeat(np.arange(len(properties)), np.diff(offsets))
-    size = last - first
-    return properties.keys.slice(first, size), properties.items.slice(first, size), rows
+    return *property_entries(properties, offsets), rows
 
 
 def _refuse_reserved(properties: pa.Array) -> None:
@@ -257,36 +264,39 @@ _ALIAS_NAMES = pa.array(list(ALIASES), pa.string())
 @lru_cache(maxsize=4096)
 def _only_path(path: str, count: int) -> pa.Array:
     """Return the properties of diverted messages that had none: nearly all are alike."""
-    return _with(None, [_Additions(PATH, np.arange(count), pa.array([path] * count, pa.string()))])
+    names, values = _texts(PATH, count), _values({"str": _texts(path, count)})
+    return _map_of(names, values, np.arange(count), count)
 
 
-def _with(properties: pa.Array | None, additions: Sequence[_Additions]) -> pa.Array:
+def _with(properties: pa.Array, additions: Sequence[_Additions]) -> pa.Array:
     """Return the properties of each row with others behind them."""
-    count = max(len(one.rows) for one in additions)  # the path goes to every row
-    names, values, rows = [], [], []
-    if properties is not None and not _is_empty(properties):
-        held = _entries(properties)
-        names.append(held[0])
-        values.append(held[1])
-        rows.append(held[2])
-    for one in additions:
-        names.append(pa.array([one.name] * len(one.rows), pa.string()))
-        values.append(_values(ALIASES[one.name], one.values))
-        rows.append(one.rows)
-    every_row = np.concatenate(rows)
+    names, values, rows = _entries(properties)
+    every_name = pa.concat_arrays([names, *(_texts(one.name, len(one.rows)) for one in additions)])
+    every_row = np.concatenate([rows, *(one.rows for one in additions)])
     order = pa.array(np.argsort(every_row, kind="stable"))
-    return _map_of(
-        pa.concat_arrays(names).take(order), pa.concat_arrays(values).take(order), every_row, count
-    )
+    children = {}
+    for at, (child, kind) in enumerate(PROPERTY_TYPES.items()):
+        added = [one.values if ALIASES[one.name] == child else None for one in additions]
+        held = values.field(at)
+        if held.null_count == len(held) and not any(one is not None for one in added):
+            continue  # most children are empty, and putting nulls in order is work, too
+        gaps = zip(added, additions, strict=True)
+        pieces = [pa.nulls(len(a.rows), kind) if one is None else one for one, a in gaps]
+        children[child] = pa.concat_arrays([held, *pieces]).take(order)
+    return _map_of(every_name.take(order), _values(children), every_row, len(properties))
 
 
-def _values(child: str, held: pa.Array) -> pa.Array:
-    """Return values of one type as property values."""
-    children = [
-        held.cast(kind) if name == child else pa.nulls(len(held), kind)
+def _values(children: Mapping[str, pa.Array]) -> pa.Array:
+    """Return property values, given the children in use."""
+    count = len(next(iter(children.values())))
+    arrays = [
+        children[name] if name in children else pa.nulls(count, kind)
         for name, kind in PROPERTY_TYPES.items()
     ]
-    return pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
+    return pa.StructArray.from_arrays(arrays, fields=_VALUE_FIELDS)
+
+
+_VALUE_FIELDS = list(PROPERTIES_TYPE.item_type)
 
 
 def _map_of(names: pa.Array, values: pa.Array, rows: Indices, count: int) -> pa.Array:

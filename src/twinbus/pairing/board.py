@@ -5,7 +5,8 @@ application is told after the lock is let go.
 """
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -51,7 +52,7 @@ class BacklogQueueStatus:
 class _Entity:
     path: str
     health: Health
-    last_failure: str = ""
+    cause: MessagingError | None = None  # the failure seen last
     failovers: int = 0
     diverted: int = 0
     diverted_before: int = 0  # as of its last failover
@@ -83,6 +84,8 @@ class Board:
         self._lock = threading.Lock()
         self._entities: dict[str, _Entity] = {}  # those that ever failed
         self._rotation = Rotation(list(queues), timing.ping_us)
+        self.cause_of_last_pull: MessagingError | None = None
+        self.signs: Counter[tuple[HealthState, Sign]] = Counter()  # seen, and in which state
 
     # -- entities ------------------------------------------------------------------------------
 
@@ -106,13 +109,13 @@ class Board:
         """Note a failure that counts; say whether the entity has failed over."""
         with self._lock:
             known = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
-            known.last_failure = f"{error.code}: {error.text}"
+            known.cause = error
         return self._learn(path, Sign.FAILURE) is HealthState.FAILED_OVER
 
-    def last_failure(self, path: str) -> str:
-        """Return what the last failure of an entity said."""
+    def cause_of(self, path: str) -> MessagingError | None:
+        """Return the failure of an entity that was seen last."""
         entity = self._entities.get(path.lower())
-        return entity.last_failure if entity else ""
+        return entity.cause if entity else None
 
     def mark_healthy(self, path: str) -> None:
         """Say that an entity is healthy."""
@@ -135,6 +138,7 @@ class Board:
                 entity.health = verdict(before, now, self._timing)
             else:
                 entity.health = record(before, sign, now, self._timing)
+                self.signs[before.state, sign] += 1
             self._note_change(entity, before.state, sign, from_us(now))
             state = entity.health.state
         self._announcer.deliver()
@@ -147,10 +151,11 @@ class Board:
         if after is before:
             return
         if after is HealthState.FAILED_OVER:
+            self.signs[HealthState.SUSPECT, Sign.RAN_OUT] += 1
             entity.failovers += 1
             entity.diverted_before = entity.diverted
             entity.is_pinged = False
-            self._announcer.post(FailedOver(at, entity.path, entity.last_failure))
+            self._announcer.post(FailedOver(at, entity.path, _told(entity.cause)))
         elif before is HealthState.FAILED_OVER:
             by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
             count = entity.diverted - entity.diverted_before
@@ -188,17 +193,21 @@ class Board:
             if state is not HealthState.FAILED_OVER or since != ping.since:
                 return
             entity.is_pinged = False
-            if error is not None:
-                entity.last_failure = f"{error.code}: {error.text}"
+            entity.cause = error or entity.cause
         self._learn(ping.path, Sign.PING_PASSED if error is None else Sign.PING_FAILED)
 
     # -- backlog queues ------------------------------------------------------------------------
 
-    def choose_queue(self, current: int | None, chance: float) -> int | None:
-        """Return the backlog queue for a client: the one it has, if that is in rotation."""
+    def choose_queue(
+        self, current: int | None, chance: float, tried: Collection[int]
+    ) -> int | None:
+        """Return the backlog queue for a client: the one it has, if that is in rotation.
+
+        None is tried twice for one send, even if its cool-down is over by then.
+        """
         self.bring_back(self._clock.now_us())
         with self._lock:
-            return self._rotation.choose(current, chance)
+            return self._rotation.choose(current, chance, tried)
 
     def is_pulled(self, queue: int) -> bool:
         """Whether a backlog queue is out of rotation."""
@@ -209,8 +218,9 @@ class Board:
         now = self._clock.now_us()
         with self._lock:
             if self._rotation.pull(queue, now):
-                cause = f"{error.code}: {error.text}"
-                self._announcer.post(BacklogQueuePulled(from_us(now), self.queues[queue], cause))
+                path, cause = self.queues[queue], _told(error)
+                self._announcer.post(BacklogQueuePulled(from_us(now), path, cause))
+            self.cause_of_last_pull = error
         self._announcer.deliver()
 
     def bring_back(self, now: int) -> None:
@@ -241,6 +251,10 @@ class Board:
             return min(health, self._rotation.next_due(NEVER_US))
 
 
+def _told(error: MessagingError | None) -> str:
+    return f"{error.code}: {error.text}" if error else ""
+
+
 def _status(entity: _Entity) -> PathStatus:
     health = entity.health
     is_failed_over = health.state is HealthState.FAILED_OVER
@@ -249,7 +263,7 @@ def _status(entity: _Entity) -> PathStatus:
         state=health.state,
         since=from_us(health.since),
         failures=health.failures,
-        last_failure=entity.last_failure,
+        last_failure=_told(entity.cause),
         failovers=entity.failovers,
         diverted=entity.diverted,
         pings=entity.pings,

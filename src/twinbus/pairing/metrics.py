@@ -42,6 +42,12 @@ class PairingCollector(Collector):
             for name, family in counted.items():
                 family.add_metric([status.path], getattr(status, name))
         yield from (failed_over, failures, *counted.values())
+        signs = CounterMetricFamily(
+            "twinbus_pairing_signs", "What was learned about entities", labels=["state", "sign"]
+        )
+        for (state, sign), count in self._pairing.signs.items():
+            signs.add_metric([state.value, sign.value], count)
+        yield signs
         in_rotation = GaugeMetricFamily(
             "twinbus_pairing_queue_in_rotation", "1 while a backlog queue is used", labels=labels
         )

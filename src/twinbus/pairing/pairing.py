@@ -2,10 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from twinbus.broker.commands import Send
+from twinbus.client.courier import NamespaceUser
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.state import FactoryState
 from twinbus.clock import to_us
@@ -14,7 +15,7 @@ from twinbus.pairing import lifecycle
 from twinbus.pairing.backlog import backlog_queue_path, ensure_backlog_queues
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
 from twinbus.pairing.events import Announcer, PairingEvent
-from twinbus.pairing.health import Timing
+from twinbus.pairing.health import HealthState, Sign, Timing
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
@@ -109,6 +110,16 @@ class SendAvailabilityPairing:
             raise InvalidArgumentError("path must be the name of an entity")
         self._board.mark_healthy(path)
 
+    @property
+    def signs(self) -> Mapping[tuple[HealthState, Sign], int]:
+        """How often each sign was seen, by the state in which it came."""
+        return self._board.signs
+
+    @property
+    def next_due_us(self) -> int:
+        """When time by itself changes something next; for simulations."""
+        return self._board.next_due()
+
     def on_event(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
         """Call back at each event, in whichever thread it is noticed; return how to stop."""
         return self._announcer.watch(watcher)
@@ -166,9 +177,7 @@ def _check_partners(
     primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
 ) -> None:
     secondary = options.secondary_factory
-    if secondary is primary or any(
-        primary.is_same_namespace(other) for other in (secondary, options.secondary_manager)
-    ):
+    if any(_is_same(primary, other) for other in (secondary, options.secondary_manager)):
         raise InvalidArgumentError(
             f"the secondary is the primary {primary.name!r} itself; pair it with another namespace"
         )
@@ -182,3 +191,10 @@ def _check_partners(
             "this version of Twinbus brings no syphon of its own; give one as syphon=..., or "
             "leave enable_syphon off"
         )
+
+
+def _is_same(one: NamespaceUser, other: NamespaceUser) -> bool:
+    """Whether both are known to use one namespace."""
+    if one.courier.namespace is other.courier.namespace:
+        return True
+    return bool(one.address) and one.address == other.address

@@ -1,7 +1,7 @@
 """Pings: empty probes that find out whether a failed-over entity is back.
 
-At most one per entity is under way, whoever and however many the clients are. They are handed over
-without waiting, so that an entity that does not answer holds up no other.
+At most one per entity is under way, however many the clients are. They are handed over without
+waiting, so that an entity that does not answer holds up no other.
 """
 
 from collections import deque
@@ -11,10 +11,11 @@ from random import Random
 
 from twinbus.broker.commands import Send, SendReceipt
 from twinbus.client.courier import Courier
-from twinbus.errors import MessagingError
+from twinbus.errors import MessagingError, ServerBusyError
 from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
 from twinbus.message import BrokeredMessage
 from twinbus.pairing.board import Board, DuePing
+from twinbus.pairing.failures import counts
 
 
 def ping_message(random: Random) -> BrokeredMessage:
@@ -42,7 +43,7 @@ class Pinger:
             ping, error = self._ended.popleft()
             if error is not None:
                 self._primary.note(error)
-            self._board.pinged(ping, error)
+            self._board.pinged(ping, error if error and _is_absent(error) else None)
         busy_until = self._primary.busy_until(now)
         if busy_until > now:
             return max(busy_until, self._board.next_due())
@@ -58,3 +59,12 @@ class Pinger:
             error = MessagingError(f"the ping failed: {error!r}")
         self._ended.append((ping, error))
         self._nudge()
+
+
+def _is_absent(error: MessagingError) -> bool:
+    """Whether a ping's refusal leaves its entity unavailable.
+
+    One that is the caller's fault (no such entity, no claim) is an answer: from now on callers are
+    to hear it themselves.
+    """
+    return counts(error) or isinstance(error, ServerBusyError)

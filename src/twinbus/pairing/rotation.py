@@ -3,7 +3,7 @@
 A queue that fails leaves the rotation for everyone, and comes back after a cool-down.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 class Rotation:
@@ -14,14 +14,14 @@ class Rotation:
         self._cool_down_us = cool_down_us
         self._back_at: dict[int, int] = {}  # of those that were pulled
 
-    def choose(self, current: int | None, chance: float) -> int | None:
+    def choose(self, current: int | None, chance: float, tried: Collection[int] = ()) -> int | None:
         """Return the queue to use: the current one if it is in rotation, else any that is.
 
-        Chance is from 0 up to 1.
+        Chance is from 0 up to 1; queues that were tried are left out.
         """
-        if current is not None and current not in self._back_at:
+        usable = [q for q in self._queues if q not in self._back_at and q not in tried]
+        if current in usable:
             return current
-        usable = [queue for queue in self._queues if queue not in self._back_at]
         return usable[int(chance * len(usable))] if usable else None
 
     def is_pulled(self, queue: int) -> bool:

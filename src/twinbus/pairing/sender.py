@@ -6,7 +6,7 @@ was there before.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -26,13 +26,10 @@ from twinbus.client.courier import Courier, Submitted
 from twinbus.client.route import Lane, Wait
 from twinbus.errors import (
     BacklogUnavailableError,
-    Fault,
     InvalidArgumentError,
     MessageNotFoundError,
     MessageSizeExceededError,
     MessagingError,
-    ServerBusyError,
-    UnauthorizedError,
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
 from twinbus.message import MessageState, conform, sizes, to_batch, to_messages
@@ -45,17 +42,8 @@ from twinbus.pairing.backlog import (
     restored,
 )
 from twinbus.pairing.board import Board
+from twinbus.pairing.failures import counts
 from twinbus.pairing.ticker import Ticker
-
-
-def counts(error: MessagingError) -> bool:
-    """Whether a failed send says something about the entity's availability.
-
-    It does not where the caller or its configuration is wrong, and a busy broker is there.
-    """
-    if error.fault is Fault.CALLER:
-        return False
-    return not isinstance(error, UnauthorizedError | ServerBusyError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +51,11 @@ class _Schedule:
     """A scheduled message that was diverted."""
 
     message_id: str | None
-    was_tried: bool  # the primary may have it, too
+    was_tried: bool  # at the primary, which may have it, too
+    is_removed: bool = False  # from the backlog, by a cancellation that could not be finished
+
+
+_UNKNOWN = _Schedule(None, was_tried=False)
 
 
 class PairedRoute:
@@ -141,20 +133,21 @@ class PairedRoute:
     ) -> SendReceipt:
         """Send to the client's backlog queue, or to another where that one fails."""
         self._primary.life.check()
-        backlog_error: MessagingError | None = None
         was_tried = primary_error is not None
         columns = _columns(command)
         batch = diverted(columns, command.path, command.origin if was_tried else None)
+        tried: set[int] = set()
         while True:
-            queue = self._board.choose_queue(lane.backlog_queue, self._secondary.random.random())
+            chance = self._secondary.random.random()
+            queue = self._board.choose_queue(lane.backlog_queue, chance, tried)
             if queue is None:
-                raise self._unavailable(command.path, backlog_error, primary_error)
+                raise self._unavailable(command.path, primary_error)
+            tried.add(queue)
             lane.backlog_queue = queue
             try:
                 receipt = self._to_queue(queue, batch, command)
             except MessagingError as error:
                 self._pull(queue, batch, error)
-                backlog_error = error
                 continue
             return self._note_diverted(command, columns, queue, receipt, was_tried=was_tried)
 
@@ -179,22 +172,19 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
 
     def _unavailable(
-        self,
-        path: str,
-        backlog_error: MessagingError | None,
-        primary_error: MessagingError | None = None,
+        self, path: str, primary_error: MessagingError | None
     ) -> BacklogUnavailableError:
         """Return the error that holds both causes."""
-        primary = str(primary_error or self._board.last_failure(path))
-        backlog = str(backlog_error or "all of them failed a moment ago")
+        primary = primary_error or self._board.cause_of(path)
+        backlog = self._board.cause_of_last_pull
         error = BacklogUnavailableError(
             f"{path} is unavailable ({primary}), and no backlog queue took its messages either "
             f"({backlog}). Send again later",
             path=path,
-            primary_cause=primary_error or primary,
-            backlog_cause=backlog_error or backlog,
+            primary_cause=primary,
+            backlog_cause=backlog,
         )
-        error.__cause__ = backlog_error or primary_error
+        error.__cause__ = backlog
         return error
 
     def _note_diverted(
@@ -232,13 +222,17 @@ class PairedRoute:
                 self._cancel_diverted(command.path, number)
 
     def _cancel_diverted(self, path: str, number: int) -> None:
-        known = self._schedules.get(number)
+        """Cancel a message in the backlog, and at the primary where it may be as well.
+
+        While its entity has failed over, a message that was never tried there is not looked for.
+        """
+        known = self._schedules.get(number, _UNKNOWN)
         if self._remove_from_backlog(path, number):
-            if known is None or not known.was_tried:
-                self._schedules.pop(number, None)
-                return
-            self._cancel_at_primary(path, known)
-        elif known is None or not self._cancel_at_primary(path, known):
+            known = replace(known, is_removed=True)
+            self._schedules[number] = known
+        may_be_home = known.was_tried or not self._board.is_failed_over(path)
+        found = may_be_home and known.message_id and self._cancel_at_primary(path, known.message_id)
+        if not found and not known.is_removed:
             raise MessageNotFoundError(
                 f"scheduled message {number} is no longer in the backlog: it was cancelled, its "
                 f"time has come, or it went home before this factory began. Then `peek` {path} on "
@@ -267,7 +261,7 @@ class PairedRoute:
         self._secondary.ask(SettleRange(queue, lease.epoch, [(sequence, sequence)]))
         return True
 
-    def _cancel_at_primary(self, path: str, known: _Schedule) -> bool:
+    def _cancel_at_primary(self, path: str, message_id: str) -> bool:
         """Cancel a message that went home, or was there all along; say whether it was found."""
         start = 0
         while True:
@@ -276,9 +270,8 @@ class PairedRoute:
                 return False
             for message in to_messages(page):
                 assert message.sequence_number is not None
-                if message.message_id == known.message_id and (
-                    message.state is MessageState.SCHEDULED
-                ):
+                is_scheduled = message.state is MessageState.SCHEDULED
+                if message.message_id == message_id and is_scheduled:
                     self._primary.ask(CancelScheduled(path, [message.sequence_number]))
                     return True
                 start = message.sequence_number + 1

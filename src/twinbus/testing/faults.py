@@ -35,7 +35,7 @@ class Fault(Enum):
     SERVER_BUSY = "server_busy"  # refused with the advice to wait
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Injected:
     fault: Fault
     path: str | None  # lower case; None: any entity
@@ -54,9 +54,16 @@ class FaultyNamespace:
         self._injected: list[_Injected] = []
         self.failed = 0  # requests that met a fault
 
-    def inject(self, fault: Fault, path: str | None = None, times: int | None = None) -> None:
-        """Let requests fail: of one entity or of all, a number of times or until healed."""
-        self._injected.append(_Injected(fault, path.lower() if path else None, times))
+    def inject(
+        self, fault: Fault, path: str | None = None, times: int | None = None
+    ) -> Callable[[], None]:
+        """Let requests fail: of one entity or of all, a number of times or until healed.
+
+        Returns what takes just this fault away.
+        """
+        injected = _Injected(fault, path.lower() if path else None, times)
+        self._injected.append(injected)
+        return lambda: self._injected.remove(injected) if injected in self._injected else None
 
     def heal(self, path: str | None = None) -> None:
         """Take away the faults of one entity, or all faults."""

@@ -1,0 +1,288 @@
+"""The auditor of an outage simulation: knows what was promised, and looks at what is there.
+
+G1   nothing acknowledged is lost            G5   fails over and returns in time, and only then
+G2   nothing is there twice                  G6   a healthy send costs one operation
+G3   order per client through the backlog    G7   poison is set aside, the backlog is empty
+G4   every field is as it was sent           G8   (the simulation itself ends the factories)
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from twinbus.broker.commands import Command, Peek, Send, SendReceipt, SettleRange
+from twinbus.client.sender import MessageSender
+from twinbus.clock import ManualClock, to_us
+from twinbus.entities import dead_letter_path
+from twinbus.errors import BacklogUnavailableError, MessagingError, TransientError
+from twinbus.limits import MAX_RECEIVE_MESSAGES, PING_CONTENT_TYPE, SECOND_US
+from twinbus.message import (
+    MESSAGE_SCHEMA,
+    BrokeredMessage,
+    conform,
+    to_batch,
+    to_messages,
+)
+from twinbus.namespace.contract import Namespace
+from twinbus.pairing.events import FailedOver
+from twinbus.pairing.failures import counts
+from twinbus.pairing.health import HealthState, Sign
+
+R = TypeVar("R")
+_FIELDS = (
+    *(name for name in MESSAGE_SCHEMA.names if name != "properties"),
+    "application_properties",
+)
+_NEVER_A_CAUSE = (
+    "ServerBusy",
+    "Unauthorized",
+    "EntityNotFound",
+    "MessageSizeExceeded",
+    "InvalidArgument",
+)
+
+
+@dataclass
+class Verdict:
+    """What came of a simulation."""
+
+    violations: list[str] = field(default_factory=list)
+    simulated: timedelta = timedelta(0)
+    faults: int = 0
+    sent: int = 0
+    acknowledged: int = 0
+    raised: int = 0  # sends that failed, and messages of them may be there all the same
+    diverted: int = 0
+    moved: int = 0
+    poisoned: int = 0
+    reordered: int = 0  # messages that came before one their client had sent earlier
+    signs: "Counter[tuple[HealthState, Sign]]" = field(default_factory=Counter)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every guarantee held."""
+        return not self.violations
+
+    def __str__(self) -> str:
+        hours = self.simulated / timedelta(hours=1)
+        story = (
+            f"{hours:.1f} hours, {self.faults} faults: {self.sent} messages sent, "
+            f"{self.acknowledged} acknowledged, {self.diverted} diverted, {self.moved} brought "
+            f"home, {self.raised} sends raised, {self.reordered} messages out of order, "
+            f"{self.poisoned} poison set aside"
+        )
+        if self.is_good:
+            return f"{story}. Lost 0, doubled 0: every guarantee held"
+        return "\n".join([f"{story}. BROKEN:", *(f"  {one}" for one in self.violations)])
+
+
+class Watched:
+    """A namespace that notes what it took, and can be slow or fail a mover at the worst moment."""
+
+    def __init__(self, inner: Namespace, clock: ManualClock) -> None:
+        self.inner = inner
+        self._clock = clock
+        self.sends = 0  # that reached it, but for pings
+        self.slow_for_s = 0  # before the answer to the next send comes
+        self.fails_next_settle = False
+        self.accepted: defaultdict[str, list[str]] = defaultdict(list)  # ids in order, by path
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over."""
+        if isinstance(command, SettleRange) and self.fails_next_settle:
+            self.fails_next_settle = False
+            refused: Future[R] = Future()
+            refused.set_exception(TransientError("the mover was killed here"))
+            return refused
+        future = self.inner.submit(command)
+        if isinstance(command, Send):
+            self._note(command, future)
+        return future
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait; here everything is answered at once."""
+        reply = self.submit(command).result(timeout_s)
+        if isinstance(command, Send) and self.slow_for_s:
+            seconds, self.slow_for_s = self.slow_for_s, 0
+            for _ in range(seconds):  # step by step: the world goes on
+                self._clock.sleep_us(SECOND_US)
+        return reply
+
+    def close(self) -> None:
+        """Close the namespace within."""
+        self.inner.close()
+
+    def _note(self, command: Send, future: "Future[Any]") -> None:
+        messages = command.messages
+        batch = to_batch(messages) if isinstance(messages, list) else conform(messages)
+        if batch.column("content_type").to_pylist()[0] == PING_CONTENT_TYPE:
+            return
+        self.sends += 1
+        if future.exception() is None:
+            receipt: SendReceipt = future.result()
+            ids = batch.column("message_id").to_pylist()
+            numbered = zip(ids, receipt.sequence_numbers, strict=True)
+            self.accepted[command.path.lower()] += [one for one, number in numbered if number]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A send that was begun."""
+
+    process: str
+    client: int
+    path: str  # lower case
+    messages: Sequence[BrokeredMessage]
+    began: int
+
+
+class Auditor:
+    """Hears of every send, and compares with what is there in the end."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.verdict = Verdict()
+        self.cancelled: set[str] = set()
+        self.unsure: set[str] = set()  # neither has to be there nor must not
+        self.direct: set[str] = set()  # the primary took them from their client
+        self.secondary_failed = False  # a fault hit the secondary some time
+        self._clock = clock
+        self._sent: dict[str, Attempt] = {}  # by message id, in the order of sending
+        self._acknowledged: set[str] = set()
+        self._failing_since: dict[tuple[str, str], int] = {}  # process, path
+
+    def complain(self, guarantee: str, text: str) -> None:
+        """Note a broken guarantee."""
+        self.verdict.violations.append(f"{guarantee}: {text}")
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def begin_send(
+        self, process: str, sender: MessageSender, messages: Sequence[BrokeredMessage]
+    ) -> Attempt:
+        """Note a send before it is made."""
+        attempt = Attempt(process, id(sender), sender.path.lower(), messages, self._clock.now_us())
+        self._sent.update((message.message_id, attempt) for message in messages)
+        self.verdict.sent += len(messages)
+        return attempt
+
+    def acknowledged(self, attempt: Attempt) -> None:
+        """Note that a send returned."""
+        self._acknowledged.update(message.message_id for message in attempt.messages)
+        self.verdict.acknowledged += len(attempt.messages)
+        self._failing_since.pop((attempt.process, attempt.path), None)
+
+    def failed(self, attempt: Attempt, error: MessagingError, failover: timedelta) -> None:
+        """Note that a send raised; one that a failover should have saved breaks G5."""
+        self.verdict.raised += 1
+        if isinstance(error, BacklogUnavailableError):
+            if not self.secondary_failed:
+                self.complain("G5", f"the backlog was said to be unavailable: {error}")
+            return
+        if not counts(error):
+            return
+        key = attempt.process, attempt.path
+        since = self._failing_since.setdefault(key, self._clock.now_us())
+        if not failover or attempt.began - since > to_us(failover):
+            self.complain("G5", f"{attempt.path} had to be failed over, but raised {error!r}")
+
+    def forgive(self, process: str, path: str | None = None) -> None:
+        """Begin to count anew: a clock jumped, or an entity was declared healthy."""
+        for key in [k for k in self._failing_since if k[0] == process and path in (None, k[1])]:
+            del self._failing_since[key]
+
+    def check_failover(self, event: FailedOver) -> None:
+        """G5: what is the caller's fault, or mere business, never fails over."""
+        if event.cause.startswith(_NEVER_A_CAUSE):
+            self.complain("G5", f"{event.path} failed over because of {event.cause}")
+
+    # -- in the end ----------------------------------------------------------------------------
+
+    def audit_primary(self, primary: Namespace, targets: dict[str, Sequence[str]]) -> None:
+        """G1, G2, G4: compare what is there with what was sent; `targets` by path sent to."""
+        self._places: dict[str, dict[str, int]] = {}  # by target and id: place in the order
+        for path, queues in targets.items():
+            wanted = {one: a for one, a in self._sent.items() if a.path == path}
+            for queue in queues:
+                found = browse(primary, queue)
+                copies = Counter(message.message_id for message in found)
+                for message in found:
+                    self._check_fidelity(message)
+                for one in wanted:
+                    self._check_count(queue, one, copies[one])
+                for one in set(copies) - set(wanted):
+                    self.complain("G2", f"{one} is in {queue}, where nobody sent it")
+                self._places[queue] = {
+                    m.message_id: at
+                    for at, m in enumerate(found)
+                    if m.scheduled_enqueue_time_utc is None
+                }
+                self._count_reordered(wanted, self._places[queue])
+
+    def _check_count(self, queue: str, one: str, count: int) -> None:
+        if count > 1:
+            self.complain("G2", f"{one} is {count} times in {queue}")
+        elif one in self.cancelled:
+            if count:
+                self.complain("G1", f"{one} was cancelled and is in {queue} all the same")
+        elif not count and one in self._acknowledged and one not in self.unsure:
+            self.complain("G1", f"{one} was acknowledged and is not in {queue}")
+
+    def _check_fidelity(self, message: BrokeredMessage) -> None:
+        attempt = self._sent.get(message.message_id)
+        if attempt is None:
+            return
+        sent = next(m for m in attempt.messages if m.message_id == message.message_id)
+        for name in _FIELDS:
+            was, now = getattr(sent, name), getattr(message, name)
+            if was != now:
+                self.complain("G4", f"{name} of {message.message_id} was {was!r} and is {now!r}")
+
+    def _count_reordered(self, wanted: dict[str, Attempt], places: dict[str, int]) -> None:
+        highest: dict[int, int] = {}
+        for one, attempt in wanted.items():
+            if one in places:
+                self.verdict.reordered += places[one] < highest.get(attempt.client, -1)
+                highest[attempt.client] = max(places[one], highest.get(attempt.client, -1))
+
+    def audit_backlog(self, secondary: Watched, queues: Sequence[str]) -> None:
+        """G3 and G7: in order through one backlog queue, nothing left, poison aside."""
+        aside = 0
+        for queue in queues:
+            left = browse(secondary.inner, queue)
+            if left:
+                self.complain("G7", f"{len(left)} messages are left in {queue}")
+            dead = browse(secondary.inner, dead_letter_path(queue))
+            aside += len(dead)
+            for message in dead:
+                if not message.dead_letter_error_description:
+                    self.complain("G7", f"{message.message_id} was set aside without a reason")
+            for places in self._places.values():
+                self._check_order(queue, secondary.accepted[queue.lower()], places)
+        if aside != self.verdict.poisoned:
+            self.complain("G7", f"{self.verdict.poisoned} were poison, {aside} were set aside")
+
+    def _check_order(self, queue: str, ids: Sequence[str], places: dict[str, int]) -> None:
+        by_client: defaultdict[int, list[int]] = defaultdict(list)
+        for one in ids:
+            if one in places and one not in self.direct:
+                by_client[self._sent[one].client].append(places[one])
+        for order in by_client.values():
+            if any(earlier > later for earlier, later in pairwise(order)):
+                self.complain("G3", f"messages of one client in {queue} came home out of order")
+
+
+def browse(namespace: Namespace, path: str) -> list[BrokeredMessage]:
+    """Return everything an entity holds, by number."""
+    found: list[BrokeredMessage] = []
+    start = 0
+    while True:
+        page = to_messages(namespace.ask(Peek(path, start, MAX_RECEIVE_MESSAGES)))
+        if not page:
+            return found
+        found += page
+        assert page[-1].sequence_number is not None
+        start = page[-1].sequence_number + 1

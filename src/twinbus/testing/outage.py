@@ -1,0 +1,597 @@
+"""An outage simulator: two namespaces, many paired clients and a syphon in one process.
+
+    verdict = OutageSimulation(seed=7, hours=6).run()
+    assert verdict.is_good, verdict
+
+Time is a manual clock's, chance comes from the seed, nothing runs in a thread: the same seed gives
+the same story. Outages are drawn at random, or are those of a script:
+
+    script = [Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=20), path="orders")]
+    OutageSimulation(seed=7, hours=1, script=script).run()
+
+The auditor knows what was acknowledged and checks the guarantees G1 to G8.
+"""
+
+import heapq
+import itertools
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twinbus.broker.commands import Send
+from twinbus.broker.engine import EngineSettings, Storages
+from twinbus.broker.storage import DiskStorage
+from twinbus.client.factory import MessagingFactory
+from twinbus.client.manager import NamespaceManager
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.sender import MessageSender
+from twinbus.client.state import FactoryState
+from twinbus.clock import ManualClock, to_us
+from twinbus.entities import QueueDescription, subscription_path
+from twinbus.errors import EntityNotFoundError, MessagingError, ServerBusyError
+from twinbus.limits import (
+    DEFAULT_LEASE_DURATION,
+    PARTNER_GRACE,
+    SECOND_US,
+    SERVER_BUSY_RETRY_S,
+)
+from twinbus.message import BrokeredMessage
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.pairing.backlog import backlog_queue_path
+from twinbus.pairing.events import FailedOver, PairingEvent, Returned
+from twinbus.pairing.health import HealthState
+from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
+from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.testing.auditor import Auditor, Verdict, Watched
+from twinbus.testing.faults import Fault, FaultyNamespace
+from twinbus.testing.mover import Mover
+
+QUEUES = ("orders", "invoices", "sessions")  # the last one requires sessions
+TOPIC = "news"
+SUBSCRIPTIONS = ("sport", "weather")
+PRIMARY = "contoso"
+_LONGEST_STEP_S = 10  # of the clock while a send waits: the longest back-off
+
+
+class Where(Enum):
+    """Which of the two namespaces a fault hits."""
+
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A fault that begins at a time and lasts."""
+
+    at: timedelta  # after the start
+    lasts: timedelta = timedelta(0)
+    fault: Fault = Fault.UNAVAILABLE
+    where: Where = Where.PRIMARY
+    path: str | None = None  # None: the whole namespace
+    times: int | None = None  # requests that meet it; None: all while it lasts
+
+    def __str__(self) -> str:
+        what = self.path or f"the {self.where.value}"
+        how_long = f"for {self.times} requests" if self.times else f"for {self.lasts}"
+        return f"{what}: {self.fault.value} {how_long}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What the simulated application is like; drawn from the seed."""
+
+    factories: int  # processes with a paired factory each
+    clients: int  # per factory
+    backlog_queues: int
+    failover_interval: timedelta
+    ping_interval: timedelta
+    operation_timeout: timedelta
+    move_interval: timedelta  # how often the mover looks
+    sends: int  # in all
+
+    @classmethod
+    def drawn(cls, random: Random) -> "Setting":
+        """Draw a setting."""
+        failovers = [0, 0, 5, 30, 60, 600]
+        return cls(
+            factories=random.randint(1, 3),
+            clients=random.randint(1, 4),
+            backlog_queues=random.randint(1, 4),
+            failover_interval=timedelta(seconds=random.choice(failovers)),
+            ping_interval=timedelta(seconds=random.choice([1, 10, 60, 300])),
+            operation_timeout=timedelta(seconds=random.choice([2, 15, 60])),
+            move_interval=timedelta(seconds=random.choice([5, 30, 120])),
+            sends=random.randint(60, 200),
+        )
+
+
+class SkewedClock:
+    """A process's own clock: the world's, set forward or back."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.offset_us = 0
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970 (UTC)."""
+        return self._clock.now_us() + self.offset_us
+
+    def seconds_until(self, moment: int) -> float | None:
+        """Wait until told."""
+        return self._clock.seconds_until(moment - self.offset_us)
+
+    def sleep_us(self, duration: int) -> None:
+        """Sleep by moving the world's clock."""
+        self._clock.sleep_us(duration)
+
+    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each move of the world's clock."""
+        return self._clock.on_advance(callback)
+
+
+class _QuickDisk(DiskStorage):
+    """Files without syncs: nobody pulls the plug in a simulation of outages."""
+
+    def sync(self, descriptor: int) -> None:
+        """Trust the system."""
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """A paired factory and its clients."""
+
+    name: str
+    clock: SkewedClock
+    primary: MessagingFactory
+    secondary: MessagingFactory
+    pairing: SendAvailabilityPairing
+    senders: list[MessageSender] = field(default_factory=list)
+    scheduled: list[tuple[MessageSender, int, BrokeredMessage]] = field(default_factory=list)
+
+
+class OutageSimulation:
+    """One run, decided by its seed. Call `run` once."""
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        hours: float = 2.0,
+        script: Sequence[Outage] | None = None,
+        setting: Setting | None = None,
+        tell: Callable[[str], None] | None = None,  # hears the story as it happens
+    ) -> None:
+        self.seed = seed
+        self._random = Random(seed)  # noqa: S311 - the seed is the point
+        self.setting = setting or Setting.drawn(self._random)
+        self._span_us = int(hours * 3600 * SECOND_US)
+        self._script = script
+        self._tell = tell or (lambda _: None)
+        self.clock = ManualClock()
+        self._start_us = self.clock.now_us()
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._ends: list[tuple[int, Callable[[], None]]] = []  # of faults, and when
+        self._stack = ExitStack()
+        self.auditor = Auditor(self.clock)
+        self._down: Counter[str | None] = Counter()  # faults of the primary now, by path
+        self._disturbances = 0  # what happened to the primary or a clock
+
+    # -- the run -------------------------------------------------------------------------------
+
+    def run(self) -> Verdict:
+        """Live through the hours, let everything come home, and judge."""
+        with self._stack:
+            self._build()
+            self._plan()
+            self._work_off(self._start_us + self._span_us)
+            self._recover()
+            self._judge()
+        return self.auditor.verdict
+
+    def _build(self) -> None:
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
+        inner = [self._namespace(folder / where.value) for where in Where]
+        self._watched = {
+            where: Watched(namespace, self.clock)
+            for where, namespace in zip(Where, inner, strict=True)
+        }
+        self._faulty = {where: FaultyNamespace(self._watched[where]) for where in Where}
+        manager = NamespaceManager(inner[0], clock=self.clock)
+        for path in QUEUES:
+            manager.create_queue(QueueDescription(path=path, requires_session=path == QUEUES[-1]))
+        manager.create_topic(TOPIC)
+        for name in SUBSCRIPTIONS:
+            manager.create_subscription(TOPIC, name)
+        self._processes = [self._process(number) for number in range(self.setting.factories)]
+        primary, secondary = (self._faulty[where] for where in Where)
+        self._mover = Mover(primary, secondary)
+
+    def _namespace(self, directory: Path) -> EmbeddedNamespace:
+        settings = EngineSettings(directory=directory, segment_bytes=1 << 20)
+        disks = Storages(_QuickDisk(), _QuickDisk())
+        namespace = EmbeddedNamespace(settings, self.clock, disks, threaded=False)
+        return self._stack.enter_context(namespace)
+
+    def _process(self, number: int) -> _Process:
+        setting = self.setting
+        random = Random(f"{self.seed}/{number}")  # noqa: S311
+        policy = RetryPolicy(operation_timeout=setting.operation_timeout)
+        clock = SkewedClock(self.clock)
+        primary, secondary = (
+            MessagingFactory(
+                _Unclosable(self._faulty[where]),
+                name=name,
+                retry_policy=policy,
+                clock=clock,
+                random=random,
+            )
+            for where, name in ((Where.PRIMARY, PRIMARY), (Where.SECONDARY, "backup"))
+        )
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager(_Unclosable(self._watched[Where.SECONDARY]), clock=clock),
+            secondary,
+            setting.backlog_queues,
+            setting.failover_interval,
+            enable_syphon=number == 0,
+            syphon=lambda _: _Stoppable(),
+        )
+        options.ping_primary_interval = setting.ping_interval
+        pairing = primary.pair_namespace(options)
+        process = _Process(f"process {number}", clock, primary, secondary, pairing)
+        pairing.on_event(lambda event: self._hear(process, event))
+        for _ in range(setting.clients):
+            path = random.choice([*QUEUES, TOPIC, QUEUES[0].upper()])
+            process.senders.append(primary.create_message_sender(path))
+        return process
+
+    def _plan(self) -> None:
+        for _ in range(self.setting.sends):
+            self._at(self._random.randrange(self._span_us), self._act)
+        for outage in self._drawn_outages() if self._script is None else self._script:
+            self._at(to_us(outage.at), self._beginning(outage))
+        if self._script is None:
+            for _ in range(self._random.choice([0, 0, 0, 1, 2])):
+                self._at(self._random.randrange(self._span_us), self._jump)
+        for at in range(0, self._span_us, to_us(self.setting.move_interval)):
+            self._at(at, self._move)
+        self.clock.on_advance(self._faults_in_time)
+
+    def _drawn_outages(self) -> list[Outage]:
+        random, minutes = self._random, self._span_us // (60 * SECOND_US)
+        backlog = [backlog_queue_path(PRIMARY, i) for i in range(self.setting.backlog_queues)]
+        places: list[tuple[Where, str | None]] = [
+            *((Where.PRIMARY, path) for path in (*QUEUES, TOPIC)),
+            (Where.PRIMARY, None),
+            (Where.PRIMARY, None),
+            *((Where.SECONDARY, path) for path in backlog),
+        ]
+        outages = []
+        for _ in range(random.choice([0, 1, 2, 3, 4, 6, 8])):
+            where, path = random.choice(places)
+            outages.append(
+                Outage(
+                    at=timedelta(minutes=random.uniform(0, minutes)),
+                    lasts=timedelta(minutes=random.uniform(0.1, minutes / 3)),
+                    fault=random.choice(list(Fault)),
+                    where=where,
+                    path=path,
+                    times=random.choice([None, None, 1, 2, 5]),
+                )
+            )
+        if random.random() < 0.1:
+            at = timedelta(minutes=random.uniform(0, minutes))
+            both = Outage(at=at, lasts=timedelta(minutes=5), where=Where.SECONDARY)
+            outages += [both, replace(both, where=Where.PRIMARY)]
+        return outages
+
+    # -- the agenda ----------------------------------------------------------------------------
+
+    def _at(self, after_us: int, deed: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self._start_us + after_us, next(self._order), deed))
+
+    def _work_off(self, until: int) -> None:
+        """Do what is on the agenda, each at its time, or late where a send took long."""
+        while self._agenda and self._agenda[0][0] <= until:
+            moment, _, deed = heapq.heappop(self._agenda)
+            self._advance_to(moment)
+            deed()
+        self._advance_to(until)
+
+    def _advance_to(self, moment: int) -> None:
+        """Let time pass, with a stop wherever a pairing has something to do."""
+        while (now := self.clock.now_us()) < moment:
+            dues = [one.pairing.next_due_us - one.clock.offset_us for one in self._processes]
+            stop = min([moment, *(due for due in dues if due > now)])
+            self.clock.sleep_us(stop - now)
+
+    def _say(self, text: str) -> None:
+        since = timedelta(microseconds=self.clock.now_us() - self._start_us)
+        self._tell(f"{str(since).split('.')[0]:>9}  {text}")
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def _beginning(self, outage: Outage) -> Callable[[], None]:
+        """Return what begins an outage; its end comes in time, even while a send waits."""
+
+        def begin() -> None:
+            self._say(f"FAULT     {outage}")
+            self.auditor.verdict.faults += 1
+            end = self._faulty[outage.where].inject(outage.fault, outage.path, outage.times)
+            if outage.where is Where.PRIMARY:
+                self._down[outage.path and outage.path.lower()] += 1
+                self._disturbances += 1
+            else:
+                self.auditor.secondary_failed = True
+            moment = self.clock.now_us() + to_us(outage.lasts)
+            self._ends.append((moment, lambda: self._end(outage, end)))
+
+        return begin
+
+    def _end(self, outage: Outage, end: Callable[[], None]) -> None:
+        end()
+        self._say(f"healed    {outage.path or 'the ' + outage.where.value}")
+        if outage.where is Where.PRIMARY:
+            self._down[outage.path and outage.path.lower()] -= 1
+            self._disturbances += 1
+            self._expect_return()
+
+    def _faults_in_time(self) -> None:
+        now = self.clock.now_us()
+        due = [one for one in self._ends if one[0] <= now]
+        self._ends = [one for one in self._ends if one[0] > now]
+        for _, end in due:
+            end()
+
+    def _expect_return(self) -> None:
+        """G5: a ping interval and a round trip after the last fault, everything has returned."""
+        since = self._disturbances
+        if any(self._down.values()):
+            return
+        grace = self._return_us
+        self._at(self.clock.now_us() - self._start_us + grace, lambda: self._check_returned(since))
+
+    @property
+    def _return_us(self) -> int:
+        """How long a return may take: a timer may still run out, then comes the ping."""
+        intervals = self.setting.failover_interval + self.setting.ping_interval
+        return to_us(intervals) + (SERVER_BUSY_RETRY_S + 2 * _LONGEST_STEP_S) * SECOND_US
+
+    def _check_returned(self, since: int) -> None:
+        if self._disturbances != since:
+            return
+        for process in self._processes:
+            for status in process.pairing.status():
+                if status.state is HealthState.FAILED_OVER:
+                    self.auditor.complain("G5", f"{status.path} has not returned in time")
+
+    def _jump(self) -> None:
+        process = self._random.choice(self._processes)
+        seconds = self._random.choice([-7200, -60, 60, 7200])
+        self._say(f"CLOCK     of {process.name} jumps by {seconds} s")
+        process.clock.offset_us += seconds * SECOND_US
+        self.auditor.forgive(process.name)
+        self._disturbances += 1
+        self.auditor.verdict.faults += 1
+
+    def _move(self) -> None:
+        """Let the mover work; now and then it is killed in the middle."""
+        if self._random.random() < 0.05:
+            self._mover.owner = f"mover {self._random.getrandbits(32):x}"
+            self._watched[Where.SECONDARY].fails_next_settle = True
+        for index in range(self.setting.backlog_queues):
+            try:
+                self._mover.move(backlog_queue_path(PRIMARY, index))
+            except MessagingError:
+                continue  # it comes again
+
+    def _hear(self, process: _Process, event: PairingEvent) -> None:
+        self._say(f"event     {process.name}: {_told(event)}")
+        if isinstance(event, FailedOver):
+            self.auditor.check_failover(event)
+        elif isinstance(event, Returned):
+            self.auditor.forgive(process.name, event.path.lower())
+
+    def _act(self) -> None:
+        process = self._random.choice(self._processes)
+        chance = self._random.random()
+        if chance < 0.03:
+            self._wrong_send(process)
+        elif chance < 0.05:
+            self._poison()
+        elif chance < 0.08:
+            path = self._random.choice(QUEUES)
+            process.pairing.mark_path_healthy(path)
+            self.auditor.forgive(process.name, path)
+        elif chance < 0.14 and process.scheduled:
+            self._cancel(process)
+        else:
+            self._send(process)
+
+    def _is_calm(self, process: _Process) -> bool:
+        """Whether nothing ails the primary, and a process knows that."""
+        statuses = process.pairing.status()
+        well = all(status.state is HealthState.HEALTHY for status in statuses)
+        return well and not any(self._down.values())
+
+    def _send(self, process: _Process) -> None:
+        random = self._random
+        sender = random.choice(process.senders)
+        count = random.choice([1, 1, 1, 2, 5])
+        messages = [self._message(sender.path) for _ in range(count)]
+        schedules = sender.path.lower() != TOPIC and random.random() < 0.1
+        due = self.clock.now() + timedelta(hours=random.uniform(0.1, 48))
+        if schedules:
+            messages = [replace(m, scheduled_enqueue_time_utc=due) for m in messages]
+        if random.random() < 0.05:
+            self._watched[Where.PRIMARY].slow_for_s = random.randrange(1, 90)
+        watch = self.auditor.begin_send(process.name, sender, messages)
+        at_primary = self._watched[Where.PRIMARY].accepted[sender.path.lower()]
+        there_before = len(at_primary)
+        before = [self._watched[where].sends for where in Where]
+        is_calm = self._is_calm(process)
+        try:
+            if schedules:
+                numbers = sender.schedule(messages, due)
+                process.scheduled += [
+                    (sender, n, m) for n, m in zip(numbers, messages, strict=True)
+                ]
+            else:
+                sender.send_batch(messages)
+        except MessagingError as error:
+            self.auditor.failed(watch, error, self.setting.failover_interval)
+            return
+        finally:
+            self.auditor.direct.update(at_primary[there_before:])
+            self._watched[Where.PRIMARY].slow_for_s = 0
+        self.auditor.acknowledged(watch)
+        after = [self._watched[where].sends for where in Where]
+        if is_calm and after != [before[0] + 1, before[1]]:
+            self.auditor.complain("G6", f"a healthy send to {sender.path} cost {before} -> {after}")
+
+    def _message(self, path: str) -> BrokeredMessage:
+        random = self._random
+        properties: dict[str, Any] = {}
+        if random.random() < 0.3:
+            properties = {"n": random.randrange(100), "t": timedelta(seconds=5), "x": 1.5}
+        needs_session = path.lower() == QUEUES[-1]
+        return BrokeredMessage(
+            random.randbytes(random.randrange(40)),
+            message_id=f"{random.getrandbits(96):024x}",
+            session_id=random.choice("abc") if needs_session or random.random() < 0.3 else None,
+            subject=random.choice([None, "a subject"]),
+            time_to_live=timedelta(days=30) if random.random() < 0.2 else None,
+            application_properties=properties,
+        )
+
+    def _wrong_send(self, process: _Process) -> None:
+        """Send what the caller is to be blamed for: it is raised, and nothing fails over."""
+        sender = process.primary.create_message_sender("nowhere")
+        was_calm = self._is_calm(process)
+        try:
+            sender.send(BrokeredMessage(b"", message_id=f"nowhere {next(self._order)}"))
+        except EntityNotFoundError:
+            return
+        except MessagingError as error:
+            if was_calm and not isinstance(error, ServerBusyError):
+                self.auditor.complain("G5", f"a missing entity said {error!r}")
+        else:  # diverted while nobody could tell that it is missing
+            self.auditor.verdict.poisoned += 1
+
+    def _poison(self) -> None:
+        """Put something into the backlog that cannot be brought home."""
+        queue = backlog_queue_path(PRIMARY, self._random.randrange(self.setting.backlog_queues))
+        bad: list[dict[str, Any]] = [
+            {},
+            {"x-ms-path": 5},
+            {"x-ms-path": "nowhere"},
+            {"x-ms-path": QUEUES[0], "x-ms-timetolive": "soon"},
+        ]
+        message = BrokeredMessage(b"poison", application_properties=self._random.choice(bad))
+        self._watched[Where.SECONDARY].inner.ask(Send(queue, [message]))
+        self.auditor.verdict.poisoned += 1
+
+    def _cancel(self, process: _Process) -> None:
+        at = self._random.randrange(len(process.scheduled))
+        sender, number, message = process.scheduled.pop(at)
+        try:
+            sender.cancel_scheduled(number)
+        except MessagingError as error:
+            self.auditor.unsure.add(message.message_id)
+            self._say(f"cancel    {number}: {error.code}")
+        else:
+            at_primary = self._watched[Where.PRIMARY].accepted[sender.path.lower()]
+            hidden = any(self._down.values()) or _is_due(message, self.clock)
+            sure = not (hidden and message.message_id in at_primary)
+            (self.auditor.cancelled if sure else self.auditor.unsure).add(message.message_id)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Heal everything, wait for the pings, and bring the backlog home."""
+        for _, end in self._ends:
+            end()
+        self._ends = []
+        self._agenda.clear()
+        for faulty in self._faulty.values():
+            faulty.heal()
+        self._say("healed    everything")
+        self._advance_to(self.clock.now_us() + self._return_us)
+        for _ in range(3):
+            self._advance_to(self.clock.now_us() + to_us(DEFAULT_LEASE_DURATION))  # of a dead mover
+            self._move()
+        for process in self._processes:
+            for status in process.pairing.status():
+                if status.state is HealthState.FAILED_OVER:
+                    self.auditor.complain("G5", f"{status.path} never returned")
+
+    def _judge(self) -> None:
+        verdict = self.auditor.verdict
+        verdict.simulated = timedelta(microseconds=self.clock.now_us() - self._start_us)
+        primary, secondary = (self._watched[where] for where in Where)
+        targets: dict[str, Sequence[str]] = {path: [path] for path in QUEUES}
+        targets[TOPIC] = [subscription_path(TOPIC, name) for name in SUBSCRIPTIONS]
+        self.auditor.audit_primary(primary.inner, targets)
+        queues = [backlog_queue_path(PRIMARY, i) for i in range(self.setting.backlog_queues)]
+        self.auditor.audit_backlog(secondary, queues)
+        verdict.moved = self._mover.moved
+        for process in self._processes:
+            for pair, count in process.pairing.signs.items():
+                verdict.signs[pair] += count
+            verdict.diverted += sum(status.diverted for status in process.pairing.status())
+            self._part(process)
+
+    def _part(self, process: _Process) -> None:
+        """G8: end one of the factories, and see what becomes of the other."""
+        ends: list[tuple[Callable[[], None], FactoryState, FactoryState]] = [
+            (process.primary.close, FactoryState.CLOSED, FactoryState.CLOSED)
+        ]
+        if process is self._processes[0]:  # it runs the syphon
+            ends += [
+                (lambda: process.primary.fault("x"), FactoryState.FAULTED, FactoryState.FAULTED),
+                (lambda: process.secondary.fault("x"), FactoryState.FAULTED, FactoryState.FAULTED),
+                (process.secondary.close, FactoryState.FAULTED, FactoryState.CLOSED),
+            ]
+        end, *expected = self._random.choice(ends)
+        end()
+        self.clock.advance(PARTNER_GRACE)
+        states = [process.primary.state, process.secondary.state]
+        if states != expected:
+            self.auditor.complain("G8", f"{process.name} ended as {states}, not {expected}")
+
+
+class _Unclosable:
+    """A namespace that outlives the factories which use it."""
+
+    def __init__(self, inner: FaultyNamespace | Watched) -> None:
+        self._inner = inner
+        self.submit = inner.submit
+        self.ask = inner.ask
+
+    def close(self) -> None:
+        """Leave it open for the others."""
+
+
+class _Stoppable:
+    """Stands for a syphon: the mover has a place of its own on the agenda."""
+
+    def stop(self) -> None:
+        """Nothing is under way."""
+
+
+def _told(event: PairingEvent) -> str:
+    what = getattr(event, "path", None) or getattr(event, "queue", "")
+    return f"{type(event).__name__} {what}"
+
+
+def _is_due(message: BrokeredMessage, clock: ManualClock) -> bool:
+    due = message.scheduled_enqueue_time_utc
+    return due is not None and due <= clock.now()
