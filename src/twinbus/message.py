@@ -57,6 +57,14 @@ TEXT_COLUMNS = (
     "reply_to_session_id",
     "partition_key",
 )
+APPLICATION_FIELDS = (
+    "body",
+    *TEXT_COLUMNS,
+    "time_to_live",
+    "scheduled_enqueue_time_utc",
+    "application_properties",
+)
+_APPLICATION_VALUES = attrgetter(*APPLICATION_FIELDS)
 BOUNDED_TEXTS = ("message_id", "session_id", "partition_key", "reply_to_session_id")
 PROPERTY_TYPES = {
     "str": pa.string(),
@@ -245,7 +253,7 @@ def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
     """Return the messages as one batch; broker-set fields are left behind."""
     if not messages:
         return pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
-    body, *texts, lives, times, bags = zip(*map(_APPLICATION_FIELDS, messages), strict=True)
+    body, *texts, lives, times, bags = zip(*map(_APPLICATION_VALUES, messages), strict=True)
     try:
         columns = [
             pa.array(body, pa.binary()),
@@ -259,11 +267,6 @@ def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
             f"a field of one of {len(messages)} messages has a value of the wrong type: {error}"
         ) from error
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
-
-
-_APPLICATION_FIELDS = attrgetter(
-    "body", *TEXT_COLUMNS, "time_to_live", "scheduled_enqueue_time_utc", "application_properties"
-)
 
 
 def _column(

@@ -81,21 +81,21 @@ class Courier:
         self,
         command: Command[R],
         is_hopeless: Callable[[], bool] = lambda: False,
-        began: int | None = None,
+        time_left_us: int | None = None,
     ) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
 
-        `is_hopeless` is looked at after a failure: whether to leave it at that. `began` is when
-        the operation did, where that was before.
+        `is_hopeless` is looked at after a failure: whether to leave it at that. `time_left_us`
+        is given where the operation began before.
         """
-        began = self.clock.now_us() if began is None else began
+        began = self.clock.now_us()
         wait = to_us(getattr(command, "wait", NO_WAIT))  # a long poll's own time comes on top
-        span = to_us(self.policy.operation_timeout) + wait
+        span = self.timeout_us + wait if time_left_us is None else time_left_us
         deadline = began + span
         history: list[MessagingError] = []
         while True:
             self.life.check()
-            if history and is_hopeless():
+            if history and is_hopeless():  # it may have become so during the pause
                 raise exhausted(history, (self.clock.now_us() - began) / SECOND_US)
             self._pass_gate(deadline, history)
             now = self.clock.now_us()
@@ -111,7 +111,7 @@ class Courier:
                 history.append(error)
                 pause = self.policy.backoff_us(len(history), self.random.random())
                 tired = len(history) == self.policy.max_tries
-                if tired or now + pause >= deadline:
+                if tired or now + pause >= deadline or is_hopeless():
                     raise exhausted(history, (now - began) / SECOND_US) from error
             self.clock.sleep_us(pause)
 
@@ -131,6 +131,11 @@ class Courier:
         """Close the gate when the namespace said that it is busy."""
         self._gate.note(error, self.clock.now_us())
 
+    @property
+    def timeout_us(self) -> int:
+        """How long an operation may take, all tries together."""
+        return to_us(self.policy.operation_timeout)
+
     def busy_until(self, now: int) -> int:
         """Return until when nothing goes to the namespace; the past when something may."""
         return self._gate.closed_until if self._gate.reason(now) else now
@@ -143,7 +148,7 @@ class Courier:
         """Hand a send over without waiting for its reply; waits only while the gate is closed."""
         self.life.check()
         began = self.clock.now_us()
-        self._pass_gate(began + to_us(self.policy.operation_timeout), [])
+        self._pass_gate(began + self.timeout_us, [])
         return Submitted(self, command, self.namespace.submit(command), began)
 
 
@@ -158,10 +163,8 @@ class Submitted:
 
     def wait(self, is_hopeless: Callable[[], bool] = lambda: False) -> SendReceipt:
         """Return the receipt; when the first try fails, go on under the retry policy."""
-        deadline = self.began + to_us(self.courier.policy.operation_timeout)
-        left = deadline - self.courier.clock.now_us()
         try:
-            return self.reply.result(max(left, 0) / SECOND_US)
+            return self.reply.result(self._time_left_us() / SECOND_US)
         except MessagingError as refusal:
             error = refusal
         except TimeoutError:
@@ -169,7 +172,11 @@ class Submitted:
         if not is_worth_a_retry(error) or is_hopeless():
             raise error
         self.courier.note(error)
-        return self.courier.ask(self.command, is_hopeless, self.began)
+        return self.courier.ask(self.command, is_hopeless, self._time_left_us())
+
+    def _time_left_us(self) -> int:
+        gone = max(self.courier.clock.now_us() - self.began, 0)  # it may have been set back
+        return max(self.courier.timeout_us - gone, 0)
 
 
 class _DirectRoute:
@@ -178,7 +185,7 @@ class _DirectRoute:
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
 
-    def send(self, command: Send, lane: Lane) -> SendReceipt:  # noqa: ARG002 - all clients alike
+    def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:  # noqa: ARG002 - all are alike
         """Send, and return when the messages are durable."""
         return self._courier.ask(command)
 

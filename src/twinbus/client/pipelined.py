@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from twinbus.broker.commands import Origin, Send
+from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.route import Lane, Wait
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, NamespaceClosedError
@@ -113,12 +113,11 @@ class PipelinedSender(Closable):
                 entries.append(self._waiting.popleft())
                 size += len(entries[-1].message.body)
             self._changed.notify_all()
+        command = self._courier.new_send(self.path, [entry.message for entry in entries])
         try:
-            command = self._courier.new_send(self.path, [entry.message for entry in entries])
             wait = self._courier.route.submit(command, self._lane, divert=divert)
         except MessagingError as error:
-            self._answer(entries, error)
-            return
+            wait = partial(_refuse, error)
         self._flights.append(_Flight(entries, command, wait))
 
     def _land(self, flight: _Flight) -> MessagingError | None:
@@ -131,7 +130,8 @@ class PipelinedSender(Closable):
         for at, entry in enumerate(flight.entries):
             number = origin.numbers[at : at + 1]
             one = Send(self.path, [entry.message], Origin(origin.source, number))
-            self._answer([entry], _outcome(partial(self._courier.route.send, one, self._lane)))
+            again = partial(self._courier.route.send, one, self._lane, was_tried=True)
+            self._answer([entry], _outcome(again))
         flight.entries.clear()
         return None
 
@@ -156,3 +156,7 @@ def _outcome(send: Callable[[], object]) -> MessagingError | None:
     except Exception as trouble:  # noqa: BLE001 - the thread must live on for the others
         return MessagingError(f"the send failed: {trouble!r}")
     return None
+
+
+def _refuse(error: MessagingError) -> SendReceipt:
+    raise error

@@ -24,8 +24,12 @@ class Lane:
 class Route(Protocol):
     """Takes the sends of all clients of a factory, from many threads."""
 
-    def send(self, command: Send, lane: Lane) -> SendReceipt:
-        """Send, and return when the messages are durable."""
+    def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
+        """Send, and return when the messages are durable.
+
+        `was_tried` says that these messages were handed over before, and nobody knows what became
+        of them.
+        """
         ...
 
     def is_diverting(self, path: str) -> bool:

@@ -56,7 +56,7 @@ class Life:
         """Call back at each change; return how to stop."""
         with self._lock:
             self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def check(self) -> None:
         """Refuse work unless opened."""

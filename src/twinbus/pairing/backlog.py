@@ -41,6 +41,7 @@ from twinbus.limits import (
     CREATE_PAUSE,
     CREATE_TRIES,
     DEFAULT_LOCK_DURATION,
+    MAX_BACKLOG_QUEUES,
     MAX_MAX_DELIVERY_COUNT,
     MAX_MESSAGE_BYTES,
     UNLIMITED,
@@ -51,6 +52,7 @@ from twinbus.message import (
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
     TIMESTAMP,
+    byte_lengths,
     map_offsets,
     property_entries,
     sizes,
@@ -76,6 +78,7 @@ ALIASED_COLUMNS = {
     "scheduled_enqueue_time_utc": SCHEDULE,
 }
 _SEQUENCE_BITS = 50  # a quadrillion messages in one backlog queue
+NOWHERE_KNOWN = MAX_BACKLOG_QUEUES  # in place of an index, where a reply was lost
 _FEW = 16  # diverted single messages are many and alike
 _log = logging.getLogger("twinbus.pairing")
 Indices = npt.NDArray[np.int64]
@@ -145,8 +148,11 @@ def _create(
                 manager.create_queue(missing[index])
             except (UnauthorizedError, InvalidArgumentError):
                 raise
-            except EntityAlreadyExistsError:  # another process of the same pairing was faster
-                failures.pop(index, None)
+            except EntityAlreadyExistsError as error:
+                if manager.queue_exists(missing[index].path):  # another process was faster
+                    failures.pop(index, None)
+                else:
+                    failures[index] = error
             except MessagingError as error:
                 failures[index] = error
             else:
@@ -326,7 +332,7 @@ def restored(batch: pa.RecordBatch) -> Restored:
     names, values, rows = _entries(batch.column("properties"))
     faults: dict[int, str] = {}
     aliases = {alias: _alias_column(alias, names, values, rows, count, faults) for alias in ALIASES}
-    for row in np.flatnonzero(aliases[PATH].is_null().to_numpy(zero_copy_only=False)).tolist():
+    for row in np.flatnonzero(byte_lengths(aliases[PATH]) == 0).tolist():
         faults.setdefault(row, f"it has no property {PATH}, so nobody knows where it belongs")
     columns: dict[str, Any] = {name: batch.column(name) for name in MESSAGE_SCHEMA.names}
     for column, alias in ALIASED_COLUMNS.items():

@@ -6,7 +6,7 @@ application is told after the lock is let go.
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -57,7 +57,6 @@ class _Entity:
     diverted: int = 0
     diverted_before: int = 0  # as of its last failover
     pings: int = 0
-    is_pinged: bool = False  # a ping is under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,6 @@ class Board:
             self.signs[HealthState.SUSPECT, Sign.RAN_OUT] += 1
             entity.failovers += 1
             entity.diverted_before = entity.diverted
-            entity.is_pinged = False
             self._announcer.post(FailedOver(at, entity.path, _told(entity.cause)))
         elif before is HealthState.FAILED_OVER:
             by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
@@ -172,17 +170,16 @@ class Board:
     # -- pings ---------------------------------------------------------------------------------
 
     def due_pings(self, now: int) -> list[DuePing]:
-        """Return the entities to ping now; each counts as being pinged from here on."""
-        for path in list(self._entities):
-            self._learn(path, None, now)
+        """Return the entities to ping now; each counts as pinged from here on."""
         found = []
-        with self._lock:
-            for entity in self._entities.values():
-                failed_over = entity.health.state is HealthState.FAILED_OVER
-                if failed_over and entity.health.due <= now and not entity.is_pinged:
-                    entity.is_pinged = True
-                    entity.pings += 1
-                    found.append(DuePing(entity.path, entity.health.since))
+        for path in list(self._entities):
+            if self._learn(path, None, now) is not HealthState.FAILED_OVER:
+                continue
+            entity = self._entities[path]
+            if entity.health.due <= now:
+                self._learn(path, Sign.PING_SENT, now)
+                entity.pings += 1
+                found.append(DuePing(entity.path, entity.health.since))
         return found
 
     def pinged(self, ping: DuePing, error: MessagingError | None) -> None:
@@ -192,7 +189,6 @@ class Board:
             state, since = entity.health.state, entity.health.since
             if state is not HealthState.FAILED_OVER or since != ping.since:
                 return
-            entity.is_pinged = False
             entity.cause = error or entity.cause
         self._learn(ping.path, Sign.PING_PASSED if error is None else Sign.PING_FAILED)
 
@@ -208,6 +204,11 @@ class Board:
         self.bring_back(self._clock.now_us())
         with self._lock:
             return self._rotation.choose(current, chance, tried)
+
+    def count_usable(self, tried: Collection[int]) -> int:
+        """Return how many backlog queues are left to try."""
+        with self._lock:
+            return len(self._rotation.usable(tried))
 
     def is_pulled(self, queue: int) -> bool:
         """Whether a backlog queue is out of rotation."""
@@ -246,8 +247,7 @@ class Board:
     def next_due(self) -> int:
         """Return when time by itself changes something next."""
         with self._lock:
-            waiting: Sequence[_Entity] = [e for e in self._entities.values() if not e.is_pinged]
-            health = min((entity.health.due for entity in waiting), default=NEVER_US)
+            health = min((one.health.due for one in self._entities.values()), default=NEVER_US)
             return min(health, self._rotation.next_due(NEVER_US))
 
 

@@ -60,7 +60,7 @@ class Announcer:
     def watch(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
         """Call back at each event; return how to stop."""
         self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def post(self, event: PairingEvent) -> None:
         """Put an event where the next `deliver` finds it; for those who hold a lock."""

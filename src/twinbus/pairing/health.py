@@ -10,7 +10,8 @@ SUSPECT        marked          HEALTHY
 SUSPECT        ran_out         FAILED_OVER   pings start
 FAILED_OVER    success         FAILED_OVER   of a send that was under way: only a ping counts
 FAILED_OVER    failure         FAILED_OVER
-FAILED_OVER    ping_failed     FAILED_OVER   the next ping follows
+FAILED_OVER    ping_sent       FAILED_OVER   the next one follows after an interval
+FAILED_OVER    ping_failed     FAILED_OVER
 FAILED_OVER    ping_passed     HEALTHY
 FAILED_OVER    marked          HEALTHY
 
@@ -39,6 +40,7 @@ class Sign(Enum):
     SUCCESS = "success"  # the primary took a send
     FAILURE = "failure"  # a send failed in a way that counts
     RAN_OUT = "ran_out"  # the failover timer, with no success in between
+    PING_SENT = "ping_sent"
     PING_PASSED = "ping_passed"
     PING_FAILED = "ping_failed"
     MARKED = "marked"  # somebody says that it is healthy
@@ -56,6 +58,7 @@ TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
     (_SUSPECT, Sign.RAN_OUT): _FAILED,
     (_FAILED, Sign.SUCCESS): _FAILED,
     (_FAILED, Sign.FAILURE): _FAILED,
+    (_FAILED, Sign.PING_SENT): _FAILED,
     (_FAILED, Sign.PING_FAILED): _FAILED,
     (_FAILED, Sign.PING_PASSED): _HEALTHY,
     (_FAILED, Sign.MARKED): _HEALTHY,
@@ -107,7 +110,7 @@ def _step(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
         return health if health.state is state else Health(state, now)
     failures = health.failures + (sign is Sign.FAILURE)
     if state is health.state:
-        due = now + timing.ping_us if sign is Sign.PING_FAILED else health.due
+        due = now + timing.ping_us if sign is Sign.PING_SENT else health.due
         return Health(state, health.since, failures, due)
     interval = timing.failover_us if state is HealthState.SUSPECT else timing.ping_us
     return Health(state, now, failures, now + interval)

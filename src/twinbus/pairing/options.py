@@ -54,7 +54,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         _check_span("failover_interval", failover_interval, timedelta(0), MAX_FAILOVER_INTERVAL)
         self.secondary_manager = secondary_manager
         self.secondary_factory = secondary_factory
-        self.failover_interval = failover_interval
+        self._failover_interval = failover_interval
         self.enable_syphon = enable_syphon
         self.check_head_room = check_head_room
         self.syphon = syphon
@@ -66,6 +66,11 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
     def backlog_queue_count(self) -> int:
         """How many backlog queues are wanted; once paired, how many there are."""
         return self._backlog_queue_count
+
+    @property
+    def failover_interval(self) -> timedelta:
+        """How long failures of an entity are tolerated before its sends are diverted."""
+        return self._failover_interval
 
     @property
     def ping_primary_interval(self) -> timedelta:

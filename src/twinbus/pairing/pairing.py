@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from twinbus.broker.commands import Send
-from twinbus.client.courier import NamespaceUser
+from twinbus.client.courier import Courier, NamespaceUser
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.state import FactoryState
 from twinbus.clock import to_us
-from twinbus.errors import InvalidArgumentError, InvalidOperationError
+from twinbus.errors import EntityDisabledError, InvalidArgumentError, InvalidOperationError
 from twinbus.pairing import lifecycle
 from twinbus.pairing.backlog import backlog_queue_path, ensure_backlog_queues
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
@@ -57,6 +57,13 @@ class SendAvailabilityPairing:
         self._board = Board(timing, queues, courier.clock, self._announcer)
         self._ticker = Ticker(courier.clock, self._tick)
         self._pinger = Pinger(courier, self._board, self._ticker.nudge)
+        self._route = PairedRoute(
+            courier,
+            self.secondary.courier,
+            self._board,
+            self._ticker,
+            check_head_room=options.check_head_room,
+        )
         self._partnership = Partnership()
         self._partnering = threading.Lock()
         self._syphon: Syphon | None = None
@@ -71,8 +78,7 @@ class SendAvailabilityPairing:
         manager, clock = options.secondary_manager, primary.courier.clock
         found = ensure_backlog_queues(manager, primary.name, options.backlog_queue_count, clock)
         queues = {index: backlog_queue_path(primary.name, index) for index in found}
-        secondary = options.secondary_factory.courier
-        secondary.ask(Send(queues[found[0]], [ping_message(secondary.random)]))  # may it send?
+        _probe(options.secondary_factory.courier, list(queues.values()))
         pairing = cls(primary, options, queues)
         if options.enable_syphon:
             assert options.syphon is not None  # as checked
@@ -81,13 +87,7 @@ class SendAvailabilityPairing:
             except BaseException:
                 pairing._ticker.close()
                 raise
-        primary.courier.route = PairedRoute(
-            primary.courier,
-            secondary,
-            pairing._board,
-            pairing._ticker,
-            check_head_room=options.check_head_room,
-        )
+        primary.courier.route = pairing._route
         primary.on_state_change(lambda state: pairing._hear(Side.PRIMARY, state))
         options.secondary_factory.on_state_change(
             lambda state: pairing._hear(Side.SECONDARY, state)
@@ -109,6 +109,7 @@ class SendAvailabilityPairing:
         if not isinstance(path, str) or not path:
             raise InvalidArgumentError("path must be the name of an entity")
         self._board.mark_healthy(path)
+        self._ticker.nudge()
 
     @property
     def signs(self) -> Mapping[tuple[HealthState, Sign], int]:
@@ -134,7 +135,10 @@ class SendAvailabilityPairing:
         self._execute(sentence)
         if self._has_ended:
             return due
-        return min(due, self._pinger.tick(now))
+        due = min(due, self._pinger.tick(now))
+        if self._route.finish_cancellations():
+            due = min(due, now + to_us(self.options.ping_primary_interval))
+        return due
 
     def _hear(self, side: Side, state: FactoryState) -> None:
         """Follow a factory that changed its state: first its partner, then what serves both."""
@@ -191,6 +195,21 @@ def _check_partners(
             "this version of Twinbus brings no syphon of its own; give one as syphon=..., or "
             "leave enable_syphon off"
         )
+
+
+def _probe(secondary: Courier, queues: list[str]) -> None:
+    """Find out whether the secondary factory may send, by pinging until a queue takes it.
+
+    A queue may be switched off: it is pulled when it is needed, and the others do.
+    """
+    for queue in queues:
+        try:
+            secondary.ask(Send(queue, [ping_message(secondary.random)]))
+        except EntityDisabledError:
+            if queue == queues[-1]:
+                raise
+        else:
+            return
 
 
 def _is_same(one: NamespaceUser, other: NamespaceUser) -> bool:

@@ -1,7 +1,7 @@
 """Pings: empty probes that find out whether a failed-over entity is back.
 
-At most one per entity is under way, however many the clients are. They are handed over without
-waiting, so that an entity that does not answer holds up no other.
+Each entity gets one per interval, however many the clients are. They are handed over without
+waiting, so that an entity that does not answer holds up neither the others nor its next ping.
 """
 
 from collections import deque

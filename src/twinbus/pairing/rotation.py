@@ -19,10 +19,14 @@ class Rotation:
 
         Chance is from 0 up to 1; queues that were tried are left out.
         """
-        usable = [q for q in self._queues if q not in self._back_at and q not in tried]
+        usable = self.usable(tried)
         if current in usable:
             return current
         return usable[int(chance * len(usable))] if usable else None
+
+    def usable(self, tried: Collection[int] = ()) -> list[int]:
+        """Return the queues in rotation, but for those that were tried."""
+        return [queue for queue in self._queues if queue not in (*self._back_at, *tried)]
 
     def is_pulled(self, queue: int) -> bool:
         """Whether a queue is out of rotation."""

@@ -5,8 +5,10 @@ all carries the number it was tried with, so that the primary can tell when it c
 was there before.
 """
 
+import itertools
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -32,8 +34,17 @@ from twinbus.errors import (
     MessagingError,
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
-from twinbus.message import MessageState, conform, sizes, to_batch, to_messages
+from twinbus.message import (
+    APPLICATION_FIELDS,
+    BrokeredMessage,
+    MessageState,
+    conform,
+    sizes,
+    to_batch,
+    to_messages,
+)
 from twinbus.pairing.backlog import (
+    NOWHERE_KNOWN,
     check_divertible,
     diverted,
     no_head_room,
@@ -50,12 +61,8 @@ from twinbus.pairing.ticker import Ticker
 class _Schedule:
     """A scheduled message that was diverted."""
 
-    message_id: str | None
+    message: BrokeredMessage
     was_tried: bool  # at the primary, which may have it, too
-    is_removed: bool = False  # from the backlog, by a cancellation that could not be finished
-
-
-_UNKNOWN = _Schedule(None, was_tried=False)
 
 
 class PairedRoute:
@@ -75,16 +82,18 @@ class PairedRoute:
         self._board = board
         self._ticker = ticker
         self._check_head_room = check_head_room
+        self._owed: list[tuple[str, BrokeredMessage]] = []  # cancellations, to the primary
+        self._unplaced = itertools.count(1)
         self._schedules: OrderedDict[int, _Schedule] = OrderedDict()  # by the caller's number
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, command: Send, lane: Lane) -> SendReceipt:
+    def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
         """Send, and return when the messages are durable at the primary or in the backlog."""
         path = command.path
         self._check(command)
         if self._board.is_failed_over(path):
-            return self._divert(command, lane)
+            return self._divert(command, lane, was_tried=was_tried)
         try:
             receipt = self._primary.ask(command, lambda: self._board.is_failed_over(path))
         except MessagingError as error:
@@ -123,38 +132,40 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
         if not has_failed_over:
             raise error
-        return self._divert(command, lane, error)
+        return self._divert(command, lane, was_tried=True)
 
-    def _divert(
-        self,
-        command: Send,
-        lane: Lane,
-        primary_error: MessagingError | None = None,  # it was tried before
-    ) -> SendReceipt:
-        """Send to the client's backlog queue, or to another where that one fails."""
+    def _divert(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
+        """Send to the client's backlog queue, or to another where that one fails.
+
+        The queues share the time an operation has.
+        """
         self._primary.life.check()
-        was_tried = primary_error is not None
         columns = _columns(command)
         batch = diverted(columns, command.path, command.origin if was_tried else None)
-        tried: set[int] = set()
+        clock, tried = self._primary.clock, set[int]()
+        deadline = clock.now_us() + self._secondary.timeout_us
         while True:
             chance = self._secondary.random.random()
             queue = self._board.choose_queue(lane.backlog_queue, chance, tried)
             if queue is None:
-                raise self._unavailable(command.path, primary_error)
-            tried.add(queue)
+                raise self._unavailable(command.path)
             lane.backlog_queue = queue
+            share = (deadline - clock.now_us()) // self._board.count_usable(tried)
+            tried.add(queue)
             try:
-                receipt = self._to_queue(queue, batch, command)
+                receipt = self._to_queue(queue, batch, command, share)
             except MessagingError as error:
                 self._pull(queue, batch, error)
                 continue
             return self._note_diverted(command, columns, queue, receipt, was_tried=was_tried)
 
-    def _to_queue(self, queue: int, batch: pa.RecordBatch, command: Send) -> SendReceipt:
+    def _to_queue(
+        self, queue: int, batch: pa.RecordBatch, command: Send, time_left_us: int
+    ) -> SendReceipt:
         """Send to a backlog queue; the secondary recognises what it took in any of them."""
         to_backlog = Send(self._board.queues[queue], batch, command.origin)
-        return self._secondary.ask(to_backlog, lambda: self._board.is_pulled(queue))
+        time_left_us = min(max(time_left_us, 0), self._secondary.timeout_us)
+        return self._secondary.ask(to_backlog, lambda: self._board.is_pulled(queue), time_left_us)
 
     def _pull(self, queue: int, batch: pa.RecordBatch, error: MessagingError) -> None:
         """Take a queue that failed out of rotation; raise where the messages are at fault."""
@@ -171,12 +182,9 @@ class PairedRoute:
         self._board.pull(queue, error)
         self._ticker.expect(self._board.next_due())
 
-    def _unavailable(
-        self, path: str, primary_error: MessagingError | None
-    ) -> BacklogUnavailableError:
+    def _unavailable(self, path: str) -> BacklogUnavailableError:
         """Return the error that holds both causes."""
-        primary = primary_error or self._board.cause_of(path)
-        backlog = self._board.cause_of_last_pull
+        primary, backlog = self._board.cause_of(path), self._board.cause_of_last_pull
         error = BacklogUnavailableError(
             f"{path} is unavailable ({primary}), and no backlog queue took its messages either "
             f"({backlog}). Send again later",
@@ -201,11 +209,14 @@ class PairedRoute:
         schedule = columns.column("scheduled_enqueue_time_utc")
         if schedule.null_count == columns.num_rows:
             return receipt
-        numbers = [number_in_backlog(queue, number) for number in receipt.sequence_numbers]
-        ids = columns.column("message_id").to_pylist()
-        for number, message_id, due in zip(numbers, ids, schedule.is_valid(), strict=True):
-            if due:
-                self._schedules[number] = _Schedule(message_id, was_tried)
+        numbers = []
+        for message, number in zip(to_messages(columns), receipt.sequence_numbers, strict=True):
+            told = number_in_backlog(queue, number)
+            if not number:  # it was taken before, and the reply that told where got lost
+                told = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
+            numbers.append(told)
+            if message.scheduled_enqueue_time_utc is not None:
+                self._schedules[told] = _Schedule(message, was_tried)
         while len(self._schedules) > REMEMBERED_SCHEDULES:
             self._schedules.popitem(last=False)
         return SendReceipt(numbers)
@@ -222,17 +233,23 @@ class PairedRoute:
                 self._cancel_diverted(command.path, number)
 
     def _cancel_diverted(self, path: str, number: int) -> None:
-        """Cancel a message in the backlog, and at the primary where it may be as well.
+        """Cancel a message in the backlog, or at the primary if it went home or was tried there.
 
-        While its entity has failed over, a message that was never tried there is not looked for.
+        Where the primary may hold it and cannot be asked, that part waits for its return.
         """
-        known = self._schedules.get(number, _UNKNOWN)
-        if self._remove_from_backlog(path, number):
-            known = replace(known, is_removed=True)
-            self._schedules[number] = known
-        may_be_home = known.was_tried or not self._board.is_failed_over(path)
-        found = may_be_home and known.message_id and self._cancel_at_primary(path, known.message_id)
-        if not found and not known.is_removed:
+        known = self._schedules.get(number)
+        index, sequence = place_in_backlog(number)
+        if index == NOWHERE_KNOWN and known is not None:
+            index, sequence = self._find_in_backlog(path, known.message)
+        is_removed = self._remove_from_backlog(path, index, sequence)
+        if known is not None and (known.was_tried or not is_removed):
+            try:
+                is_removed |= self._cancel_at_primary(path, known.message)
+            except MessagingError:
+                if not is_removed:
+                    raise
+                self._owed.append((path, known.message))
+        if not is_removed:
             raise MessageNotFoundError(
                 f"scheduled message {number} is no longer in the backlog: it was cancelled, its "
                 f"time has come, or it went home before this factory began. Then `peek` {path} on "
@@ -242,9 +259,31 @@ class PairedRoute:
             )
         self._schedules.pop(number, None)
 
-    def _remove_from_backlog(self, path: str, number: int) -> bool:
+    def finish_cancellations(self) -> bool:
+        """Cancel what had to wait for the primary; say whether any is left that need not wait."""
+        for path, message in list(self._owed):
+            if self._board.is_failed_over(path):
+                continue
+            try:
+                self._cancel_at_primary(path, message)
+            except MessagingError:
+                return True
+            self._owed.remove((path, message))
+        return False
+
+    def _find_in_backlog(self, path: str, message: BrokeredMessage) -> tuple[int, int]:
+        """Return the backlog queue and the number of a message; zeros when it is in none."""
+        for index, queue in self._board.queues.items():
+            for page in _pages(self._secondary, queue):
+                found = restored(page)
+                for row, one in enumerate(to_messages(found.batch)):
+                    where = found.paths[row].as_py()
+                    if _is_same(one, message) and where and where.lower() == path.lower():
+                        return index, page.column("sequence_number")[row].as_py()
+        return 0, 0
+
+    def _remove_from_backlog(self, path: str, index: int, sequence: int) -> bool:
         """Take a message out of its backlog queue; say whether it was there."""
-        index, sequence = place_in_backlog(number)
         queue = self._board.queues.get(index)
         if queue is None or not sequence:
             return False
@@ -261,20 +300,28 @@ class PairedRoute:
         self._secondary.ask(SettleRange(queue, lease.epoch, [(sequence, sequence)]))
         return True
 
-    def _cancel_at_primary(self, path: str, message_id: str) -> bool:
+    def _cancel_at_primary(self, path: str, message: BrokeredMessage) -> bool:
         """Cancel a message that went home, or was there all along; say whether it was found."""
-        start = 0
-        while True:
-            page = self._primary.ask(Peek(path, start, MAX_RECEIVE_MESSAGES))
-            if not page.num_rows:
-                return False
-            for message in to_messages(page):
-                assert message.sequence_number is not None
-                is_scheduled = message.state is MessageState.SCHEDULED
-                if message.message_id == message_id and is_scheduled:
-                    self._primary.ask(CancelScheduled(path, [message.sequence_number]))
+        for page in _pages(self._primary, path):
+            for one in to_messages(page):
+                if one.state is MessageState.SCHEDULED and _is_same(one, message):
+                    assert one.sequence_number is not None
+                    self._primary.ask(CancelScheduled(path, [one.sequence_number]))
                     return True
-                start = message.sequence_number + 1
+        return False
+
+
+def _pages(courier: Courier, path: str) -> Iterator[pa.RecordBatch]:
+    """Give everything an entity holds; one that does not answer is not asked again."""
+    start = 0
+    while (page := courier.ask(Peek(path, start, MAX_RECEIVE_MESSAGES), lambda: True)).num_rows:
+        yield page
+        start = page.column("sequence_number")[-1].as_py() + 1
+
+
+def _is_same(one: BrokeredMessage, other: BrokeredMessage) -> bool:
+    """Whether two messages are the same to an application: an id need not be unique."""
+    return all(getattr(one, name) == getattr(other, name) for name in APPLICATION_FIELDS)
 
 
 def _columns(command: Send) -> pa.RecordBatch:

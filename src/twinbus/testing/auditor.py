@@ -21,7 +21,7 @@ from twinbus.entities import dead_letter_path
 from twinbus.errors import BacklogUnavailableError, MessagingError, TransientError
 from twinbus.limits import MAX_RECEIVE_MESSAGES, PING_CONTENT_TYPE, SECOND_US
 from twinbus.message import (
-    MESSAGE_SCHEMA,
+    APPLICATION_FIELDS,
     BrokeredMessage,
     conform,
     to_batch,
@@ -33,10 +33,6 @@ from twinbus.pairing.failures import counts
 from twinbus.pairing.health import HealthState, Sign
 
 R = TypeVar("R")
-_FIELDS = (
-    *(name for name in MESSAGE_SCHEMA.names if name != "properties"),
-    "application_properties",
-)
 _NEVER_A_CAUSE = (
     "ServerBusy",
     "Unauthorized",
@@ -236,7 +232,7 @@ class Auditor:
         if attempt is None:
             return
         sent = next(m for m in attempt.messages if m.message_id == message.message_id)
-        for name in _FIELDS:
+        for name in APPLICATION_FIELDS:
             was, now = getattr(sent, name), getattr(message, name)
             if was != now:
                 self.complain("G4", f"{name} of {message.message_id} was {was!r} and is {now!r}")
