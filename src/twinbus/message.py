@@ -490,12 +490,15 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 
 
+_PING = pa.scalar(PING_CONTENT_TYPE, pa.string())  # a bare text is looked at anew each time
+
+
 def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
     """Return which rows are pings, or None when none is, given the columns in use."""
     content_type = columns.get("content_type")
     if content_type is None:
         return None
-    pings = pc.equal(content_type, PING_CONTENT_TYPE).fill_null(False)
+    pings = pc.equal(content_type, _PING).fill_null(False)
     mask: npt.NDArray[np.bool_] = pings.to_numpy(zero_copy_only=False)
     return mask if mask.any() else None
 

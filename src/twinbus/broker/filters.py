@@ -379,7 +379,9 @@ def _correlation(rule: CorrelationFilter) -> Callable[[pa.RecordBatch], Mask]:
     def select(batch: pa.RecordBatch) -> Mask:
         mask = np.ones(batch.num_rows, bool)
         for name, text in texts:
-            mask &= _mask(pc.equal(batch.column(name), text), batch.num_rows)
+            mask &= _mask(
+                pc.equal(batch.column(name), pa.scalar(text, pa.string())), batch.num_rows
+            )
         for name, value in properties:
             same = compare_values(pc.equal, property_value(batch, name), value)
             mask &= _mask(same, batch.num_rows)

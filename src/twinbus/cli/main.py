@@ -10,6 +10,7 @@ from twinbus.cli.entities import queue, rule, subscription, topic
 from twinbus.cli.keys import keys
 from twinbus.cli.messages import dead_letter, peek, receive, send
 from twinbus.cli.serve import serve
+from twinbus.cli.simulate import simulate
 from twinbus.errors import MessagingError
 
 _EPILOG = """\b
@@ -27,7 +28,19 @@ def root() -> None:
     """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
 
 
-for command in (serve, queue, topic, subscription, rule, send, receive, peek, dead_letter, keys):
+for command in (
+    serve,
+    queue,
+    topic,
+    subscription,
+    rule,
+    send,
+    receive,
+    peek,
+    dead_letter,
+    keys,
+    simulate,
+):
     root.add_command(command)
 
 

@@ -47,11 +47,9 @@ from twinbus.limits import (
     UNLIMITED,
 )
 from twinbus.message import (
-    DURATION,
     MESSAGE_SCHEMA,
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
-    TIMESTAMP,
     byte_lengths,
     map_offsets,
     property_entries,
@@ -345,8 +343,7 @@ def restored(batch: pa.RecordBatch) -> Restored:
     return Restored(whole, aliases[PATH], aliases[SENDER], aliases[NUMBER], faults)
 
 
-_COLUMN_TYPES = {**{alias: PROPERTY_TYPES[child] for alias, child in ALIASES.items()}}
-_COLUMN_TYPES |= {LIFE: DURATION, SCHEDULE: TIMESTAMP}
+_NAMES = {alias: pa.scalar(alias, pa.string()) for alias in ALIASES}
 
 
 def _alias_column(
@@ -358,9 +355,9 @@ def _alias_column(
     faults: dict[int, str],
 ) -> pa.Array:
     """Return an alias as a column; note the rows where it has a wrong type or comes twice."""
-    at = np.flatnonzero(pc.equal(names, alias).to_numpy(zero_copy_only=False))
+    at = np.flatnonzero(pc.equal(names, _NAMES[alias]).to_numpy(zero_copy_only=False))
     if not len(at):
-        return pa.nulls(count, _COLUMN_TYPES[alias])
+        return pa.nulls(count, PROPERTY_TYPES[ALIASES[alias]])
     held = values.field(ALIASES[alias]).take(pa.array(at))
     for row in rows[at][held.is_null().to_numpy(zero_copy_only=False)].tolist():
         faults.setdefault(row, f"its property {alias} is no {ALIASES[alias]}")

@@ -3,10 +3,26 @@
 ManualClock       time that moves only when told
 FaultyNamespace   any namespace, with requests that fail, time out, or lose their reply
 FaultyStorage     a disk that is slow, full, or tears a write at a byte
+OutageSimulation  two paired namespaces, many clients, hours of outages, and an auditor
 """
 
 from twinbus.clock import ManualClock
+from twinbus.testing.auditor import Verdict
 from twinbus.testing.faults import Fault, FaultyNamespace
+from twinbus.testing.mover import Mover
+from twinbus.testing.outage import Outage, OutageSimulation, Setting, Where
 from twinbus.testing.storage import FaultyStorage, PowerFailure
 
-__all__ = ["Fault", "FaultyNamespace", "FaultyStorage", "ManualClock", "PowerFailure"]
+__all__ = [
+    "Fault",
+    "FaultyNamespace",
+    "FaultyStorage",
+    "ManualClock",
+    "Mover",
+    "Outage",
+    "OutageSimulation",
+    "PowerFailure",
+    "Setting",
+    "Verdict",
+    "Where",
+]

@@ -46,7 +46,7 @@ from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import backlog_queue_path
 from twinbus.pairing.events import FailedOver, PairingEvent, Returned
-from twinbus.pairing.health import HealthState
+from twinbus.pairing.health import HealthState, Sign
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.testing.auditor import Auditor, Verdict, Watched
@@ -97,6 +97,13 @@ class Setting:
     move_interval: timedelta  # how often the mover looks
     sends: int  # in all
 
+    def __str__(self) -> str:
+        return (
+            f"{self.factories} factories with {self.clients} clients each, "
+            f"{self.backlog_queues} backlog queues, failover interval {self.failover_interval}, "
+            f"ping interval {self.ping_interval}, operation timeout {self.operation_timeout}"
+        )
+
     @classmethod
     def drawn(cls, random: Random) -> "Setting":
         """Draw a setting."""
@@ -108,7 +115,7 @@ class Setting:
             failover_interval=timedelta(seconds=random.choice(failovers)),
             ping_interval=timedelta(seconds=random.choice([1, 10, 60, 300])),
             operation_timeout=timedelta(seconds=random.choice([2, 15, 60])),
-            move_interval=timedelta(seconds=random.choice([5, 30, 120])),
+            move_interval=timedelta(seconds=random.choice([15, 60, 120])),
             sends=random.randint(60, 200),
         )
 
@@ -431,7 +438,11 @@ class OutageSimulation:
         due = self.clock.now() + timedelta(hours=random.uniform(0.1, 48))
         if schedules:
             messages = [replace(m, scheduled_enqueue_time_utc=due) for m in messages]
-        if random.random() < 0.05:
+        is_suspect = any(
+            status.path.lower() == sender.path.lower() and status.state is HealthState.SUSPECT
+            for status in process.pairing.status()
+        )
+        if random.random() < (0.5 if is_suspect else 0.05):  # a late success is a rare thing
             self._watched[Where.PRIMARY].slow_for_s = random.randrange(1, 90)
         watch = self.auditor.begin_send(process.name, sender, messages)
         at_primary = self._watched[Where.PRIMARY].accepted[sender.path.lower()]
@@ -454,6 +465,8 @@ class OutageSimulation:
             self._watched[Where.PRIMARY].slow_for_s = 0
         self.auditor.acknowledged(watch)
         after = [self._watched[where].sends for where in Where]
+        if is_calm:
+            self.auditor.verdict.signs[HealthState.HEALTHY, Sign.SUCCESS] += 1
         if is_calm and after != [before[0] + 1, before[1]]:
             self.auditor.complain("G6", f"a healthy send to {sender.path} cost {before} -> {after}")
 

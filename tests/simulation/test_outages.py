@@ -1,0 +1,202 @@
+"""Hundreds of random outages on a simulated clock, and an auditor that would notice."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from twinbus.cli import main
+from twinbus.message import to_batch, to_messages
+from twinbus.pairing import lifecycle, pinger, sender
+from twinbus.pairing.backlog import restored
+from twinbus.pairing.health import TRANSITIONS, HealthState, Sign
+from twinbus.testing import Fault, Mover, Outage, OutageSimulation, Setting, Verdict, Where
+from twinbus.testing import mover as moving
+
+SEEDS = range(240)
+SETTING = Setting(
+    factories=1,
+    clients=3,
+    backlog_queues=2,
+    failover_interval=timedelta(0),
+    ping_interval=timedelta(minutes=1),
+    operation_timeout=timedelta(seconds=15),
+    move_interval=timedelta(seconds=30),
+    sends=120,
+)
+NOON = Outage(at=timedelta(minutes=10), lasts=timedelta(minutes=30))  # the primary is down
+
+
+@functools.cache
+def verdict_of(seed: int) -> Verdict:
+    return OutageSimulation(seed=seed, hours=1).run()
+
+
+def scripted(*script: Outage, setting: Setting = SETTING) -> Verdict:
+    return OutageSimulation(seed=1, hours=1, script=script, setting=setting).run()
+
+
+@pytest.mark.parametrize("first", SEEDS[::20])
+def test_every_guarantee_holds_through_random_outages(first: int) -> None:
+    broken = {
+        seed: v.violations
+        for seed in range(first, first + 20)
+        if not (v := verdict_of(seed)).is_good
+    }
+    assert not broken, f"replay with: twinbus simulate --hours 1 --seed {min(broken)}"
+
+
+def test_every_pair_of_the_health_table_was_met() -> None:
+    met: Counter[tuple[HealthState, Sign]] = Counter()
+    for seed in SEEDS:
+        met.update(verdict_of(seed).signs)
+    assert set(met) == set(TRANSITIONS)
+
+
+def test_rare_things_really_happened() -> None:
+    verdicts = [verdict_of(seed) for seed in SEEDS]
+    for name in ("faults", "raised", "diverted", "moved", "poisoned", "reordered"):
+        assert sum(getattr(verdict, name) for verdict in verdicts), name
+
+
+def test_the_same_seed_tells_the_same_story() -> None:
+    stories: list[list[str]] = [[], []]
+    for story in stories:
+        OutageSimulation(seed=18, hours=3, tell=story.append).run()
+    assert stories[0] == stories[1]
+    assert any("FailedOver" in line for line in stories[0])
+
+
+def test_outages_can_be_scripted() -> None:
+    verdict = scripted(NOON)
+    assert verdict.is_good, verdict
+    assert verdict.acknowledged == verdict.sent
+    assert verdict.diverted > 0
+    assert verdict.signs[HealthState.FAILED_OVER, Sign.PING_PASSED] > 0
+
+
+def test_without_outages_nothing_is_diverted() -> None:
+    verdict = scripted()
+    assert verdict.is_good, verdict
+    assert (verdict.diverted, verdict.raised, verdict.faults) == (0, 0, 0)
+
+
+def test_lost_replies_double_nothing() -> None:
+    lost = Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=50), fault=Fault.REPLY_LOST)
+    verdict = scripted(
+        lost, Outage(at=lost.at, lasts=lost.lasts, fault=lost.fault, where=Where.SECONDARY)
+    )
+    assert verdict.is_good, verdict
+
+
+# -- the auditor notices ---------------------------------------------------------------------------
+
+
+def broken_guarantees(*script: Outage) -> set[str]:
+    return {violation.partition(":")[0] for violation in scripted(*script).violations}
+
+
+def test_it_notices_a_message_that_stays_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Mover._move_batch
+
+    def forgetful(self: Mover, queue: str, lease: Any, batch: Any) -> int:
+        return original(self, queue, lease, batch.slice(1)) + 1
+
+    monkeypatch.setattr(Mover, "_move_batch", forgetful)
+    assert "G7" in broken_guarantees(NOON)
+
+
+def test_it_notices_a_message_that_is_settled_before_it_is_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Mover, "primary", property(lambda _: _Deaf(), lambda *_: None), raising=False
+    )
+    assert "G1" in broken_guarantees(NOON)
+
+
+class _Deaf:
+    """A primary that acknowledges and forgets."""
+
+    def ask(self, command: Any) -> None:
+        """Say yes."""
+
+
+def test_it_notices_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nameless(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(moving, "Origin", nameless)
+    lost = Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=50), fault=Fault.REPLY_LOST)
+    assert "G2" in broken_guarantees(lost)
+
+
+def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = moving._runs_of
+    reverse: Callable[..., Any] = lambda found, rows, *rest: original(found, rows[::-1], *rest)  # noqa: E731
+    monkeypatch.setattr(moving, "_runs_of", reverse)
+    assert "G3" in broken_guarantees(NOON)
+
+
+def test_it_notices_a_changed_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(batch: Any) -> Any:
+        found = restored(batch)
+        changed = [replace(m, subject="changed") for m in to_messages(found.batch)]
+        return replace(found, batch=to_batch(changed))
+
+    monkeypatch.setattr(moving, "restored", careless)
+    assert "G4" in broken_guarantees(NOON)
+
+
+def test_it_notices_an_entity_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinger, "_is_absent", lambda _: True)
+    monkeypatch.setattr(pinger.Pinger, "_end", lambda *_: None)
+    assert "G5" in broken_guarantees(NOON)
+
+
+def test_it_notices_a_failover_for_mere_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender, "counts", lambda _: True)
+    busy = Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=50), fault=Fault.SERVER_BUSY)
+    assert "G5" in broken_guarantees(busy)
+
+
+def test_it_notices_a_healthy_send_that_costs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = sender.PairedRoute.send
+
+    def wasteful(self: sender.PairedRoute, command: Any, lane: Any, **rest: Any) -> Any:
+        original(self, command, lane, **rest)
+        return original(self, command, lane, **rest)
+
+    monkeypatch.setattr(sender.PairedRoute, "send", wasteful)
+    assert "G6" in broken_guarantees()
+
+
+def test_it_notices_factories_that_do_not_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "hear", lambda partnership, *_: (partnership, None))
+    monkeypatch.setattr("twinbus.pairing.pairing.SendAvailabilityPairing._end", lambda _: None)
+    assert "G8" in broken_guarantees()
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_the_command_tells_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["simulate", "--seed", "18", "--hours", "3"])
+    told = capsys.readouterr().out
+    assert "seed 18, 3 hours" in told
+    assert "FailedOver" in told
+    assert "every guarantee held: lost 0, doubled 0" in told
+
+
+def test_the_command_says_how_to_replay_a_broken_guarantee(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sender, "counts", lambda _: True)
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", "--seed", "18", "--hours", "3", "--quiet"])
+    assert end.value.code == 1
+    assert "twinbus simulate --seed 18 --hours 3" in capsys.readouterr().out

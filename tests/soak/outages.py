@@ -1,0 +1,65 @@
+"""Thousands of seeded outage schedules on a simulated clock.
+
+python -m tests.soak.outages --schedules 10000 [--first 0]
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+
+from twinbus.pairing.health import TRANSITIONS
+from twinbus.testing import OutageSimulation, Verdict
+
+_CHUNK = 20  # schedules a process takes at a time
+
+
+def hours_of(seed: int) -> int:
+    """Return how long a schedule is: some short, some long."""
+    return 1 + seed % 4
+
+
+def run(seed: int) -> tuple[int, Verdict]:
+    """Live through one schedule."""
+    logging.disable()
+    return seed, OutageSimulation(seed=seed, hours=hours_of(seed)).run()
+
+
+def main() -> None:
+    """Run the schedules on all cores; print what they came to."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    began = told = time.monotonic()
+    total, broken = Verdict(), []
+    seeds = range(options.first, options.first + options.schedules)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for done, (seed, verdict) in enumerate(pool.map(run, seeds, chunksize=_CHUNK), 1):
+            if not verdict.is_good:
+                broken.append(seed)
+                print(f"seed {seed}: {verdict}")
+                print(f"  replay: twinbus simulate --seed {seed} --hours {hours_of(seed)}")
+            for name in ("faults", "sent", "acknowledged", "raised", "diverted", "moved"):
+                setattr(total, name, getattr(total, name) + getattr(verdict, name))
+            total.simulated += verdict.simulated
+            total.signs += verdict.signs
+            if time.monotonic() - told > 10:
+                told = time.monotonic()
+                print(f"{done:,} of {options.schedules:,} schedules, {len(broken)} broken")
+    unmet = set(TRANSITIONS) - set(total.signs)
+    print(
+        f"{options.schedules:,} schedules in {time.monotonic() - began:.0f} s: "
+        f"{total.simulated / timedelta(hours=1):,.0f} simulated hours, {total.faults:,} faults, "
+        f"{total.sent:,} messages sent, {total.acknowledged:,} acknowledged, "
+        f"{total.diverted:,} diverted, {total.moved:,} brought home, {len(broken)} schedules "
+        f"broken; {len(TRANSITIONS) - len(unmet)} of {len(TRANSITIONS)} transitions met"
+    )
+    sys.exit(1 if broken or unmet else 0)
+
+
+if __name__ == "__main__":
+    main()
