@@ -9,6 +9,8 @@ KILLS ?= 300
 SERVER_KILLS ?= 50
 ROUNDS ?= 20
 SECONDS ?= 60
+SCHEDULES ?= 10000
+OUTAGES ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs lock clean
@@ -29,8 +31,8 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-demo: $(READY) ## watch a broker survive kill -9 in the middle of traffic
-	$(RUN) examples/survive_kill.py
+demo: $(READY) ## watch an application send on while its broker is killed with -9 and down
+	$(RUN) examples/survive_outage.py
 
 test: check ## run the checks and every test (under 10 minutes)
 	$(RUN) -m pytest
@@ -48,7 +50,9 @@ format: $(READY) ## put the code into its format
 bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
 	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick)
 
-soak: $(READY) ## long runs: kill -9 under load, bad bytes, many clients (KILLS=300 ROUNDS=20 ...)
+soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many clients (KILLS=300 ...)
+	$(RUN) -m tests.soak.outages --schedules $(SCHEDULES)
+	$(RUN) -m tests.soak.pairing_outage --rounds $(OUTAGES)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)

@@ -4,106 +4,22 @@
 
 Eight threads send orders to a server process. This program kills it, more than once, and starts it
 again on the same directory. The senders notice nothing but a pause: the client connects again by
-itself. At the end every order is counted. The queue detects duplicates, so that an order whose
-acknowledgement was lost with the server and that was sent again is there once.
+itself. At the end every order is counted. An order whose acknowledgement was lost with the server
+and that was sent again is there once: the server recognises it.
 """
 
 import argparse
-import os
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 
-from twinbus import (
-    BrokeredMessage,
-    Disposition,
-    MessagingFactory,
-    NamespaceManager,
-    QueueDescription,
-    RetryPolicy,
-)
+from shop import QUEUE, Server, Traffic, audit
 
-QUEUE = "orders"
-SENDERS = 8
+from twinbus import MessagingFactory, NamespaceManager, RetryPolicy
+
 PATIENT = RetryPolicy(min_backoff=timedelta(milliseconds=50), max_backoff=timedelta(seconds=1))
-
-
-def free_port() -> int:
-    """Return a port nobody uses."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-class Server:
-    """A server process that can be killed and started again where it was."""
-
-    def __init__(self, folder: Path) -> None:
-        serve = "from twinbus.cli import main; main()"
-        command = [sys.executable, "-c", serve, "serve", str(folder), "--admin-port", "0"]
-        self._command = [*command, "--port", str(free_port())]
-        self.connection = self.start()
-
-    def start(self) -> str:
-        """Start it; return the first line it prints."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        first = line = self._process.stdout.readline()
-        while "ready" not in line:
-            line = self._process.stdout.readline()
-        return first.strip()
-
-    def kill(self) -> None:
-        """Kill it with -9."""
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Traffic:
-    """Senders that know what was acknowledged, and how long they had to wait."""
-
-    def __init__(self, factory: MessagingFactory) -> None:
-        self.acknowledged: list[str] = []
-        self.longest_wait_s = 0.0
-        self._factory = factory
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(SENDERS)]
-        for thread in self._threads:
-            thread.start()
-
-    def _send(self, sender: int) -> None:
-        with self._factory.create_message_sender(QUEUE) as orders:
-            number = 0
-            while not self._stop.is_set():
-                number += 1
-                order = BrokeredMessage(os.urandom(512), message_id=f"{sender}.{number}")
-                began = time.monotonic()
-                orders.send(order)
-                self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began)
-                self.acknowledged.append(order.message_id)
-
-    def stop(self) -> None:
-        """Let every sender finish its order."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-
-def delivered(factory: MessagingFactory) -> Counter[str]:
-    """Receive everything; return how often each order is there."""
-    found: Counter[str] = Counter()
-    with factory.create_message_receiver(QUEUE) as orders:
-        while (batch := orders.receive_columns(1000, timedelta(0))).num_rows:
-            found.update(batch.column("message_id").to_pylist())
-            orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
-    return found
 
 
 def main() -> None:
@@ -120,7 +36,7 @@ def main() -> None:
                 server.connection, retry_policy=PATIENT
             ) as factory,
         ):
-            manager.create_queue(QueueDescription(path=QUEUE, requires_duplicate_detection=True))
+            manager.create_queue(QUEUE)
             traffic = Traffic(factory)
             for kill in range(1, arguments.kills + 1):
                 time.sleep(arguments.seconds)
@@ -130,12 +46,9 @@ def main() -> None:
             time.sleep(arguments.seconds)
             traffic.stop()
             print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
-            found = delivered(factory)
+            is_well = audit(traffic.acknowledged, factory)
         server.kill()
-    lost = sum(order not in found for order in traffic.acknowledged)
-    doubled = sum(count > 1 for count in found.values())
-    print(f"acknowledged {len(traffic.acknowledged):,}   lost {lost}   doubled {doubled}")
-    sys.exit(1 if lost or doubled else 0)
+    sys.exit(0 if is_well else 1)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from twinbus.pairing.health import diagram
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCKS = [
@@ -26,3 +28,7 @@ def test_what_the_docs_show_works(
 def test_every_link_of_the_docs_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_diagram_of_health_is_drawn_from_the_table() -> None:
+    assert f"```mermaid\n{diagram()}\n```" in (ROOT / "docs/reference/pairing.md").read_text()
