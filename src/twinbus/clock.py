@@ -51,6 +51,11 @@ class Clock(Protocol):
         ...
 
 
+def passes_by_itself(clock: Clock) -> bool:
+    """Whether time goes on without being told to."""
+    return clock.seconds_until(NEVER_US) is not None
+
+
 class SystemClock:
     """The machine's clock."""
 

@@ -126,7 +126,7 @@ MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
 WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs
 QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
-GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up
+GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
 
 # Self-healing
 SELF_CHECK_INTERVAL_US: Final = 60 * SECOND_US  # one entity per interval: too cheap to notice

@@ -153,13 +153,12 @@ def test_it_notices_a_changed_field(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_notices_an_entity_that_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinger, "_is_absent", lambda _: True)
     monkeypatch.setattr(pinger.Pinger, "_end", lambda *_: None)
     assert "G5" in broken_guarantees(NOON)
 
 
 def test_it_notices_a_failover_for_mere_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "counts", lambda _: True)
+    monkeypatch.setattr(sender, "says_unavailable", lambda _: True)
     busy = Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=50), fault=Fault.SERVER_BUSY)
     assert "G5" in broken_guarantees(busy)
 
@@ -195,7 +194,7 @@ def test_the_command_tells_the_story_and_the_verdict(capsys: pytest.CaptureFixtu
 def test_the_command_says_how_to_replay_a_broken_guarantee(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sender, "counts", lambda _: True)
+    monkeypatch.setattr(sender, "says_unavailable", lambda _: True)
     with pytest.raises(SystemExit) as end:
         main(["simulate", "--seed", "18", "--hours", "3", "--quiet"])
     assert end.value.code == 1

@@ -25,7 +25,6 @@ NOW = 1_000
 PAIRS = list(itertools.product(HealthState, Sign))
 # The specification's four sentences on sending, as what follows each state and sign.
 LAW = {
-    (HEALTHY, Sign.SUCCESS): HEALTHY,
     (HEALTHY, Sign.FAILURE): SUSPECT,
     (HEALTHY, Sign.MARKED): HEALTHY,
     (SUSPECT, Sign.SUCCESS): HEALTHY,
@@ -201,7 +200,10 @@ def test_an_entity_fails_over_when_and_only_when_no_success_came_for_the_whole_i
     has_failed_over = False
     for succeeds, passed in history:
         now += passed
-        health = record(health, Sign.SUCCESS if succeeds else Sign.FAILURE, now, timing)
+        health = verdict(health, now, timing)
+        sign = Sign.SUCCESS if succeeds else Sign.FAILURE
+        if (health.state, sign) in LAW:  # a success of a healthy entity is no news
+            health = record(health, sign, now, timing)
         ran_out = first_failure is not None and now - first_failure >= timing.failover_us
         has_failed_over = has_failed_over or ran_out
         if succeeds:

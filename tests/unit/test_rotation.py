@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed_at_length
 from twinbus.limits import NEVER_US
-from twinbus.pairing.rotation import Rotation
+from twinbus.pairing.rotation import Choice, Rotation
 
 COOL_DOWN = 60
 NOW = 1_000
@@ -17,36 +17,46 @@ def rotation(*queues: int) -> Rotation:
     return Rotation(queues or (0, 1, 2), COOL_DOWN)
 
 
+def chosen(queues: Rotation, current: int | None, chance: float) -> int | None:
+    choice = queues.choose(current, chance)
+    return choice.queue if choice else None
+
+
 def test_a_client_without_a_queue_gets_one_by_chance() -> None:
-    found = {rotation().choose(None, chance) for chance in (0.0, 0.3, 0.34, 0.6, 0.7, ALMOST_ONE)}
+    found = {chosen(rotation(), None, chance) for chance in (0.0, 0.3, 0.34, 0.6, 0.7, ALMOST_ONE)}
     assert found == {0, 1, 2}
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, ALMOST_ONE])
 def test_a_client_stays_with_its_queue_whatever_chance_says(chance: float) -> None:
-    assert rotation().choose(1, chance) == 1
+    assert chosen(rotation(), 1, chance) == 1
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.5, ALMOST_ONE])
 def test_a_client_whose_queue_was_pulled_picks_another(chance: float) -> None:
     queues = rotation()
     queues.pull(1, NOW)
-    assert queues.choose(1, chance) in (0, 2)
+    assert chosen(queues, 1, chance) in (0, 2)
 
 
 def test_a_pulled_queue_is_out_for_everyone() -> None:
     queues = rotation()
     queues.pull(1, NOW)
-    assert {queues.choose(None, step / 100) for step in range(100)} == {0, 2}
+    assert {chosen(queues, None, step / 100) for step in range(100)} == {0, 2}
     assert [queues.is_pulled(queue) for queue in (0, 1, 2)] == [False, True, False]
+
+
+def test_a_queue_that_was_tried_is_not_chosen_again() -> None:
+    assert rotation().choose(1, 0.0, {1}) == Choice(0, 2)
+    assert rotation().choose(1, 0.0, {0, 1, 2}) is None
 
 
 def test_when_none_is_left_there_is_none_to_choose() -> None:
     queues = rotation(0, 4)
     queues.pull(0, NOW)
     queues.pull(4, NOW)
-    assert queues.choose(0, 0.5) is None
-    assert queues.choose(None, 0.5) is None
+    assert chosen(queues, 0, 0.5) is None
+    assert chosen(queues, None, 0.5) is None
 
 
 def test_pulling_says_whether_the_queue_was_in_rotation() -> None:
@@ -77,9 +87,9 @@ def test_each_queue_has_its_own_cool_down() -> None:
 def test_a_client_that_found_another_queue_stays_there_when_its_first_returns() -> None:
     queues = rotation()
     queues.pull(1, NOW)
-    other = queues.choose(1, 0.9)
+    other = chosen(queues, 1, 0.9)
     queues.bring_back(NOW + COOL_DOWN)
-    assert queues.choose(other, 0.5) == other
+    assert chosen(queues, other, 0.5) == other
 
 
 def test_the_next_that_is_due_is_the_first_to_come_back() -> None:
@@ -116,6 +126,6 @@ def test_the_rotation_does_as_its_model(
             assert queues.pull(queue, now) == (queue not in back_at)
             back_at[queue] = now + COOL_DOWN
         usable = set(range(count)) - set(back_at)
-        chosen = queues.choose(None, chance)
-        assert (chosen in usable) if usable else (chosen is None)
-        assert all(queues.choose(one, chance) == one for one in usable)
+        choice = queues.choose(None, chance)
+        assert (choice.queue in usable and choice.usable == len(usable)) if choice else not usable
+        assert all(chosen(queues, one, chance) == one for one in usable)

@@ -24,7 +24,12 @@ import pyarrow as pa
 from twinbus.broker.access import SharedAccessKey
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import DEFAULT_LEASE_DURATION, MAX_ID_CHARACTERS, MAX_RECEIVE_BYTES
+from twinbus.limits import (
+    DEFAULT_LEASE_DURATION,
+    MAX_BATCH_MESSAGES,
+    MAX_ID_CHARACTERS,
+    MAX_RECEIVE_BYTES,
+)
 from twinbus.message import LOCK_TOKEN, BrokeredMessage, body_bytes, too_long
 
 R_co = TypeVar("R_co", covariant=True)
@@ -32,18 +37,23 @@ NO_WAIT = timedelta(0)
 
 
 def _check_numbers(what: str, numbers: object) -> None:
-    """Refuse anything but whole numbers that fit a column."""
+    """Refuse anything but whole numbers that fit a column, and no more than a batch has."""
     if isinstance(numbers, range):
-        if not -(2**62) <= numbers.start <= numbers.stop <= 2**62 or numbers.step != 1:
-            raise InvalidArgumentError(f"{what} must be a range of whole numbers of 63 bits")
-        return
-    if isinstance(numbers, np.ndarray) and numbers.dtype == np.int64:
-        return
-    whole = isinstance(numbers, list | tuple) and all(
-        type(number) is int and -(2**63) <= number < 2**63 for number in numbers
-    )
+        count = numbers.stop - numbers.start  # `len` cannot say everything a range can be
+        whole = numbers.step == 1 and -(2**62) <= numbers.start <= numbers.stop <= 2**62
+    elif isinstance(numbers, np.ndarray):
+        count, whole = numbers.size, numbers.dtype == np.int64
+    else:
+        whole = isinstance(numbers, list | tuple) and all(
+            type(number) is int and -(2**63) <= number < 2**63 for number in numbers
+        )
+        count = len(numbers) if isinstance(numbers, list | tuple) else 0
     if not whole:
         raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of 64 bits")
+    if count > MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Ask in parts"
+        )
 
 
 def _check_type(what: str, value: object, *kinds: type) -> None:
@@ -103,16 +113,19 @@ class Disposition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where transferred messages come from; each is enqueued once, for ever.
+    """Where transferred messages come from; each is enqueued once.
 
-    `source` names a backlog queue or a sender; `numbers` number its messages, one per row. A send
-    that comes again, because its reply was lost, comes with the same origin.
+    `source` names a backlog queue, whose messages are known for ever, or a sender; `numbers`
+    number its messages, one per row. A send that comes again, because its reply was lost, comes
+    with the same origin.
     """
 
     source: str
     numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is cheapest
+    also: "Origin | None" = None  # they may have come from there before: known by one, known
 
     def __post_init__(self) -> None:
+        _check_type("also", self.also, Origin, NoneType)
         _check_type("source", self.source, str)
         if not self.source:
             raise InvalidArgumentError("an origin needs a source that names it")

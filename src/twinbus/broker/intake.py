@@ -5,9 +5,10 @@ refused as a whole. Pings are acknowledged and go no further; so are rows that w
 before and duplicates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +134,7 @@ class Intake:
                 raise InvalidArgumentError(
                     f"a send carries 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
                 )
-            if origin is not None and len(origin.numbers) != count:
+            if any(len(one.numbers) != count for one in _origins(origin)):
                 raise InvalidArgumentError("an origin needs one number for each message")
         incoming = _merged(commands)
         self._check(entity, incoming)
@@ -157,13 +158,12 @@ class Intake:
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
         for one, held in accepted:
-            if one.command.origin is not None and not self._is_ahead(one.command.origin, commit):
-                wanted[held] &= self._untransferred(one.command.origin, commit)
+            self._leave_out_transferred(one.command.origin, wanted[held], commit)
         if room is not None and int(incoming.size[wanted].sum()) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
-        for one, held in accepted:
-            if one.command.origin is not None:
-                self._note_transfer(one.command.origin, wanted[held], commit)
+        for one, _ in accepted:
+            for origin in _origins(one.command.origin):
+                self._note_transfer(origin, commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
@@ -237,6 +237,12 @@ class Intake:
         if lives is not None and (_micros(lives, 1) <= 0).any():
             raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
+    def _leave_out_transferred(self, origin: Origin | None, wanted: Mask, commit: Commit) -> None:
+        """Unset the rows that were taken from their origin before."""
+        for one in _origins(origin):
+            if not self._is_ahead(one, commit):
+                wanted &= self._untransferred(one, commit)
+
     def _is_ahead(self, origin: Origin, commit: Commit) -> bool:
         """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
         if not isinstance(origin.numbers, range):
@@ -255,15 +261,13 @@ class Intake:
         fresh &= ~self._transfers.taken(origin.source, numbers)
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
-    def _note_transfer(self, origin: Origin, fresh: Mask, commit: Commit) -> None:
-        """Remember what is taken from an origin, in the same commit."""
+    def _note_transfer(self, origin: Origin, commit: Commit) -> None:
+        """Remember what was taken from an origin, now or before, in the same commit."""
         source, numbers = origin.source, origin.numbers
-        if isinstance(numbers, range) and fresh.all():
+        if isinstance(numbers, range):
             taken = [(numbers[0], numbers[-1])]
         else:
-            taken = runs(np.sort(np.asarray(numbers, np.int64)[fresh]))
-        if not taken:
-            return
+            taken = runs(np.unique(np.asarray(numbers, np.int64)))
         staged = commit.origins.get(source)
         if staged is None:
             commit.origins[source] = staged = Intervals()
@@ -319,21 +323,28 @@ class Intake:
         return numbers
 
 
+def _origins(origin: Origin | None) -> Iterator[Origin]:
+    """Give an origin and the others its messages may be known by."""
+    while origin is not None:
+        yield origin
+        origin = origin.also
+
+
 def _may_repeat(asked: Sequence[Asked]) -> bool:
     """Whether messages of one origin may come twice in these sends."""
-    runs_of: dict[str, list[tuple[int, int]]] = {}
+    numbers_of: dict[str, list[Any]] = {}
     for one in asked:
-        origin = one.command.origin
-        if origin is None or not len(origin.numbers):
+        for origin in _origins(one.command.origin):
+            numbers_of.setdefault(origin.source, []).append(origin.numbers)
+    for held in numbers_of.values():
+        if len(held) == 1:
             continue
-        if origin.source in runs_of and not isinstance(origin.numbers, range):
+        if not all(isinstance(numbers, range) for numbers in held):
             return True
-        runs_of.setdefault(origin.source, []).append((origin.numbers[0], origin.numbers[-1]))
-    return any(
-        later[0] <= earlier[1]
-        for held in runs_of.values()
-        for earlier, later in pairwise(sorted(held))
-    )
+        ordered = sorted((numbers.start, numbers.stop) for numbers in held)
+        if any(later[0] < earlier[1] for earlier, later in pairwise(ordered)):
+            return True
+    return False
 
 
 def _merged(commands: Sequence[Send]) -> Incoming:

@@ -74,7 +74,7 @@ class Spill:
             numbers = range(self._next, self._next + batch.num_rows)
             origin = Origin(self._source, numbers)
             self._next += batch.num_rows
-        fact = Fact.of("spilled", path, [origin.source, [int(n) for n in origin.numbers]])
+        fact = Fact.of("spilled", path, _plain(origin))
         commit = Commit(1)
         commit.tentative.facts.append(fact)
         commit.add_batch(batch)
@@ -111,5 +111,15 @@ class Spill:
 
 def _origin(fact: Fact) -> Origin:
     assert fact.value is not None
-    source, numbers = json.loads(fact.value)
-    return Origin(source, numbers)
+    origin: Origin | None = None
+    for source, numbers in reversed(json.loads(fact.value)):
+        origin = Origin(source, numbers, origin)
+    assert origin is not None
+    return origin
+
+
+def _plain(origin: Origin | None) -> list[tuple[str, list[int]]]:
+    """Return an origin and the others after it as JSON can hold them."""
+    if origin is None:
+        return []
+    return [(origin.source, [int(n) for n in origin.numbers]), *_plain(origin.also)]

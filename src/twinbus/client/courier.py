@@ -169,9 +169,9 @@ class Submitted:
             error = refusal
         except TimeoutError:
             error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
+        self.courier.note(error)
         if not is_worth_a_retry(error) or is_hopeless():
             raise error
-        self.courier.note(error)
         return self.courier.ask(self.command, is_hopeless, self._time_left_us())
 
     def _time_left_us(self) -> int:

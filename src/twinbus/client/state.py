@@ -7,11 +7,14 @@ CLOSED
 FAULTED
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
 
 from twinbus.errors import FactoryFaultedError, NamespaceClosedError
+
+_log = logging.getLogger("twinbus.client")
 
 
 class FactoryState(Enum):
@@ -49,7 +52,10 @@ class Life:
             self.state, self.cause = state, cause
             watchers = list(self._watchers)
         for watcher in watchers:
-            watcher(state)
+            try:
+                watcher(state)
+            except Exception:  # noqa: BLE001 - it is the application's, and the rest must go on
+                _log.exception("a watcher of a factory's state failed")
         return True
 
     def watch(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:

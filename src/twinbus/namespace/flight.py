@@ -40,6 +40,7 @@ from twinbus.errors import (
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     FRAMES_IN_FLIGHT,
+    GRACE_S,
     MAX_BATCH_BYTES,
     MAX_CLOSE_WAIT,
     MAX_FRAME_ASKS,
@@ -177,10 +178,11 @@ class _Undo:
 class _Frame:
     """Asks that went together and are answered at once."""
 
-    __slots__ = ("unanswered",)
+    __slots__ = ("sent_at", "unanswered")
 
     def __init__(self, unanswered: int) -> None:
         self.unanswered = unanswered
+        self.sent_at = time.monotonic()
 
 
 class _Nudge(Enum):
@@ -322,6 +324,7 @@ class _Link:
                 return self._nudges.get(timeout=WRITE_CHECK_S)
             except Empty:
                 self._check_write()
+                self._check_answers()
 
     @contextmanager
     def _patient_pen(self) -> Iterator[None]:
@@ -338,6 +341,14 @@ class _Link:
         due = self._write_due
         if due is not None and time.monotonic() > due[0]:
             self._end(_unanswered(due[1]))
+
+    def _check_answers(self) -> None:
+        """End the link if a server is silent; those who submitted do not look themselves."""
+        oldest = min((frame.sent_at for frame in list(self._in_flight)), default=None)
+        if oldest is not None:
+            quiet_s = time.monotonic() - max(self._heard_at, oldest)
+            if quiet_s >= 2 * QUIET_S:
+                self._end(_unanswered(quiet_s))
 
     def _open(self) -> None:
         connection = self._connection
@@ -475,18 +486,19 @@ class _Link:
         """Let the server answer what it has, then hang up."""
         self._closed = NamespaceClosedError("the namespace was closed")
         self._nudges.put(_Nudge.BYE)
-        seconds = MAX_CLOSE_WAIT.total_seconds()
+        deadline = time.monotonic() + MAX_CLOSE_WAIT.total_seconds() - GRACE_S
         if self._threads[0] is not threading.current_thread():
-            self._threads[0].join(seconds)
-        self._ended.wait(seconds)
+            self._threads[0].join(max(deadline - time.monotonic(), 0))
+        self._ended.wait(max(deadline - time.monotonic(), 0))
         self.abandon(self._closed)
 
     def abandon(self, reason: MessagingError) -> None:
         """Fail everyone who waits, and see the threads off."""
         self._end(reason)
+        deadline = time.monotonic() + GRACE_S
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(MAX_CLOSE_WAIT.total_seconds())
+                thread.join(max(deadline - time.monotonic(), 0))
 
 
 def _read_file(path: Any) -> bytes:

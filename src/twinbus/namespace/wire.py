@@ -196,7 +196,10 @@ class _Reading(Plain):
 
     def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
         if kind == "run":
-            return range(plain["first"], plain["first"] + plain["count"])
+            first, count = plain["first"], plain["count"]
+            if type(first) is not int or type(count) is not int or count < 0:
+                raise InvalidArgumentError("a run needs a first number and a count")
+            return range(first, first + count)
         if kind not in ("numbers", "tokens", "blob", "batch"):
             return super()._load_scalar(kind, plain)
         at, size = plain["at"], plain["size"]

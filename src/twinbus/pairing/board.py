@@ -21,7 +21,7 @@ from twinbus.pairing.events import (
     Returned,
 )
 from twinbus.pairing.health import Health, HealthState, Sign, Timing, record, verdict
-from twinbus.pairing.rotation import Rotation
+from twinbus.pairing.rotation import Choice, Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,10 @@ class _Entity:
     diverted_before: int = 0  # as of its last failover
     pings: int = 0
 
+    @property
+    def is_healthy(self) -> bool:
+        return self.health.state is HealthState.HEALTHY
+
 
 @dataclass(frozen=True, slots=True)
 class DuePing:
@@ -91,7 +95,7 @@ class Board:
     def is_failed_over(self, path: str) -> bool:
         """Whether sends to an entity go to the backlog."""
         entity = self._entities.get(path.lower())
-        if entity is None or entity.health.state is HealthState.HEALTHY:
+        if entity is None or entity.is_healthy:
             return False
         if entity.health.state is HealthState.SUSPECT:
             self._learn(path, None)  # its timer may have run out
@@ -99,16 +103,19 @@ class Board:
 
     def succeeded(self, path: str) -> None:
         """Note that the primary took a send; costs next to nothing where nothing ever failed."""
-        if self._entities:
-            entity = self._entities.get(path.lower())
-            if entity is not None and entity.health.state is not HealthState.HEALTHY:
-                self._learn(path, Sign.SUCCESS)
+        entity = self._entities.get(path.lower()) if self._entities else None
+        if entity is None or entity.is_healthy:
+            return
+        with self._lock:
+            if not entity.is_healthy:
+                self._step(entity, Sign.SUCCESS, self._clock.now_us())
+        self._announcer.deliver()
 
     def failed(self, path: str, error: MessagingError) -> bool:
         """Note a failure that counts; say whether the entity has failed over."""
         with self._lock:
             known = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
-            known.cause = error
+            known.cause = _kept(error)
         return self._learn(path, Sign.FAILURE) is HealthState.FAILED_OVER
 
     def cause_of(self, path: str) -> MessagingError | None:
@@ -126,22 +133,30 @@ class Board:
         with self._lock:
             self._entities[path.lower()].diverted += messages
 
-    def _learn(self, path: str, sign: Sign | None, now: int | None = None) -> HealthState:
+    def _learn(self, path: str, sign: Sign | None) -> HealthState:
         """Take a sign in, or only the time; tell what came of it."""
-        if now is None:
-            now = self._clock.now_us()
         with self._lock:
-            entity = self._entities[path.lower()]
-            before = entity.health
-            if sign is None:
-                entity.health = verdict(before, now, self._timing)
-            else:
-                entity.health = record(before, sign, now, self._timing)
-                self.signs[before.state, sign] += 1
-            self._note_change(entity, before.state, sign, from_us(now))
-            state = entity.health.state
+            state = self._step(self._entities[path.lower()], sign, self._clock.now_us())
         self._announcer.deliver()
         return state
+
+    def _step(self, entity: _Entity, sign: Sign | None, now: int) -> HealthState:
+        """Move an entity by a sign, or only by the time. The caller holds the lock."""
+        before = entity.health
+        if sign is None:
+            entity.health = verdict(before, now, self._timing)
+        else:
+            entity.health = record(before, sign, now, self._timing)
+            self.signs[before.state, sign] += 1
+        self._note_change(entity, before.state, sign, from_us(now))
+        return entity.health.state
+
+    def look(self, now: int) -> None:
+        """Let time do what it does by itself."""
+        with self._lock:
+            for entity in self._entities.values():
+                self._step(entity, None, now)
+        self._announcer.deliver()
 
     def _note_change(
         self, entity: _Entity, before: HealthState, sign: Sign | None, at: datetime
@@ -161,9 +176,7 @@ class Board:
 
     def statuses(self) -> list[PathStatus]:
         """Return every entity that ever failed."""
-        now = self._clock.now_us()
-        for path in list(self._entities):
-            self._learn(path, None, now)
+        self.look(self._clock.now_us())
         with self._lock:
             return [_status(entity) for entity in self._entities.values()]
 
@@ -171,32 +184,33 @@ class Board:
 
     def due_pings(self, now: int) -> list[DuePing]:
         """Return the entities to ping now; each counts as pinged from here on."""
+        self.look(now)
         found = []
-        for path in list(self._entities):
-            if self._learn(path, None, now) is not HealthState.FAILED_OVER:
-                continue
-            entity = self._entities[path]
-            if entity.health.due <= now:
-                self._learn(path, Sign.PING_SENT, now)
-                entity.pings += 1
-                found.append(DuePing(entity.path, entity.health.since))
+        with self._lock:
+            for entity in self._entities.values():
+                health = entity.health
+                if health.state is HealthState.FAILED_OVER and health.due <= now:
+                    self._step(entity, Sign.PING_SENT, now)
+                    entity.pings += 1
+                    found.append(DuePing(entity.path, health.since))
         return found
 
     def pinged(self, ping: DuePing, error: MessagingError | None) -> None:
         """Take in how a ping ended."""
+        sign = Sign.PING_PASSED if error is None else Sign.PING_FAILED
         with self._lock:
             entity = self._entities[ping.path.lower()]
-            state, since = entity.health.state, entity.health.since
-            if state is not HealthState.FAILED_OVER or since != ping.since:
-                return
-            entity.cause = error or entity.cause
-        self._learn(ping.path, Sign.PING_PASSED if error is None else Sign.PING_FAILED)
+            health = entity.health
+            if health.state is HealthState.FAILED_OVER and health.since == ping.since:
+                entity.cause = _kept(error) if error else entity.cause
+                self._step(entity, sign, self._clock.now_us())
+        self._announcer.deliver()
 
     # -- backlog queues ------------------------------------------------------------------------
 
     def choose_queue(
         self, current: int | None, chance: float, tried: Collection[int]
-    ) -> int | None:
+    ) -> Choice | None:
         """Return the backlog queue for a client: the one it has, if that is in rotation.
 
         None is tried twice for one send, even if its cool-down is over by then.
@@ -204,11 +218,6 @@ class Board:
         self.bring_back(self._clock.now_us())
         with self._lock:
             return self._rotation.choose(current, chance, tried)
-
-    def count_usable(self, tried: Collection[int]) -> int:
-        """Return how many backlog queues are left to try."""
-        with self._lock:
-            return len(self._rotation.usable(tried))
 
     def is_pulled(self, queue: int) -> bool:
         """Whether a backlog queue is out of rotation."""
@@ -221,7 +230,7 @@ class Board:
             if self._rotation.pull(queue, now):
                 path, cause = self.queues[queue], _told(error)
                 self._announcer.post(BacklogQueuePulled(from_us(now), path, cause))
-            self.cause_of_last_pull = error
+            self.cause_of_last_pull = _kept(error)
         self._announcer.deliver()
 
     def bring_back(self, now: int) -> None:
@@ -244,11 +253,21 @@ class Board:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def next_due(self) -> int:
-        """Return when time by itself changes something next."""
+    def next_due(self, pings_from: int = 0) -> int:
+        """Return when time by itself changes something next; pings may have to wait longer."""
         with self._lock:
-            health = min((one.health.due for one in self._entities.values()), default=NEVER_US)
-            return min(health, self._rotation.next_due(NEVER_US))
+            dues = [self._rotation.next_due(NEVER_US)]
+            for entity in self._entities.values():
+                health = entity.health
+                is_ping = health.state is HealthState.FAILED_OVER
+                dues.append(max(health.due, pings_from) if is_ping else health.due)
+            return min(dues)
+
+
+def _kept(error: MessagingError) -> MessagingError:
+    """Return an error to be kept: without the frames, and so the messages, it was raised in."""
+    facts = {name: fact for name, fact in error.facts.items() if name != "history"}
+    return type(error)(error.text, **facts)
 
 
 def _told(error: MessagingError | None) -> str:

@@ -3,7 +3,7 @@
 from twinbus.errors import Fault, MessagingError, ServerBusyError, UnauthorizedError
 
 
-def counts(error: MessagingError) -> bool:
+def says_unavailable(error: MessagingError) -> bool:
     """Whether a failed send says something about the entity's availability.
 
     It does not where the caller or its configuration is wrong, and a busy broker is there.

@@ -1,7 +1,6 @@
 """The health of one entity: one table, and what `now` makes of it. Nothing here reads a clock.
 
 state          sign            next
-HEALTHY        success         HEALTHY
 HEALTHY        failure         SUSPECT       the failover timer starts
 HEALTHY        marked          HEALTHY
 SUSPECT        success         HEALTHY       the timer is cleared
@@ -15,9 +14,9 @@ FAILED_OVER    ping_failed     FAILED_OVER
 FAILED_OVER    ping_passed     HEALTHY
 FAILED_OVER    marked          HEALTHY
 
-A pair that is not in the table raises. With a failover interval of zero the timer runs out in the
-moment it starts. A time that is due lies never further ahead than its interval: when it does, the
-clock was set back, and the interval begins anew.
+A pair that is not in the table raises; a success of a healthy entity is no news. With a failover
+interval of zero the timer runs out in the moment it starts. A time that is due lies never further
+ahead than its interval: when it does, the clock was set back, and the interval begins anew.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +48,6 @@ class Sign(Enum):
 _HEALTHY, _SUSPECT, _FAILED = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.FAILED_OVER
 
 TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
-    (_HEALTHY, Sign.SUCCESS): _HEALTHY,
     (_HEALTHY, Sign.FAILURE): _SUSPECT,
     (_HEALTHY, Sign.MARKED): _HEALTHY,
     (_SUSPECT, Sign.SUCCESS): _HEALTHY,

@@ -2,7 +2,7 @@
 
 one factory     the other
 faults          is faulted at once
-is closed       is faulted, unless it is closed within 5 seconds
+is closed       is faulted, unless somebody begins to close it within 5 seconds
 """
 
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ class Partnership:
 
     ended: Side | None = None
     due: int = NEVER_US
+    closing: Side | None = None  # somebody is closing it
 
     @property
     def is_over(self) -> bool:
@@ -50,12 +51,15 @@ def hear(
     partnership: Partnership, side: Side, state: FactoryState, now: int
 ) -> tuple[Partnership, Sentence | None]:
     """Return what follows when a factory comes to a state."""
-    if state not in (FactoryState.CLOSED, FactoryState.FAULTED):
-        return partnership, None
-    if partnership.ended is not None:  # the other ended before: now both have
-        return Partnership(partnership.ended), None
+    if partnership.ended is not None:
+        over = partnership.ended is not side  # now both have ended, or do so
+        return (Partnership(partnership.ended) if over else partnership), None
+    if state is FactoryState.CLOSING:
+        return Partnership(closing=side), None
     if state is FactoryState.FAULTED:
         return Partnership(side), Sentence(side.partner, "faulted")
+    if partnership.closing is side.partner:
+        return Partnership(side), None
     return Partnership(side, now + to_us(PARTNER_GRACE)), None
 
 

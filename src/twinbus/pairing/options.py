@@ -35,9 +35,13 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         syphon: SyphonStarter | None = None,  # what brings messages home, if enabled
     ) -> None:
         if not isinstance(secondary_manager, NamespaceManager):
-            raise InvalidArgumentError("secondary_manager must be a NamespaceManager")
+            raise InvalidArgumentError(
+                "secondary_manager must be a NamespaceManager; with asyncio, too, the blocking one"
+            )
         if not isinstance(secondary_factory, MessagingFactory):
-            raise InvalidArgumentError("secondary_factory must be a MessagingFactory")
+            raise InvalidArgumentError(
+                "secondary_factory must be a MessagingFactory; with asyncio, too, the blocking one"
+            )
         addresses = {secondary_manager.address, secondary_factory.address} - {""}
         if len(addresses) > 1:
             raise InvalidArgumentError(

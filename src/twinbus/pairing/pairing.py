@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from twinbus.broker.commands import Send
@@ -64,6 +65,7 @@ class SendAvailabilityPairing:
             self._ticker,
             check_head_room=options.check_head_room,
         )
+        self._factories = {Side.PRIMARY: primary, Side.SECONDARY: self.secondary}
         self._partnership = Partnership()
         self._partnering = threading.Lock()
         self._syphon: Syphon | None = None
@@ -80,19 +82,28 @@ class SendAvailabilityPairing:
         queues = {index: backlog_queue_path(primary.name, index) for index in found}
         _probe(options.secondary_factory.courier, list(queues.values()))
         pairing = cls(primary, options, queues)
-        if options.enable_syphon:
-            assert options.syphon is not None  # as checked
-            try:
-                pairing._syphon = options.syphon(pairing)
-            except BaseException:
-                pairing._ticker.close()
-                raise
-        primary.courier.route = pairing._route
-        primary.on_state_change(lambda state: pairing._hear(Side.PRIMARY, state))
-        options.secondary_factory.on_state_change(
-            lambda state: pairing._hear(Side.SECONDARY, state)
-        )
+        pairing._start()
         return pairing
+
+    def _start(self) -> None:
+        """Begin; a factory that was closed meanwhile ends it again."""
+        stops = [
+            factory.on_state_change(partial(self._hear, side))
+            for side, factory in self._factories.items()
+        ]
+        try:
+            if self.options.enable_syphon:
+                assert self.options.syphon is not None  # as checked
+                self._syphon = self.options.syphon(self)
+            for factory in self._factories.values():
+                factory.courier.life.check()
+        except BaseException:
+            for stop in stops:
+                stop()
+            self._stop_syphon()
+            self._ticker.close()
+            raise
+        self.primary.courier.route = self._route
 
     # -- what the application sees -------------------------------------------------------------
 
@@ -136,7 +147,9 @@ class SendAvailabilityPairing:
         if self._has_ended:
             return due
         due = min(due, self._pinger.tick(now))
-        if self._route.finish_cancellations():
+        cancellations = self._route.cancellations
+        cancellations.finish()
+        if cancellations.can_go_on:
             due = min(due, now + to_us(self.options.ping_primary_interval))
         return due
 
@@ -148,10 +161,10 @@ class SendAvailabilityPairing:
                 self._partnership, sentence = lifecycle.hear(
                     self._partnership, side, state, self._clock.now_us()
                 )
-                is_over = self._partnership.is_over
+                is_over = is_over and self._partnership.is_over
             self._execute(sentence)
             self._ticker.expect(self._partnership.due)
-        if side is Side.PRIMARY and not self._has_ended:
+        if side is Side.PRIMARY:
             self._end()
         if is_over:
             self._ticker.close()
@@ -159,22 +172,27 @@ class SendAvailabilityPairing:
     def _execute(self, sentence: Sentence | None) -> None:
         if sentence is None:
             return
-        factories = {Side.PRIMARY: self.primary, Side.SECONDARY: self.secondary}
-        partner = factories[sentence.side.partner]
+        partner = self._factories[sentence.side.partner]
         cause = partner.courier.life.cause
         told = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
-        factories[sentence.side].fault(told)
+        self._factories[sentence.side].fault(told)
 
     def _end(self) -> None:
         """Stop pings and the syphon, and close the secondary; a faulted one stays so."""
-        self._has_ended = True
+        with self._partnering:
+            if self._has_ended:
+                return
+            self._has_ended = True
+        self._stop_syphon()
+        self.secondary.close()
+        self.options.secondary_manager.close()
+
+    def _stop_syphon(self) -> None:
         if self._syphon is not None:
             try:
                 self._syphon.stop()
             except Exception:  # noqa: BLE001 - the rest is to end whatever it is
                 _log.exception("the syphon did not stop in good order")
-        self.secondary.close()
-        self.options.secondary_manager.close()
 
 
 def _check_partners(

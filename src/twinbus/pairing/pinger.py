@@ -15,7 +15,7 @@ from twinbus.errors import MessagingError, ServerBusyError
 from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
 from twinbus.message import BrokeredMessage
 from twinbus.pairing.board import Board, DuePing
-from twinbus.pairing.failures import counts
+from twinbus.pairing.failures import says_unavailable
 
 
 def ping_message(random: Random) -> BrokeredMessage:
@@ -43,10 +43,11 @@ class Pinger:
             ping, error = self._ended.popleft()
             if error is not None:
                 self._primary.note(error)
-            self._board.pinged(ping, error if error and _is_absent(error) else None)
+            self._board.pinged(ping, error if error and _leaves_it_down(error) else None)
         busy_until = self._primary.busy_until(now)
         if busy_until > now:
-            return max(busy_until, self._board.next_due())
+            self._board.look(now)
+            return self._board.next_due(busy_until)
         for ping in self._board.due_pings(now):
             probe = Send(ping.path, [ping_message(self._primary.random)])
             answer = self._primary.submit(probe)
@@ -61,10 +62,10 @@ class Pinger:
         self._nudge()
 
 
-def _is_absent(error: MessagingError) -> bool:
+def _leaves_it_down(error: MessagingError) -> bool:
     """Whether a ping's refusal leaves its entity unavailable.
 
     One that is the caller's fault (no such entity, no claim) is an answer: from now on callers are
     to hear it themselves.
     """
-    return counts(error) or isinstance(error, ServerBusyError)
+    return says_unavailable(error) or isinstance(error, ServerBusyError)

@@ -4,6 +4,15 @@ A queue that fails leaves the rotation for everyone, and comes back after a cool
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A queue to try, and how many there were to choose from."""
+
+    queue: int
+    usable: int
 
 
 class Rotation:
@@ -14,19 +23,18 @@ class Rotation:
         self._cool_down_us = cool_down_us
         self._back_at: dict[int, int] = {}  # of those that were pulled
 
-    def choose(self, current: int | None, chance: float, tried: Collection[int] = ()) -> int | None:
+    def choose(
+        self, current: int | None, chance: float, tried: Collection[int] = ()
+    ) -> Choice | None:
         """Return the queue to use: the current one if it is in rotation, else any that is.
 
         Chance is from 0 up to 1; queues that were tried are left out.
         """
-        usable = self.usable(tried)
-        if current in usable:
-            return current
-        return usable[int(chance * len(usable))] if usable else None
-
-    def usable(self, tried: Collection[int] = ()) -> list[int]:
-        """Return the queues in rotation, but for those that were tried."""
-        return [queue for queue in self._queues if queue not in (*self._back_at, *tried)]
+        usable = [q for q in self._queues if q not in self._back_at and q not in tried]
+        if not usable:
+            return None
+        queue = current if current in usable else usable[int(chance * len(usable))]
+        return Choice(queue, len(usable))
 
     def is_pulled(self, queue: int) -> bool:
         """Whether a queue is out of rotation."""

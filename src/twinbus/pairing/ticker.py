@@ -3,11 +3,15 @@
 The thread begins with the first thing that is due; a pairing that never fails has none.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 
-from twinbus.clock import Clock
-from twinbus.limits import NEVER_US
+from twinbus.clock import Clock, passes_by_itself
+from twinbus.limits import NEVER_US, SECOND_US
+
+_AFTER_A_FAILURE_US = 1 * SECOND_US
+_log = logging.getLogger("twinbus.pairing")
 
 
 class Ticker:
@@ -23,7 +27,7 @@ class Ticker:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._time_passes = clock.seconds_until(NEVER_US) is not None  # by itself
+        self._time_passes = passes_by_itself(clock)
         self._stop_listening = clock.on_advance(self._run)
 
     def expect(self, due: int) -> None:
@@ -62,6 +66,9 @@ class Ticker:
                 self._is_wanted = False
                 self._due = NEVER_US
                 self.expect(self._tick(self._clock.now_us()))
+            except Exception:  # noqa: BLE001 - whatever it is, the next tick must come
+                _log.exception("a tick of a pairing failed")
+                self.expect(self._clock.now_us() + _AFTER_A_FAILURE_US)
             finally:
                 self._turn.release()
 

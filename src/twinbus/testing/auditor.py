@@ -14,12 +14,12 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import Command, Peek, Send, SendReceipt, SettleRange
+from twinbus.broker.commands import Command, Send, SendReceipt, SettleRange
 from twinbus.client.sender import MessageSender
 from twinbus.clock import ManualClock, to_us
 from twinbus.entities import dead_letter_path
 from twinbus.errors import BacklogUnavailableError, MessagingError, TransientError
-from twinbus.limits import MAX_RECEIVE_MESSAGES, PING_CONTENT_TYPE, SECOND_US
+from twinbus.limits import PING_CONTENT_TYPE, SECOND_US
 from twinbus.message import (
     APPLICATION_FIELDS,
     BrokeredMessage,
@@ -28,8 +28,9 @@ from twinbus.message import (
     to_messages,
 )
 from twinbus.namespace.contract import Namespace
+from twinbus.pairing.cancelling import pages
 from twinbus.pairing.events import FailedOver
-from twinbus.pairing.failures import counts
+from twinbus.pairing.failures import says_unavailable
 from twinbus.pairing.health import HealthState, Sign
 
 R = TypeVar("R")
@@ -143,8 +144,8 @@ class Auditor:
         self.verdict = Verdict()
         self.cancelled: set[str] = set()
         self.unsure: set[str] = set()  # neither has to be there nor must not
+        self.maybe_poison = 0  # messages to nowhere whose sends raised
         self.direct: set[str] = set()  # the primary took them from their client
-        self.secondary_failed = False  # a fault hit the secondary some time
         self._clock = clock
         self._sent: dict[str, Attempt] = {}  # by message id, in the order of sending
         self._acknowledged: set[str] = set()
@@ -171,14 +172,21 @@ class Auditor:
         self.verdict.acknowledged += len(attempt.messages)
         self._failing_since.pop((attempt.process, attempt.path), None)
 
-    def failed(self, attempt: Attempt, error: MessagingError, failover: timedelta) -> None:
+    def failed(
+        self,
+        attempt: Attempt,
+        error: MessagingError,
+        failover: timedelta,
+        *,
+        backlog_ails: bool,
+    ) -> None:
         """Note that a send raised; one that a failover should have saved breaks G5."""
         self.verdict.raised += 1
         if isinstance(error, BacklogUnavailableError):
-            if not self.secondary_failed:
+            if not backlog_ails:
                 self.complain("G5", f"the backlog was said to be unavailable: {error}")
             return
-        if not counts(error):
+        if not says_unavailable(error):
             return
         key = attempt.process, attempt.path
         since = self._failing_since.setdefault(key, self._clock.now_us())
@@ -258,7 +266,7 @@ class Auditor:
                     self.complain("G7", f"{message.message_id} was set aside without a reason")
             for places in self._places.values():
                 self._check_order(queue, secondary.accepted[queue.lower()], places)
-        if aside != self.verdict.poisoned:
+        if not 0 <= aside - self.verdict.poisoned <= self.maybe_poison:
             self.complain("G7", f"{self.verdict.poisoned} were poison, {aside} were set aside")
 
     def _check_order(self, queue: str, ids: Sequence[str], places: dict[str, int]) -> None:
@@ -273,12 +281,4 @@ class Auditor:
 
 def browse(namespace: Namespace, path: str) -> list[BrokeredMessage]:
     """Return everything an entity holds, by number."""
-    found: list[BrokeredMessage] = []
-    start = 0
-    while True:
-        page = to_messages(namespace.ask(Peek(path, start, MAX_RECEIVE_MESSAGES)))
-        if not page:
-            return found
-        found += page
-        assert page[-1].sequence_number is not None
-        start = page[-1].sequence_number + 1
+    return [message for page in pages(namespace.ask, path) for message in to_messages(page)]

@@ -25,7 +25,12 @@ from twinbus.broker.commands import (
     SettleRange,
 )
 from twinbus.broker.transfers import runs
-from twinbus.errors import Fault, MessagingError, RangeUnavailableError
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    MessagingError,
+    RangeUnavailableError,
+)
 from twinbus.message import Int64s
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import Restored, restored
@@ -39,6 +44,13 @@ class _Run:
 
     rows: list[int]
     origin: Origin
+
+    def one_by_one(self) -> "Iterator[_Run]":
+        """Give each message as a run of its own."""
+        for at, row in enumerate(self.rows):
+            origin, also = self.origin, self.origin.also
+            tried = Origin(also.source, also.numbers[at : at + 1]) if also else None
+            yield _Run([row], Origin(origin.source, origin.numbers[at : at + 1], tried))
 
 
 @dataclass(slots=True)
@@ -90,13 +102,9 @@ class Mover:
         for path, rows in _by_path(found).items():
             for run in _runs_of(found, rows, queue, numbers):
                 try:
-                    self.primary.ask(Send(path, found.batch.take(pa.array(run.rows)), run.origin))
-                except MessagingError as error:
-                    if error.fault is not Fault.CALLER:
-                        break  # in order or not at all: the rest waits, too
-                    faults.update(dict.fromkeys(run.rows, f"{path} refused it: {error.text}"))
-                else:
-                    home += run.rows
+                    home += self._send_home(path, found, run, faults)
+                except MessagingError:
+                    break  # in order or not at all: the rest waits, too
         poison = [
             DeadLetterPart([int(numbers[row])], "cannot be brought home", why)
             for row, why in sorted(faults.items())
@@ -106,6 +114,23 @@ class Mover:
         self.moved += len(home)
         self.dead_lettered += len(poison)
         return len(home) + len(poison)
+
+    def _send_home(
+        self, path: str, found: Restored, run: "_Run", faults: dict[int, str]
+    ) -> list[int]:
+        """Send a run; where its entity refuses it for good, find out which messages it means."""
+        try:
+            self.primary.ask(Send(path, found.batch.take(pa.array(run.rows)), run.origin))
+        except (EntityNotFoundError, InvalidArgumentError) as error:
+            if len(run.rows) > 1:
+                return [
+                    row
+                    for one in run.one_by_one()
+                    for row in self._send_home(path, found, one, faults)
+                ]
+            faults[run.rows[0]] = f"{path} refused it: {error.text}"
+            return []
+        return run.rows
 
 
 def _by_path(found: Restored) -> dict[str, list[int]]:
@@ -123,7 +148,5 @@ def _runs_of(found: Restored, rows: list[int], queue: str, numbers: Int64s) -> I
     senders, sent = found.senders.to_pylist(), found.numbers.to_pylist()
     for sender, group in groupby(rows, key=lambda row: senders[row]):
         held = list(group)
-        if sender is None:
-            yield _Run(held, Origin(queue, [int(numbers[row]) for row in held]))
-        else:
-            yield _Run(held, Origin(sender, [sent[row] for row in held]))
+        tried = Origin(sender, [sent[row] for row in held]) if sender is not None else None
+        yield _Run(held, Origin(queue, [int(numbers[row]) for row in held], tried))

@@ -46,7 +46,7 @@ from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import backlog_queue_path
 from twinbus.pairing.events import FailedOver, PairingEvent, Returned
-from twinbus.pairing.health import HealthState, Sign
+from twinbus.pairing.health import HealthState
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.testing.auditor import Auditor, Verdict, Watched
@@ -190,6 +190,7 @@ class OutageSimulation:
         self._stack = ExitStack()
         self.auditor = Auditor(self.clock)
         self._down: Counter[str | None] = Counter()  # faults of the primary now, by path
+        self._secondary_faults = 0  # now
         self._disturbances = 0  # what happened to the primary or a clock
 
     # -- the run -------------------------------------------------------------------------------
@@ -337,7 +338,7 @@ class OutageSimulation:
                 self._down[outage.path and outage.path.lower()] += 1
                 self._disturbances += 1
             else:
-                self.auditor.secondary_failed = True
+                self._secondary_faults += 1
             moment = self.clock.now_us() + to_us(outage.lasts)
             self._ends.append((moment, lambda: self._end(outage, end)))
 
@@ -350,6 +351,8 @@ class OutageSimulation:
             self._down[outage.path and outage.path.lower()] -= 1
             self._disturbances += 1
             self._expect_return()
+        else:
+            self._secondary_faults -= 1
 
     def _faults_in_time(self) -> None:
         now = self.clock.now_us()
@@ -458,15 +461,17 @@ class OutageSimulation:
             else:
                 sender.send_batch(messages)
         except MessagingError as error:
-            self.auditor.failed(watch, error, self.setting.failover_interval)
+            ails = self._secondary_faults or any(
+                not queue.is_in_rotation for queue in process.pairing.backlog_queues()
+            )
+            interval = self.setting.failover_interval
+            self.auditor.failed(watch, error, interval, backlog_ails=bool(ails))
             return
         finally:
             self.auditor.direct.update(at_primary[there_before:])
             self._watched[Where.PRIMARY].slow_for_s = 0
         self.auditor.acknowledged(watch)
         after = [self._watched[where].sends for where in Where]
-        if is_calm:
-            self.auditor.verdict.signs[HealthState.HEALTHY, Sign.SUCCESS] += 1
         if is_calm and after != [before[0] + 1, before[1]]:
             self.auditor.complain("G6", f"a healthy send to {sender.path} cost {before} -> {after}")
 
@@ -494,6 +499,7 @@ class OutageSimulation:
         except EntityNotFoundError:
             return
         except MessagingError as error:
+            self.auditor.maybe_poison += 1  # a backlog queue may have it, its reply lost
             if was_calm and not isinstance(error, ServerBusyError):
                 self.auditor.complain("G5", f"a missing entity said {error!r}")
         else:  # diverted while nobody could tell that it is missing

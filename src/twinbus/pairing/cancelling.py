@@ -1,0 +1,229 @@
+"""Cancelling scheduled messages that were diverted, wherever they are by now.
+
+A diverted message is named by a number below zero, which says where in the backlog it is. It is
+taken out there under a lease, so that no syphon moves it meanwhile. One that went home, or was
+tried at the primary before, is found there by all its fields: an id need not be unique, and two
+messages alike in everything are the same to whoever cancels one.
+"""
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from twinbus.broker.commands import (
+    CancelScheduled,
+    Command,
+    LeaseRange,
+    Peek,
+    RangeLease,
+    ReadRange,
+    ReleaseRange,
+    SendReceipt,
+    SettleRange,
+)
+from twinbus.client.courier import Courier
+from twinbus.clock import moment_us, passes_by_itself
+from twinbus.errors import Fault, MessageNotFoundError, MessagingError
+from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
+from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState, to_messages
+from twinbus.pairing.backlog import (
+    NOWHERE_KNOWN,
+    number_in_backlog,
+    place_in_backlog,
+    restored,
+)
+from twinbus.pairing.board import Board
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """A scheduled message that was diverted."""
+
+    path: str
+    message_id: str | None
+    fingerprint: bytes  # of all its fields
+    due: int
+    was_tried: bool  # at the primary, which may have it, too
+
+    def is_of(self, message: BrokeredMessage) -> bool:
+        """Whether this is that message, as far as an application can tell."""
+        same_id = message.message_id == self.message_id
+        return same_id and _fingerprint(message) == self.fingerprint
+
+
+class Cancellations:
+    """Remembers diverted schedules; used from many threads."""
+
+    def __init__(self, primary: Courier, secondary: Courier, board: Board) -> None:
+        self._primary = primary
+        self._secondary = secondary
+        self._board = board
+        self._unplaced = itertools.count(1)
+        self._schedules: OrderedDict[int, _Schedule] = OrderedDict()  # by the caller's number
+        self._owed: list[_Schedule] = []  # to be cancelled at the primary when it is back
+        self._finishing = threading.Lock()
+
+    def remember(
+        self, path: str, batch: pa.RecordBatch, queue: int, receipt: SendReceipt, *, was_tried: bool
+    ) -> SendReceipt:
+        """Return the receipt of a diverted send with numbers that cancel what is scheduled."""
+        if batch.column("scheduled_enqueue_time_utc").null_count == batch.num_rows:
+            return receipt
+        self._forget(self._primary.clock.now_us())
+        numbers = []
+        for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
+            told = number_in_backlog(queue, number)
+            if not number:  # it was taken before, and the reply that told where got lost
+                told = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
+            numbers.append(told)
+            moment = message.scheduled_enqueue_time_utc
+            if moment is not None:
+                mark = _fingerprint(message)
+                self._schedules[told] = _Schedule(
+                    path, message.message_id, mark, moment_us(moment), was_tried
+                )
+        return SendReceipt(numbers)
+
+    def _forget(self, now: int) -> None:
+        """Let the oldest go whose time has come, and those that are too many."""
+        while self._schedules:
+            number, oldest = next(iter(self._schedules.items()))
+            if oldest.due > now and len(self._schedules) < REMEMBERED_SCHEDULES:
+                return
+            self._schedules.pop(number, None)
+
+    # -- cancelling ----------------------------------------------------------------------------
+
+    def cancel(self, command: CancelScheduled) -> None:
+        """Cancel scheduled messages: at the primary together, in the backlog one by one."""
+        at_primary = [number for number in command.sequence_numbers if number >= 0]
+        if at_primary:
+            self._primary.ask(CancelScheduled(command.path, at_primary))
+        for number in command.sequence_numbers:
+            if number < 0:
+                self._cancel_diverted(command.path, number)
+
+    def _cancel_diverted(self, path: str, number: int) -> None:
+        """Cancel a message in the backlog, or at the primary if it went home or was tried there.
+
+        Where the primary may hold it and cannot be asked, that part waits for its return.
+        """
+        known = self._schedules.get(number)
+        if known is not None and not _is_for(known.path, path):
+            known = None
+        index, sequence = place_in_backlog(number)
+        if index == NOWHERE_KNOWN and known is not None:
+            index, sequence = self._find_in_backlog(known)
+        is_gone = self._remove_from_backlog(path, index, sequence)
+        if known is not None and (known.was_tried or not is_gone):
+            try:
+                is_gone |= self._cancel_at_primary(known)
+            except MessagingError:
+                if not is_gone or len(self._owed) >= REMEMBERED_SCHEDULES:
+                    raise
+                self._owed.append(known)
+        if not is_gone:
+            raise MessageNotFoundError(
+                f"scheduled message {number} is no longer in the backlog: it was cancelled, its "
+                f"time has come, or it went home before this factory began. Then `peek` {path} on "
+                "the primary for its message_id and cancel it by the number it has there",
+                path=path,
+                sequence_number=number,
+            )
+        self._schedules.pop(number, None)
+
+    def _find_in_backlog(self, known: _Schedule) -> tuple[int, int]:
+        """Return the backlog queue and the number of a message; zeros when it is in none."""
+        for index, queue in self._board.queues.items():
+            for page in pages(_once(self._secondary), queue):
+                found = restored(page)
+                for row, message in enumerate(to_messages(found.batch)):
+                    if known.is_of(message) and _is_for(found.paths[row].as_py(), known.path):
+                        return index, page.column("sequence_number")[row].as_py()
+        return 0, 0
+
+    def _remove_from_backlog(self, path: str, index: int, sequence: int) -> bool:
+        """Take a message out of its backlog queue; say whether it was there."""
+        queue = self._board.queues.get(index)
+        if queue is None or not sequence:
+            return False
+        ask = self._secondary.ask
+        owner = f"cancel/{self._secondary.random.getrandbits(64):016x}"
+        lease: RangeLease | None = ask(LeaseRange(queue, owner, 1, sequence, sequence))
+        if lease is None:
+            return False
+        found = restored(ask(ReadRange(queue, lease.epoch, sequence, sequence)))
+        if not all(_is_for(where, path) for where in found.paths.to_pylist()):
+            ask(ReleaseRange(queue, lease.epoch))
+            return False
+        ask(SettleRange(queue, lease.epoch, [(sequence, sequence)]))
+        return True
+
+    def _cancel_at_primary(self, known: _Schedule) -> bool:
+        """Cancel a message that went home, or was there all along; say whether it was found."""
+        for page in pages(_once(self._primary), known.path):
+            for message in to_messages(page):
+                if message.state is MessageState.SCHEDULED and known.is_of(message):
+                    assert message.sequence_number is not None
+                    self._primary.ask(CancelScheduled(known.path, [message.sequence_number]))
+                    return True
+        return False
+
+    # -- what had to wait ----------------------------------------------------------------------
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether something waits that need not wait any longer."""
+        return any(not self._board.is_failed_over(owed.path) for owed in self._owed)
+
+    def finish(self) -> None:
+        """Cancel at the primary what had to wait for it; in a thread of its own, for it asks."""
+        if not self.can_go_on or not self._finishing.acquire(blocking=False):
+            return
+        if passes_by_itself(self._primary.clock):
+            threading.Thread(target=self._finish, name="twinbus-cancel", daemon=True).start()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            for owed in list(self._owed):
+                if self._board.is_failed_over(owed.path):
+                    continue
+                try:
+                    self._cancel_at_primary(owed)
+                except MessagingError as error:
+                    if error.fault is not Fault.CALLER:  # an entity that is gone holds nothing
+                        continue
+                self._owed.remove(owed)
+        finally:
+            self._finishing.release()
+
+
+def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBatch]:
+    """Give everything an entity holds, by number."""
+    start = 0
+    while (page := ask(Peek(path, start, MAX_RECEIVE_MESSAGES))).num_rows:
+        yield page
+        start = page.column("sequence_number")[-1].as_py() + 1
+
+
+def _once(courier: Courier) -> Callable[[Command[Any]], Any]:
+    """Ask without trying again: whoever cancels is not to wait for an outage."""
+    return lambda command: courier.ask(command, lambda: True)
+
+
+def _is_for(found: str | None, path: str) -> bool:
+    return found is not None and found.lower() == path.lower()
+
+
+def _fingerprint(message: BrokeredMessage) -> bytes:
+    fields = [getattr(message, name) for name in APPLICATION_FIELDS[:-1]]
+    told = repr((fields, sorted(message.application_properties.items(), key=str)))
+    return xxhash.xxh3_128_digest(told.encode())
