@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
+from tests.contracts.keys import ROOT
+from tests.contracts.pairing_words import WAYS, Pair, opened
 from twinbus.broker.commands import Command, PutKey
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
@@ -17,10 +18,6 @@ from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.flight import FlightNamespace
 from twinbus.server.flight import FlightDoor
-
-ROOT = SharedAccessKey(
-    name=ROOT_KEY, claims=(Claim.MANAGE,), primary="first" * 8, secondary="second" * 8
-)
 
 
 @dataclass
@@ -55,3 +52,15 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             )
             with FlightNamespace(connection, clock) as client:
                 yield World(client, clock)
+
+
+@pytest.fixture(params=WAYS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    with opened(request.param, tmp_path) as pair:
+        yield pair
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Pair]:
+    with opened("embedded", tmp_path) as pair:
+        yield pair

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
+from uuid import UUID
 
-from tests.contracts.conftest import ROOT
+from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     HealthState,
@@ -26,14 +27,10 @@ from twinbus import (
 )
 from twinbus.broker.commands import (
     Command,
-    LeaseRange,
-    Origin,
     Peek,
     PutKey,
-    ReadRange,
     Receive,
     Send,
-    SettleRange,
 )
 from twinbus.broker.engine import Storages
 from twinbus.broker.storage import DiskStorage
@@ -44,9 +41,8 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
-from twinbus.pairing.backlog import restored
 from twinbus.server.flight import FlightDoor
-from twinbus.testing import Fault, FaultyNamespace
+from twinbus.testing import Fault, FaultyNamespace, Mover
 
 R = TypeVar("R")
 PRIMARY, SECONDARY = "contoso", "backup"
@@ -324,23 +320,11 @@ class Pair:
 
     def bring_home(self) -> None:
         """Do as a syphon does: deliver everything in the backlog, each message known by origin."""
+        mover = Mover(self.primary.inner, self.secondary.inner)
         for queue in self.pairing.backlog_queues():
-            lease = self.secondary.inner.ask(LeaseRange(queue.path, "syphon", MANY))
-            if lease is None:
-                continue
-            ask = self.secondary.inner.ask
-            batch = ask(ReadRange(queue.path, lease.epoch, lease.first, lease.last))
-            home = restored(batch)
-            assert not home.faults
-            numbers = batch.column("sequence_number").to_pylist()
-            for row in range(batch.num_rows):
-                source = home.senders[row].as_py() or queue.path
-                number = home.numbers[row].as_py() if home.senders[row].as_py() else numbers[row]
-                path = home.paths[row].as_py()
-                one = home.batch.slice(row, 1)
-                self.primary.inner.ask(Send(path, one, Origin(source, [number])))
-            intervals = [(number, number) for number in numbers]
-            ask(SettleRange(queue.path, lease.epoch, intervals))
+            while mover.move(queue.path):
+                pass
+        assert not mover.dead_lettered
 
 
 @contextmanager
@@ -401,3 +385,55 @@ def columns(*texts: str) -> Any:
 
 def bodies(held: list[BrokeredMessage]) -> list[str]:
     return [one.body.decode() for one in held]
+
+
+TICK = timedelta(microseconds=1)
+OF_EVERY_TYPE: dict[str, Any] = {
+    "str": "grüße",
+    "int": -(2**63),
+    "float": 0.1,
+    "bool": True,
+    "bytes": b"\x00\xff",
+    "datetime": datetime(2031, 2, 3, 4, 5, 6, 7, tzinfo=UTC),
+    "timedelta": timedelta(days=-1, microseconds=1),
+    "uuid": UUID(int=2**127 + 1),
+}
+
+
+def pipelined(sender: MessageSender, *texts: str) -> None:
+    """Send without waiting, then wait; raise the first error."""
+    with sender.pipelined() as pipeline:
+        futures = [pipeline.send(one) for one in messages(*texts)]
+    for future in futures:
+        future.result(timeout=0)
+
+
+def one_by_one(sender: MessageSender, *texts: str) -> None:
+    for one in messages(*texts):
+        sender.send(one)
+
+
+FORMS: dict[str, Callable[[MessageSender], None]] = {
+    "single": lambda sender: one_by_one(sender, "a", "b"),
+    "batch": lambda sender: sender.send_batch(messages("a", "b")),
+    "columns": lambda sender: sender.send_batch(columns("a", "b")),
+    "pipelined": lambda sender: pipelined(sender, "a", "b"),
+}
+
+
+def sized(size: int) -> BrokeredMessage:
+    """Return a message of so many bytes."""
+    empty = BrokeredMessage(message_id="id")
+    return BrokeredMessage(body=bytes(size - empty.size), message_id="id")
+
+
+def held_up(pair: Pair) -> threading.Event:
+    """Hold the next send of the primary factory up until the event is set."""
+    go_on = threading.Event()
+
+    def refusal(_: object) -> None:
+        pair.primary.tap.relent()
+        assert go_on.wait(20)
+
+    pair.primary.tap.refusal = refusal
+    return go_on

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import twinbus
-from tests.contracts.conftest import ROOT
+from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,

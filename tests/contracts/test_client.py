@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import twinbus
-from tests.contracts.conftest import ROOT
+from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,

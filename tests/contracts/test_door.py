@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.conftest import ROOT
+from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,

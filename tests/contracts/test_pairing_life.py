@@ -1,7 +1,7 @@
 """The life of a pairing: pings, clocks that are set back, and what closes or faults with it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from itertools import pairwise
@@ -21,13 +21,11 @@ from tests.contracts.pairing_words import (
     SECONDARY,
     SESSIONS,
     SUBSCRIPTION,
-    WAYS,
     Pair,
     backlog,
     is_ping,
     message,
     messages,
-    opened,
 )
 from twinbus import (
     BacklogQueueBack,
@@ -52,18 +50,6 @@ from twinbus.testing import Fault, FaultyNamespace
 TICK = timedelta(microseconds=1)
 GRACE = timedelta(seconds=5)
 OPENED, CLOSED, FAULTED = FactoryState.OPENED, FactoryState.CLOSED, FactoryState.FAULTED
-
-
-@pytest.fixture(params=WAYS)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    with opened(request.param, tmp_path) as pair:
-        yield pair
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Pair]:
-    with opened("embedded", tmp_path) as pair:
-        yield pair
 
 
 def states(pair: Pair) -> tuple[FactoryState, FactoryState]:

@@ -18,7 +18,6 @@ from tests.contracts.pairing_words import (
     ORDERS,
     PRIMARY,
     SECONDARY,
-    WAYS,
     End,
     Pair,
     SyphonStandIn,
@@ -58,18 +57,6 @@ from twinbus.namespace.flight import FlightNamespace
 
 TICK = timedelta(microseconds=1)
 REFUSED = MessagingError("the namespace makes no queues today")
-
-
-@pytest.fixture(params=WAYS)
-def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    with opened(request.param, tmp_path) as pair:
-        yield pair
-
-
-@pytest.fixture
-def local(tmp_path: Path) -> Iterator[Pair]:
-    with opened("embedded", tmp_path) as pair:
-        yield pair
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from twinbus.clock import ManualClock
 from twinbus.testing.auditor import Verdict
 from twinbus.testing.faults import Fault, FaultyNamespace
 from twinbus.testing.mover import Mover
-from twinbus.testing.outage import Outage, OutageSimulation, Setting, Where
+from twinbus.testing.outage import OutageSimulation
+from twinbus.testing.schedule import Outage, Setting, Where
 from twinbus.testing.storage import FaultyStorage, PowerFailure
 
 __all__ = [

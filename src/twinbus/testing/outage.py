@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,98 +49,21 @@ from twinbus.pairing.health import HealthState
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.testing.auditor import Auditor, Verdict, Watched
-from twinbus.testing.faults import Fault, FaultyNamespace
+from twinbus.testing.faults import FaultyNamespace
 from twinbus.testing.mover import Mover
+from twinbus.testing.schedule import (
+    PRIMARY,
+    QUEUES,
+    SUBSCRIPTIONS,
+    TOPIC,
+    Outage,
+    Setting,
+    SkewedClock,
+    Where,
+    drawn_outages,
+)
 
-QUEUES = ("orders", "invoices", "sessions")  # the last one requires sessions
-TOPIC = "news"
-SUBSCRIPTIONS = ("sport", "weather")
-PRIMARY = "contoso"
 _LONGEST_STEP_S = 10  # of the clock while a send waits: the longest back-off
-
-
-class Where(Enum):
-    """Which of the two namespaces a fault hits."""
-
-    PRIMARY = "primary"
-    SECONDARY = "secondary"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outage:
-    """A fault that begins at a time and lasts."""
-
-    at: timedelta  # after the start
-    lasts: timedelta = timedelta(0)
-    fault: Fault = Fault.UNAVAILABLE
-    where: Where = Where.PRIMARY
-    path: str | None = None  # None: the whole namespace
-    times: int | None = None  # requests that meet it; None: all while it lasts
-
-    def __str__(self) -> str:
-        what = self.path or f"the {self.where.value}"
-        how_long = f"for {self.times} requests" if self.times else f"for {self.lasts}"
-        return f"{what}: {self.fault.value} {how_long}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What the simulated application is like; drawn from the seed."""
-
-    factories: int  # processes with a paired factory each
-    clients: int  # per factory
-    backlog_queues: int
-    failover_interval: timedelta
-    ping_interval: timedelta
-    operation_timeout: timedelta
-    move_interval: timedelta  # how often the mover looks
-    sends: int  # in all
-
-    def __str__(self) -> str:
-        return (
-            f"{self.factories} factories with {self.clients} clients each, "
-            f"{self.backlog_queues} backlog queues, failover interval {self.failover_interval}, "
-            f"ping interval {self.ping_interval}, operation timeout {self.operation_timeout}"
-        )
-
-    @classmethod
-    def drawn(cls, random: Random) -> "Setting":
-        """Draw a setting."""
-        failovers = [0, 0, 5, 30, 60, 600]
-        return cls(
-            factories=random.randint(1, 3),
-            clients=random.randint(1, 4),
-            backlog_queues=random.randint(1, 4),
-            failover_interval=timedelta(seconds=random.choice(failovers)),
-            ping_interval=timedelta(seconds=random.choice([1, 10, 60, 300])),
-            operation_timeout=timedelta(seconds=random.choice([2, 15, 60])),
-            move_interval=timedelta(seconds=random.choice([15, 60, 120])),
-            sends=random.randint(60, 200),
-        )
-
-
-class SkewedClock:
-    """A process's own clock: the world's, set forward or back."""
-
-    def __init__(self, clock: ManualClock) -> None:
-        self._clock = clock
-        self.offset_us = 0
-
-    def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
-        return self._clock.now_us() + self.offset_us
-
-    def seconds_until(self, moment: int) -> float | None:
-        """Wait until told."""
-        return self._clock.seconds_until(moment - self.offset_us)
-
-    def sleep_us(self, duration: int) -> None:
-        """Sleep by moving the world's clock."""
-        self._clock.sleep_us(duration)
-
-    def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each move of the world's clock."""
-        return self._clock.on_advance(callback)
 
 
 class _QuickDisk(DiskStorage):
@@ -264,7 +186,11 @@ class OutageSimulation:
     def _plan(self) -> None:
         for _ in range(self.setting.sends):
             self._at(self._random.randrange(self._span_us), self._act)
-        for outage in self._drawn_outages() if self._script is None else self._script:
+        script = self._script
+        if script is None:
+            span = timedelta(microseconds=self._span_us)
+            script = drawn_outages(self._random, span, self.setting.backlog_queues)
+        for outage in script:
             self._at(to_us(outage.at), self._beginning(outage))
         if self._script is None:
             for _ in range(self._random.choice([0, 0, 0, 1, 2])):
@@ -272,34 +198,6 @@ class OutageSimulation:
         for at in range(0, self._span_us, to_us(self.setting.move_interval)):
             self._at(at, self._move)
         self.clock.on_advance(self._faults_in_time)
-
-    def _drawn_outages(self) -> list[Outage]:
-        random, minutes = self._random, self._span_us // (60 * SECOND_US)
-        backlog = [backlog_queue_path(PRIMARY, i) for i in range(self.setting.backlog_queues)]
-        places: list[tuple[Where, str | None]] = [
-            *((Where.PRIMARY, path) for path in (*QUEUES, TOPIC)),
-            (Where.PRIMARY, None),
-            (Where.PRIMARY, None),
-            *((Where.SECONDARY, path) for path in backlog),
-        ]
-        outages = []
-        for _ in range(random.choice([0, 1, 2, 3, 4, 6, 8])):
-            where, path = random.choice(places)
-            outages.append(
-                Outage(
-                    at=timedelta(minutes=random.uniform(0, minutes)),
-                    lasts=timedelta(minutes=random.uniform(0.1, minutes / 3)),
-                    fault=random.choice(list(Fault)),
-                    where=where,
-                    path=path,
-                    times=random.choice([None, None, 1, 2, 5]),
-                )
-            )
-        if random.random() < 0.1:
-            at = timedelta(minutes=random.uniform(0, minutes))
-            both = Outage(at=at, lasts=timedelta(minutes=5), where=Where.SECONDARY)
-            outages += [both, replace(both, where=Where.PRIMARY)]
-        return outages
 
     # -- the agenda ----------------------------------------------------------------------------
 

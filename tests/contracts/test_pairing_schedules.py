@@ -1,0 +1,204 @@
+"""Scheduled messages of a paired factory, and how they are cancelled wherever they are."""
+
+import pytest
+
+from tests.contracts.pairing_words import (
+    AT_ONCE,
+    FORMS,
+    HOUR,
+    INVOICES,
+    NEWS,
+    ORDERS,
+    PRIMARY,
+    Pair,
+    backlog,
+    bodies,
+    message,
+    messages,
+)
+from twinbus import (
+    MessageNotFoundError,
+    MessageState,
+    MessagingFactory,
+)
+from twinbus.testing import Fault
+
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+# -- scheduled messages ----------------------------------------------------------------------------
+
+
+def test_a_scheduled_message_diverted_in_an_outage_appears_when_its_time_has_come(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    pair.bring_home()
+    assert pair.primary.peek()[0].state is MessageState.SCHEDULED
+    assert pair.primary.take() == []
+    pair.pass_time(HOUR)
+    assert pair.primary.take() == ["later"]
+
+
+@pytest.mark.parametrize("is_failed_over", [False, True], ids=["at failover", "failed over"])
+def test_a_scheduled_message_diverted_in_an_outage_can_be_cancelled(
+    pair: Pair, is_failed_over: bool
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    if is_failed_over:
+        pair.send("first")
+    sender = pair.sender()
+    (number,) = sender.schedule(message("later"), pair.clock.now() + HOUR)
+    pair.heal()
+    sender.cancel_scheduled(number)
+    assert "later" not in pair.diverted()
+    assert pair.primary.peek() == []
+
+
+def test_it_can_be_cancelled_while_the_primary_is_still_down(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    pair.sender().cancel_scheduled(number)
+    assert pair.diverted() == ["first"]
+
+
+def test_the_send_that_failed_over_can_be_cancelled_while_the_primary_is_still_down(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    sender = pair.sender()
+    (number,) = sender.schedule(message("later"), pair.clock.now() + HOUR)
+    sender.cancel_scheduled(number)
+    assert pair.diverted() == []
+
+
+def test_one_of_several_diverted_messages_is_cancelled_alone(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    sender = pair.sender()
+    one, two, three = sender.schedule(messages("1", "2", "3"), pair.clock.now() + HOUR)
+    sender.cancel_scheduled([one, three])
+    assert sorted(pair.diverted()) == ["2", "first"]
+    sender.cancel_scheduled(two)
+    assert pair.diverted() == ["first"]
+
+
+def test_it_can_be_cancelled_after_it_has_gone_home(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    sender = pair.sender()
+    one, two = sender.schedule(messages("1", "2"), pair.clock.now() + HOUR)
+    pair.bring_home()
+    pair.heal()
+    pair.pairing.mark_path_healthy(ORDERS)
+    sender.cancel_scheduled(one)
+    pair.pass_time(HOUR)
+    assert sorted(pair.primary.take()) == ["2", "first"]
+    with pytest.raises(MessageNotFoundError):
+        sender.cancel_scheduled(two)
+
+
+def test_cancelling_a_diverted_message_twice_is_refused(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    pair.heal()
+    pair.sender().cancel_scheduled(number)
+    with pytest.raises(MessageNotFoundError):
+        pair.sender().cancel_scheduled(number)
+
+
+def test_a_number_of_another_entity_cancels_nothing(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    with pytest.raises(MessageNotFoundError):
+        pair.sender(INVOICES).cancel_scheduled(number)
+    assert sorted(pair.diverted()) == ["first", "later"]
+
+
+def test_numbers_of_the_primary_and_of_the_backlog_are_cancelled_together(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    sender = pair.sender()
+    later = pair.clock.now() + HOUR
+    before = sender.schedule(message("at the primary"), later)
+    pair.fail_over()
+    diverted = sender.schedule(message("diverted"), later)
+    assert set(before).isdisjoint(diverted)
+    pair.heal()
+    sender.cancel_scheduled([*before, *diverted])
+    assert (pair.primary.peek(), pair.diverted()) == ([], ["first"])
+
+
+def test_cancelling_a_message_the_primary_took_though_its_reply_was_lost_cancels_both(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down(ORDERS, Fault.REPLY_LOST)
+    sender = pair.sender()
+    (number,) = sender.schedule(message("later"), pair.clock.now() + HOUR)
+    assert (bodies(pair.primary.peek()), pair.diverted()) == (["later"], ["later"])
+    pair.heal()
+    sender.cancel_scheduled(number)
+    assert (pair.primary.peek(), pair.diverted()) == ([], [])
+
+
+def test_a_scheduled_batch_of_columns_can_be_cancelled_too(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over(NEWS)
+    client = pair.primary.factory.create_topic_client(NEWS)
+    numbers = client.schedule(messages("1", "2"), pair.clock.now() + HOUR)
+    client.cancel_scheduled(numbers)
+    assert pair.diverted() == ["first"]
+
+
+def test_cancelling_a_diverted_message_leaves_another_of_the_same_id_alone(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    later = pair.clock.now() + HOUR
+    sender = pair.sender()
+    sender.schedule(message("at the primary", message_id="same"), later)
+    pair.fail_over()
+    (number,) = sender.schedule(message("diverted", message_id="same"), later)
+    pair.heal()
+    pair.pairing.mark_path_healthy(ORDERS)
+    sender.cancel_scheduled(number)
+    assert pair.diverted() == ["first"]
+    assert bodies(pair.primary.peek()) == ["at the primary"]
+
+
+def test_of_two_messages_of_one_id_that_went_home_the_right_one_is_cancelled(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over(INVOICES)
+    pair.break_down(ORDERS)
+    two = [message("1", message_id="same"), message("2", message_id="same")]
+    _, second = pair.sender().schedule(two, pair.clock.now() + HOUR)
+    pair.bring_home()
+    pair.heal()
+    pair.pairing.mark_path_healthy(ORDERS)
+    pair.sender().cancel_scheduled(second)
+    assert bodies(pair.primary.peek()) == ["1"]
+
+
+def test_a_diverted_message_whose_reply_was_lost_can_be_cancelled(pair: Pair) -> None:
+    pair.begin(backlog_queue_count=1, failover_interval=AT_ONCE)
+    pair.fail_over()
+    pair.secondary.faults.inject(Fault.REPLY_LOST, backlog(0), times=1)
+    sender = pair.sender()
+    (number,) = sender.schedule(message("later"), pair.clock.now() + HOUR)
+    sender.cancel_scheduled(number)
+    assert pair.diverted() == ["first"]
+
+
+def test_a_diverted_message_can_be_cancelled_by_another_process(local: Pair) -> None:
+    local.begin(failover_interval=AT_ONCE)
+    local.fail_over()
+    (number,) = local.sender().schedule(message("later"), local.clock.now() + HOUR)
+    other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
+    other.pair_namespace(local.options(backlog_queue_count=2))
+    other.create_message_sender(ORDERS).cancel_scheduled(number)
+    assert local.diverted() == ["first"]

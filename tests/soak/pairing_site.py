@@ -1,0 +1,365 @@
+"""Two servers, paired clients that send at a steady rate, and what becomes of what they sent."""
+
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tests.soak.server_process import ServerProcess
+from twinbus import (
+    BrokeredMessage,
+    HealthState,
+    MessageSender,
+    MessagingError,
+    MessagingFactory,
+    NamespaceManager,
+    PairingEvent,
+    RetryPolicy,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from twinbus.connection import ConnectionString
+from twinbus.pairing.backlog import Restored
+from twinbus.pairing.cancelling import pages
+from twinbus.testing import Mover
+
+QUEUE = "orders"
+PRIMARY = "primary"  # its name: backlog queues are called after it
+BACKLOG_QUEUES = 3
+CLIENTS = 2
+DEADLINE_S = 60.0  # of every wait: far longer than anything here takes
+PACE_S = 0.02  # between the sends of one thread
+POLICY = RetryPolicy(
+    operation_timeout=timedelta(seconds=1),
+    min_backoff=timedelta(milliseconds=20),
+    max_backoff=timedelta(milliseconds=200),
+)
+PATIENT = replace(POLICY, operation_timeout=timedelta(seconds=30))  # outwaits a busy server
+AT_ONCE = timedelta(0)
+PING_INTERVAL = timedelta(seconds=1)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Return when a condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
+        time.sleep(0.01)
+
+
+# -- clients -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A send that raised."""
+
+    message_id: str
+    began: float
+    error: MessagingError
+
+
+class Worker:
+    """One thread that sends in its way, and keeps what it was told."""
+
+    def __init__(self, name: str, sender: MessageSender, generator: random.Random) -> None:
+        self.name = name
+        self.sent: list[str] = []
+        self.acknowledged: dict[str, float] = {}  # and when
+        self.successes: list[float] = []  # when sends began that succeeded whole
+        self.refused: list[Refusal] = []
+        self.trouble = ""  # that is no MessagingError
+        self._sender = sender
+        self._generator = generator
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), f"a send of {self.name} does not end"
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(PACE_S):
+                began, refused = time.time(), len(self.refused)
+                self._send(began)
+                if len(self.refused) == refused:
+                    self.successes.append(began)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+            self.trouble = f"{self.name}: {error!r:.300}"
+
+    def _send(self, began: float) -> None:
+        raise NotImplementedError
+
+    def _next(self, count: int) -> list[BrokeredMessage]:
+        first = len(self.sent)
+        ids = [f"{self.name}.{first + n}" for n in range(count)]
+        self.sent += ids
+        body = bytes(self._generator.choice([10, 200, 2000]))
+        return [BrokeredMessage(body, message_id=one) for one in ids]
+
+    def _settle(self, ids: Sequence[str], began: float, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except MessagingError as error:
+            self.refused += [Refusal(one, began, error) for one in ids]
+        else:
+            self.acknowledged.update(dict.fromkeys(ids, time.time()))
+
+
+class SingleWorker(Worker):
+    """Sends one message after the other."""
+
+    def _send(self, began: float) -> None:
+        (message,) = self._next(1)
+        assert message.message_id is not None
+        self._settle([message.message_id], began, lambda: self._sender.send(message))
+
+
+class BatchWorker(Worker):
+    """Sends batches: all or nothing."""
+
+    def _send(self, began: float) -> None:
+        batch = self._next(self._generator.randint(2, 20))
+        ids = self.sent[-len(batch) :]
+        self._settle(ids, began, lambda: self._sender.send_batch(batch))
+
+
+class PipelinedWorker(Worker):
+    """Keeps many sends in flight; each has its own answer."""
+
+    def _run(self) -> None:
+        with self._sender.pipelined() as self._pipeline:
+            super()._run()
+
+    def _send(self, began: float) -> None:
+        batch = self._next(self._generator.randint(1, 20))
+        answers: list[Future[None]] = [self._pipeline.send(message) for message in batch]
+        for message_id, answer in zip(self.sent[-len(batch) :], answers, strict=True):
+            self._settle([message_id], began, lambda a=answer: a.result(DEADLINE_S))  # type: ignore[misc]
+
+
+class Client:
+    """A paired factory and the threads that send through it."""
+
+    def __init__(self, name: str, twins: "Twins", terms: "Terms", generator: random.Random) -> None:
+        self.events: list[PairingEvent] = []
+        self.factory = MessagingFactory.from_connection_string(
+            terms.primary or twins.primary_string, retry_policy=terms.policy
+        )
+        secondary = twins.secondary.connection_string
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager.from_connection_string(secondary, retry_policy=terms.backlog_policy),
+            MessagingFactory.from_connection_string(secondary, retry_policy=terms.backlog_policy),
+            BACKLOG_QUEUES,
+            terms.failover_interval,
+        )
+        options.ping_primary_interval = PING_INTERVAL
+        self.pairing = self.factory.pair_namespace(options)
+        self.pairing.on_event(self.events.append)
+        kinds = (SingleWorker, BatchWorker, PipelinedWorker)
+        self.workers: list[Worker] = [
+            kind(
+                f"{name}.{number}",
+                self.factory.create_message_sender(QUEUE),
+                random.Random(generator.random()),
+            )
+            for number, kind in enumerate(kinds)
+        ]
+
+    def happened(self, kind: type[PairingEvent]) -> bool:
+        return any(isinstance(event, kind) for event in self.events)
+
+    def moment(self, kind: type[PairingEvent]) -> float:
+        """When the first event of a kind was."""
+        return next(e.at.timestamp() for e in self.events if isinstance(e, kind))
+
+    def is_healthy(self) -> bool:
+        return all(one.state is HealthState.HEALTHY for one in self.pairing.status())
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How clients are paired."""
+
+    failover_interval: timedelta = AT_ONCE
+    policy: RetryPolicy = POLICY  # at the primary
+    backlog_policy: RetryPolicy = POLICY
+    primary: str = ""  # with which key; empty: that of everything
+
+
+# -- two servers ---------------------------------------------------------------------------------
+
+
+class Twins:
+    """Two servers and the clients of the first."""
+
+    def __init__(self, folder: Path, seed: int, limits: str = "") -> None:
+        self.generator = random.Random(seed)
+        self.clients: list[Client] = []
+        for name in (PRIMARY, "secondary"):
+            (folder / name).mkdir()
+        config = f"{limits}\n[[queue]]\npath = '{QUEUE}'"
+        self.primary = ServerProcess(folder / PRIMARY, config)
+        self.secondary = ServerProcess(folder / "secondary")
+
+    @property
+    def primary_string(self) -> str:
+        return named(self.primary.connection_string)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker for client in self.clients for worker in client.workers]
+
+    def join(self, terms: Terms) -> Client:
+        """Let one more client begin to send."""
+        client = Client(f"c{len(self.clients)}", self, terms, self.generator)
+        self.clients.append(client)
+        for worker in client.workers:
+            worker.start()
+        return client
+
+    def await_sends(self, least: int = 1) -> None:
+        """Return when so many sends of every thread succeeded that began after now."""
+        now = time.time()
+        until(
+            lambda: all(sum(when > now for when in w.successes) >= least for w in self.workers),
+            "every thread's sends succeed",
+        )
+
+    def await_some_sends(self) -> None:
+        """Let every thread send for a while."""
+        self.await_sends(self.generator.randint(1, 10))
+
+    def await_refusals(self, kind: type[MessagingError]) -> None:
+        """Return when every thread has met such an error."""
+        until(
+            lambda: all(any(isinstance(r.error, kind) for r in w.refused) for w in self.workers),
+            f"every thread meets {kind.__name__}",
+        )
+
+    def await_event(self, kind: type[PairingEvent]) -> None:
+        """Return when every client has seen an event."""
+        until(lambda: all(c.happened(kind) for c in self.clients), f"{kind.__name__} everywhere")
+
+    def stop_sending(self) -> None:
+        """Let every thread finish its send."""
+        for worker in self.workers:
+            worker.stop()
+        for worker in self.workers:
+            worker.join()
+
+    def close(self) -> None:
+        """End everything, whatever state it is in."""
+        for worker in self.workers:
+            worker.stop()
+        for server in (self.primary, self.secondary):
+            if server.is_alive():
+                os.kill(server.pid, signal.SIGCONT)  # a stopped one could not be talked to
+        with ExitStack() as stack:
+            for server in (self.primary, self.secondary):
+                stack.callback(server.kill)
+            for client in self.clients:
+                stack.callback(client.factory.close)
+
+
+def named(connection_string: str) -> str:
+    """Return a connection string to the primary under its name."""
+    return replace(ConnectionString.parse(connection_string), name=PRIMARY).to_text()
+
+
+@contextmanager
+def twins_at_work(seed: int, limits: str = "") -> Iterator[Twins]:
+    """Start two servers; the caller adds the clients."""
+    with tempfile.TemporaryDirectory(prefix="twinbus-pairing-outage-") as place:
+        twins = Twins(Path(place), seed, limits)
+        try:
+            with ThreadPoolExecutor() as starters:
+                list(starters.map(ServerProcess.start, [twins.primary, twins.secondary]))
+            yield twins
+        finally:
+            twins.close()
+
+
+# -- the way home --------------------------------------------------------------------------------
+
+
+@dataclass
+class Homecoming:
+    """What the mover did."""
+
+    moved: int = 0  # messages of the backlog
+    recognised: int = 0  # of those: the primary had them all along
+
+
+class RepeatingMover(Mover):
+    """Sends home twice now and then, as one that was killed before it settled."""
+
+    generator: random.Random
+
+    def _send_home(self, path: str, found: Restored, run: Any, faults: dict[int, str]) -> list[int]:
+        if not self.generator.randrange(3):
+            super()._send_home(path, found, run, faults)
+        return super()._send_home(path, found, run, faults)
+
+
+def bring_home(twins: Twins) -> Homecoming:
+    """Move every backlog queue to the primary."""
+    had = held_by_primary(twins)
+    with (
+        MessagingFactory.from_connection_string(twins.primary_string) as primary,
+        MessagingFactory.from_connection_string(twins.secondary.connection_string) as secondary,
+    ):
+        queues = [queue.path for queue in twins.clients[0].pairing.backlog_queues()]
+        ask = secondary.courier.namespace.ask
+        diverted = [page for queue in queues for page in pages(ask, queue)]
+        mover = RepeatingMover(primary.courier.namespace, secondary.courier.namespace)
+        mover.generator = twins.generator
+        for queue in queues:
+            while mover.move(queue):
+                pass
+    assert not mover.dead_lettered, "messages that cannot go home"
+    ids = [one for page in diverted for one in page.column("message_id").to_pylist()]
+    return Homecoming(mover.moved, sum(one in had for one in ids))
+
+
+def held_by_primary(twins: Twins) -> Counter[str]:
+    """Count what the primary's queue holds, by message_id."""
+    held: Counter[str] = Counter()
+    with MessagingFactory.from_connection_string(twins.primary_string) as factory:
+        receiver = factory.create_message_receiver(QUEUE)
+        start = 0
+        while page := receiver.peek(start, 1000):
+            held.update(str(message.message_id) for message in page)
+            assert page[-1].sequence_number is not None
+            start = page[-1].sequence_number + 1
+    return held
+
+
+def left_in_backlog(twins: Twins) -> int:
+    """Count what the backlog queues hold, dead letters too."""
+    with NamespaceManager.from_connection_string(twins.secondary.connection_string) as manager:
+        held = [manager.get_runtime_properties(queue.path) for queue in manager.list_queues()]
+    return sum(one.active_message_count + one.dead_letter_message_count for one in held)
+
+
+def sends_to_secondary(twins: Twins) -> list[dict[str, Any]]:
+    """Return what the secondary metered of sends."""
+    with NamespaceManager.from_connection_string(twins.secondary.connection_string) as manager:
+        meter: list[dict[str, Any]] = manager.read_meter().to_pylist()
+    return [row for row in meter if row["operation"] == "Send"]
