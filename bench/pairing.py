@@ -184,6 +184,16 @@ def measure_healthy(report: Report, where: str, primary: str, secondary: str, ro
             report.add(f"{where}: healthy, {way}, times plain", turns.ratio(), 1.03, at_most=True)
 
 
+def measure_numbers(report: Report, namespace: str, rounds: int) -> None:
+    """Compare numbered sends, which every factory makes, with sends that have no number."""
+    with open_factory(namespace) as one, open_factory(namespace) as two:
+        one.courier.new_send = Send  # type: ignore[method-assign]
+        for way in ("one by one", "batches"):
+            turns = take_turns(one, two, way, rounds)
+            show("embedded: numbered", way, turns)
+            report.add(f"numbered, {way}, times unnumbered", turns.ratio(), 1.1, at_most=True)
+
+
 def measure_diverted(report: Report, folder: Path, secondary: str, rounds: int) -> None:
     """Compare sends to the backlog with sends to a queue of the same server.
 
@@ -361,6 +371,7 @@ def main() -> None:
         )
         measure_healthy(report, "server", primary, secondary, rounds)
         measure_healthy(report, "embedded", embedded[0], embedded[1], rounds)
+        measure_numbers(report, embedded[0], rounds)
         measure_diverted(report, folder, secondary, rounds)
         measure_clients(report, primary, secondary)
         measure_storm(report, primary, secondary, STORM_CLIENTS)

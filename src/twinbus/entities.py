@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
+from uuid import UUID
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
@@ -216,6 +217,7 @@ class SqlFilter:
 
     def __post_init__(self) -> None:
         _check_sql("filter", self.expression)
+        _check_values("parameters", self.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +233,12 @@ class CorrelationFilter:
     reply_to: str | None = None
     reply_to_session_id: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name != "properties"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidArgumentError(f"{name} of a correlation filter must be text")
+        _check_values("properties", self.properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +260,7 @@ class SqlAction:
 
     def __post_init__(self) -> None:
         _check_sql("action", self.expression)
+        _check_values("parameters", self.parameters)
 
 
 RuleFilter = SqlFilter | CorrelationFilter | TrueFilter | FalseFilter
@@ -271,6 +280,21 @@ class RuleDescription:
             raise InvalidArgumentError(f"a rule's filter is {self.filter!r:.40}; use a filter")
         if not isinstance(self.action, SqlAction | None):
             raise InvalidArgumentError(f"a rule's action is {self.action!r:.40}; use a SqlAction")
+
+
+def _check_values(what: str, values: object) -> None:
+    """Refuse what no application property could be."""
+    if not isinstance(values, Mapping):
+        raise InvalidArgumentError(f"{what} of a rule must be a dict of names to values")
+    for name, value in values.items():
+        if not isinstance(name, str) or type(value) not in _VALUE_TYPES:
+            raise InvalidArgumentError(
+                f"{what} of a rule: {name!r:.60} is {value!r:.60}; use one of "
+                "str, int, float, bool, bytes, datetime, timedelta, UUID"
+            )
+
+
+_VALUE_TYPES = (str, int, float, bool, bytes, datetime, timedelta, UUID)
 
 
 def _check_sql(what: str, expression: str) -> None:

@@ -35,6 +35,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
     MAX_FRAME_ASKS,
     MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
@@ -197,8 +198,12 @@ class _Reading(Plain):
     def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
         if kind == "run":
             first, count = plain["first"], plain["count"]
-            if type(first) is not int or type(count) is not int or count < 0:
+            if type(first) is not int or type(count) is not int:
                 raise InvalidArgumentError("a run needs a first number and a count")
+            if not 0 <= count <= MAX_BATCH_MESSAGES:  # whatever it stands for, nobody walks it
+                raise InvalidArgumentError(
+                    f"a run of {count} numbers; the limit is {MAX_BATCH_MESSAGES}"
+                )
             return range(first, first + count)
         if kind not in ("numbers", "tokens", "blob", "batch"):
             return super()._load_scalar(kind, plain)

@@ -54,12 +54,12 @@ def hear(
     if partnership.ended is not None:
         over = partnership.ended is not side  # now both have ended, or do so
         return (Partnership(partnership.ended) if over else partnership), None
-    if state is FactoryState.CLOSING:
-        return Partnership(closing=side), None
     if state is FactoryState.FAULTED:
         return Partnership(side), Sentence(side.partner, "faulted")
     if partnership.closing is side.partner:
         return Partnership(side), None
+    if state is FactoryState.CLOSING:
+        return Partnership(closing=side), None
     return Partnership(side, now + to_us(PARTNER_GRACE)), None
 
 

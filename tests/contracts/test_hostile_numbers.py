@@ -1,0 +1,428 @@
+"""Hostile numbers: a frame of a hundred bytes may say billions; it is refused and harms nobody."""
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.contracts.keys import ROOT
+from tests.soak.bad_bytes_tools import Exchange, ask, batch_of, metadata
+from twinbus import (
+    BrokeredMessage,
+    InvalidArgumentError,
+    MessagingError,
+    MessagingFactory,
+    QueueDescription,
+    SharedAccessKey,
+)
+from twinbus.broker.access import Claim
+from twinbus.broker.commands import (
+    AcceptSession,
+    CancelScheduled,
+    Command,
+    CreateEntity,
+    CreateRule,
+    DeadLetterPart,
+    DeleteEntity,
+    DeleteKey,
+    DeleteRule,
+    EntityKind,
+    LeaseRange,
+    ListEntities,
+    Origin,
+    Peek,
+    PutKey,
+    ReadRange,
+    Receive,
+    ReceiveDeferred,
+    ReleaseRange,
+    RenewRange,
+    RenewSession,
+    Send,
+    SessionLock,
+    SettleRange,
+)
+from twinbus.clock import ManualClock
+from twinbus.connection import ConnectionString, Place, token_for
+from twinbus.entities import (
+    CorrelationFilter,
+    RuleDescription,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import Fault
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_RECEIVE_MESSAGES, SECOND_US
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.wire import COMMANDS, decode_asks, encode_asks
+from twinbus.server.flight import FlightDoor
+
+pytestmark = pytest.mark.timeout(20)  # who counts to a billion is found out
+ORDERS, OTHER, NEWS = "orders", "other", "news"
+SUBSCRIPTION = f"{NEWS}/Subscriptions/eu"
+SENDER = "sender/0000000000000001"
+
+
+def run(first: Any, count: Any) -> dict[str, Any]:
+    """Return consecutive numbers as they travel."""
+    return {"$": "run", "first": first, "count": count}
+
+
+HUGE: dict[str, Any] = {
+    "one too many": run(0, MAX_BATCH_MESSAGES + 1),
+    "billions": run(0, 2**31),
+    "more than any memory": run(0, 2**40),
+    "more than len can say": run(-(2**62), 2**63),
+    "more than a column holds": run(0, 2**70),
+    "from where no column reaches": run(2**63, 1),
+    "to where no column reaches": run(2**62, 2),
+    "from far below": run(-(2**70), 1),
+}
+ODD: dict[str, Any] = {
+    "fewer than none": run(0, -5),
+    "a fraction": run(1e3, 1),
+    "words": run("a", "b"),
+    "a truth": run(True, 1),
+    "lists": run([1], [2]),
+    "nothing": run(None, 1),
+    "no fields": {"$": "run"},
+    "fractions": [1.5],
+    "texts": ["a"],
+    "a map": {"$": "map", "items": {}},
+    "no sequence": 5,
+    "a number too long for a column": [2**63],
+    "a run within": [run(0, 2**40)],
+    "no numbers at all": None,
+}
+
+
+def send(numbers: Any) -> dict[str, Any]:
+    return {"$": "Send", "path": ORDERS, "origin": origin(numbers)}
+
+
+def origin(numbers: Any, **parts: Any) -> dict[str, Any]:
+    return {"$": "Origin", "source": SENDER, "numbers": numbers, **parts}
+
+
+def also(numbers: Any) -> dict[str, Any]:
+    return {"$": "Send", "path": ORDERS, "origin": origin(run(0, 1), also=origin(numbers))}
+
+
+def settle(numbers: Any) -> dict[str, Any]:
+    part = {"$": "DeadLetterPart", "sequence_numbers": numbers, "reason": "poison"}
+    return {"$": "SettleRange", "path": ORDERS, "epoch": 1, "dead_lettered": [part]}
+
+
+def about(kind: str) -> Any:
+    return lambda numbers: {"$": kind, "path": ORDERS, "sequence_numbers": numbers}
+
+
+TAKES_NUMBERS: dict[str, Any] = {
+    "Send": send,
+    "Origin.also": also,
+    "CancelScheduled": about("CancelScheduled"),
+    "ReceiveDeferred": about("ReceiveDeferred"),
+    "DeadLetterPart": settle,
+}
+every_command = pytest.mark.parametrize("command", TAKES_NUMBERS.values(), ids=TAKES_NUMBERS)
+every_number = pytest.mark.parametrize("numbers", (HUGE | ODD).values(), ids=HUGE | ODD)
+
+
+KEY = SharedAccessKey(name="k", claims=(Claim.SEND,), primary="p" * 20, secondary="s" * 20)
+LOCK = SessionLock("s", UUID(int=1))
+WHOLE: list[Command[Any]] = [
+    Peek(ORDERS),
+    Receive(ORDERS, session=LOCK),
+    RenewSession(ORDERS, LOCK),
+    AcceptSession(ORDERS, "s"),
+    LeaseRange(ORDERS, "owner", 10, 1, 2),
+    RenewRange(ORDERS, 1),
+    ReadRange(ORDERS, 1, 1, 2),
+    SettleRange(ORDERS, 1, [(1, 1), (5, 9)], [DeadLetterPart([2], "poison", "why")]),
+    ReleaseRange(ORDERS, 1),
+    PutKey(KEY),
+    DeleteKey("k"),
+    CreateEntity(QueueDescription(path=ORDERS, forward_to=OTHER)),
+    CreateRule(SUBSCRIPTION, RuleDescription("all", SqlFilter("a = @b", {"@b": 1}))),
+    CreateRule(SUBSCRIPTION, RuleDescription("one", CorrelationFilter(subject="a"))),
+    DeleteEntity(ORDERS),
+    ListEntities(EntityKind.QUEUE),
+]
+
+
+every_whole = pytest.mark.parametrize("command", WHOLE, ids=lambda one: type(one).__name__)
+
+
+def decoded(plain: Any, rows: int = 1) -> Any:
+    """Return what a server reads where a client wrote this."""
+    (one,) = decode_asks(pa.py_buffer(metadata(ask(plain, rows))), batch_of(max(rows, 1))).asks
+    return one.command
+
+
+# -- where a frame is read -------------------------------------------------------------------------
+
+
+@every_command
+@every_number
+def test_hostile_numbers_are_refused_where_a_frame_is_read(command: Any, numbers: Any) -> None:
+    rows = 1 if command(numbers)["$"] == "Send" else 0
+    assert isinstance(decoded(command(numbers), rows), InvalidArgumentError)
+
+
+@every_command
+def test_honest_numbers_are_read(command: Any) -> None:
+    rows = 1 if command(run(0, 1))["$"] == "Send" else 0
+    for numbers in (run(0, 1), run(2**62 - 1, 1), run(-(2**62), 1), [7]):
+        assert type(decoded(command(numbers), rows)) in COMMANDS
+
+
+def test_a_refusal_says_how_many_numbers_there_may_be() -> None:
+    error = decoded(TAKES_NUMBERS["CancelScheduled"](run(0, 2**40)), 0)
+    assert str(2**40) in error.text
+    assert str(MAX_BATCH_MESSAGES) in error.text
+
+
+def test_numbers_beside_the_head_are_as_many_as_a_batch_has_and_no_more() -> None:
+    def beside(count: int) -> Any:
+        blob = np.arange(count, dtype=np.int64).tobytes()
+        numbers = {"$": "numbers", "at": 0, "size": len(blob)}
+        head = ask(TAKES_NUMBERS["CancelScheduled"](numbers))
+        return decode_asks(pa.py_buffer(metadata(head, blob)), None).asks[0].command
+
+    assert isinstance(beside(MAX_BATCH_MESSAGES), CancelScheduled)
+    assert isinstance(beside(MAX_BATCH_MESSAGES + 1), InvalidArgumentError)
+
+
+def test_one_refused_ask_of_a_frame_leaves_the_others_alone() -> None:
+    cancel = TAKES_NUMBERS["CancelScheduled"]
+    asks = [[1, cancel([1]), 0], [2, cancel(run(0, 2**40)), 0], [3, cancel([3]), 0]]
+    text = json.dumps({"asks": asks}).encode()
+    found = decode_asks(pa.py_buffer(struct.pack("<I", len(text)) + text), None).asks
+    refused = [isinstance(one.command, InvalidArgumentError) for one in found]
+    assert refused == [False, True, False]
+
+
+@pytest.mark.parametrize("depth", [3, 300, 3000])
+def test_an_origin_within_origins_is_read_or_refused(depth: int) -> None:
+    text = '{"$":"Origin","source":"s","numbers":[1],"also":' * depth + "null" + "}" * depth
+    plain = f'{{"asks":[[1,{{"$":"Send","path":"{ORDERS}","origin":{text}}},1]]}}'.encode()
+    try:
+        (one,) = decode_asks(pa.py_buffer(metadata(plain)), batch_of(1)).asks
+    except InvalidArgumentError:
+        return  # the whole frame is: it is no JSON that anybody can read
+    assert isinstance(one.command, Send | InvalidArgumentError)
+
+
+def replaced(plain: Any, other: Any) -> Iterator[Any]:
+    """Give a value as often as it has parts, each time with another in place of one of them."""
+    yield other
+    if not isinstance(plain, dict | list):
+        return
+    for name in list(plain) if isinstance(plain, dict) else range(len(plain)):
+        for part in replaced(plain[name], other) if name != "$" else ():
+            if name == "items" and part is other:
+                continue  # a map of anything is a map
+            whole: Any = plain.copy()
+            whole[name] = part
+            yield whole
+
+
+def plain_of(command: Command[Any]) -> Any:
+    """Return a command as it travels."""
+    held = encode_asks([(1, command)]).metadata
+    (length,) = struct.unpack("<I", held[:4])
+    ((_, plain, _),) = json.loads(held[4 : 4 + length])["asks"]
+    return plain
+
+
+@every_whole
+def test_a_huge_run_where_none_belongs_is_refused(command: Command[Any]) -> None:
+    for plain in replaced(plain_of(command), run(0, 2**62)):
+        assert isinstance(decoded(plain, 0), InvalidArgumentError), plain
+
+
+# -- where a command is made -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "numbers", [range(2**24), range(2**62), range(2**70), range(-(2**70), 0)], ids=str
+)
+def test_a_client_is_told_before_anything_travels(numbers: range) -> None:
+    for make in (
+        lambda: Origin(SENDER, numbers),
+        lambda: CancelScheduled(ORDERS, numbers),
+        lambda: ReceiveDeferred(ORDERS, numbers),
+        lambda: DeadLetterPart(numbers, "poison"),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            make()
+
+
+# -- through the door ------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """A namespace behind a door, with an honest client and a way in for the others."""
+
+    directory: Path
+    clock: ManualClock
+    namespace: EmbeddedNamespace
+    where: ConnectionString
+    honest: MessagingFactory
+
+    def exchange(self, key: SharedAccessKey = ROOT) -> Exchange:
+        expires_s = self.clock.now_us() // SECOND_US + 600
+        where = ConnectionString(
+            place=Place.SERVER,
+            host=self.where.host,
+            port=self.where.port,
+            key_name=key.name,
+            key=key.primary,
+        )
+        return Exchange(self.where.port, token_for(where, expires_s))
+
+    def assert_unharmed(self) -> None:
+        """An honest client goes on, and the broker had nothing to heal."""
+        self.honest.create_message_sender(OTHER).send(BrokeredMessage(b"honest"))
+        receiver = self.honest.create_message_receiver(OTHER)
+        assert [one.body for one in receiver.receive_batch(10)] == [b"honest"]
+        assert self.namespace._writer.engine.restarts == 0
+        assert list(self.directory.glob("diagnostics/*")) == []
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    clock = ManualClock()
+    with ExitStack() as stack:
+        namespace = stack.enter_context(EmbeddedNamespace(tmp_path / "namespace", clock))
+        namespace.ask(PutKey(ROOT))
+        for path in (ORDERS, OTHER):
+            namespace.ask(CreateEntity(QueueDescription(path=path)))
+        namespace.ask(CreateEntity(TopicDescription(path=NEWS)))
+        namespace.ask(CreateEntity(SubscriptionDescription(topic_path=NEWS, name="eu")))
+        door = stack.enter_context(closing(FlightDoor(namespace, clock)))
+        where = ConnectionString(
+            place=Place.SERVER,
+            host="127.0.0.1",
+            port=door.port,
+            key_name=ROOT.name,
+            key=ROOT.primary,
+        )
+        honest = MessagingFactory(FlightNamespace(where, clock), clock=clock)
+        stack.enter_context(honest)
+        yield Server(tmp_path / "namespace", clock, namespace, where, honest)
+
+
+@every_command
+def test_hostile_numbers_are_refused_at_the_door_and_harm_nobody(
+    server: Server, command: Any
+) -> None:
+    hostile = server.exchange()
+    for numbers in (HUGE | ODD).values():
+        plain = command(numbers)
+        rows = 1 if plain["$"] == "Send" else 0
+        frame = metadata(ask(plain, rows))
+        number, error = hostile.answer(frame, batch_of(1) if rows else None)
+        assert (number, type(error)) == (1, InvalidArgumentError)
+    server.assert_unharmed()
+
+
+@every_whole
+@pytest.mark.parametrize("count", [0, 1, 3, MAX_BATCH_MESSAGES])
+def test_a_run_in_any_place_harms_nobody(server: Server, command: Command[Any], count: int) -> None:
+    hostile = server.exchange()
+    for plain in replaced(plain_of(command), run(0, count)):
+        number, answer = hostile.answer(metadata(ask(plain)))
+        assert number == 1, plain
+        assert not isinstance(answer, MessagingError) or answer.fault is Fault.CALLER, plain
+    server.honest.create_message_sender(NEWS).send(BrokeredMessage(b"honest"))
+    server.assert_unharmed()
+
+
+@pytest.mark.parametrize("other", [5, [1], True, "text"], ids=str)
+@pytest.mark.parametrize(
+    "command",
+    [one for one in WHOLE if isinstance(one, CreateRule)],
+    ids=lambda one: type(one.rule.filter).__name__,
+)
+def test_a_rule_with_a_value_of_another_type_harms_nobody(
+    server: Server, command: CreateRule, other: Any
+) -> None:
+    hostile = server.exchange()
+    sender = server.honest.create_message_sender(NEWS)
+    for plain in replaced(plain_of(command), other):
+        number, answer = hostile.answer(metadata(ask(plain)))
+        assert number == 1, plain
+        assert not isinstance(answer, MessagingError) or answer.fault is Fault.CALLER, plain
+        sender.send(BrokeredMessage(b"honest", message_id="m", subject="a"))
+        server.assert_unharmed()
+        hostile.answer(metadata(ask(plain_of(DeleteRule(SUBSCRIPTION, command.rule.name)))))
+
+
+def test_who_sent_hostile_numbers_may_go_on_over_the_same_connection(server: Server) -> None:
+    hostile = server.exchange()
+    hostile.answer(metadata(ask(send(run(0, 2**40)), 1)), batch_of(1))
+    _, receipt = hostile.answer(metadata(ask(send(run(0, 1)), 1, number=2)), batch_of(1))
+    assert len(receipt.sequence_numbers) == 1
+
+
+def test_numbers_of_a_refused_send_are_not_taken(server: Server) -> None:
+    hostile = server.exchange()
+    for numbers in HUGE.values():
+        hostile.answer(metadata(ask(also(numbers), 1)), batch_of(1))
+    _, receipt = hostile.answer(metadata(ask(also(run(0, 1)), 1)), batch_of(1))
+    assert all(receipt.sequence_numbers)
+
+
+@pytest.mark.parametrize("command", ["CancelScheduled", "ReceiveDeferred"])
+def test_as_many_numbers_as_there_may_be_are_refused_for_what_they_name(
+    server: Server, command: str
+) -> None:
+    plain = TAKES_NUMBERS[command](run(1, MAX_RECEIVE_MESSAGES))
+    _, error = server.exchange().answer(metadata(ask(plain)))
+    assert error.code == "MessageNotFound"
+    server.assert_unharmed()
+
+
+def test_an_origin_numbers_every_message_in_each_of_its_parts(server: Server) -> None:
+    wrong: list[Any] = [run(0, 2), run(0, 0), []]
+    for numbers in wrong:
+        frame = metadata(ask(also(numbers), 1))
+        _, error = server.exchange().answer(frame, batch_of(1))
+        assert isinstance(error, InvalidArgumentError)
+    server.assert_unharmed()
+
+
+def test_who_may_only_listen_cannot_harm_the_server_with_a_key_of_endless_claims(
+    server: Server,
+) -> None:
+    listener = SharedAccessKey(
+        name="ears", claims=(Claim.LISTEN,), primary="one" * 8, secondary="two" * 8
+    )
+    server.namespace.ask(PutKey(listener))
+    key = {"$": "SharedAccessKey", "name": "k", "primary": "p" * 20, "secondary": "s" * 20}
+    plain = {"$": "PutKey", "key": {**key, "claims": run(0, 2**62)}}
+    number, error = server.exchange(listener).answer(metadata(ask(plain)))
+    assert (number, error.code) == (1, "InvalidArgument")
+    server.assert_unharmed()
+
+
+def test_the_honest_part_of_the_backlog_is_taken_while_numbers_are_refused(server: Server) -> None:
+    hostile = server.exchange()
+    sender = server.honest.create_message_sender(ORDERS)
+    for text in (b"a", b"b", b"c"):
+        hostile.write(metadata(ask(send(run(0, 2**40)), 1)), batch_of(1))
+        sender.send(BrokeredMessage(text))
+    assert [type(error) for _, error in hostile.all_replies(3)] == [InvalidArgumentError] * 3
+    found = server.honest.create_message_receiver(ORDERS).receive_batch(10)
+    assert [one.body for one in found] == [b"a", b"b", b"c"]
