@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from twinbus.broker.commands import Command, size_of
@@ -23,6 +22,7 @@ from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
 from twinbus.limits import GATHER_S, MAX_BATCH_BYTES, NEVER_US
+from twinbus.wakeup import Wakeup
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.broker")
@@ -109,7 +109,7 @@ class Writer:
         self._turn_lock = threading.Lock()
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._turns = 0
-        self._signals: SimpleQueue[None] = SimpleQueue()  # wakes the thread
+        self._wakeup = Wakeup()  # of the thread
         self._next_event = self.engine.next_event  # as of the last turn; the engine is its holder's
         self._sleeps_until = NEVER_US  # while awake it must be told of anything that is due
         self._guards = False  # whether it sleeps no longer than a turn may be held
@@ -127,7 +127,7 @@ class Writer:
         if self._thread is None:
             self._take_turn()
         elif self._is_ready():
-            self._signals.put(None)
+            self._wakeup.send()
         if self._end is not None:
             self._complete()
         return promise.future
@@ -184,7 +184,7 @@ class Writer:
         if self._thread is None:
             self._take_turn()
         else:
-            self._signals.put(None)
+            self._wakeup.send()
 
     # -- turns ---------------------------------------------------------------------------------
 
@@ -208,8 +208,7 @@ class Writer:
         timeout = self._clock.seconds_until(self._sleeps_until)
         if self._guards:
             timeout = GATHER_S if timeout is None else min(timeout, GATHER_S)
-        with suppress(Empty):
-            self._signals.get(timeout=timeout)
+        self._wakeup.wait(timeout)
         self._sleeps_until, self._guards = NEVER_US, False
 
     def _take_turn(self) -> None:
@@ -233,7 +232,7 @@ class Writer:
             or (self._expected and not self._guards)
             or self._next_event < self._sleeps_until
         ):
-            self._signals.put(None)
+            self._wakeup.send()
 
     def _complete(self) -> None:
         """Complete the futures that turns have answered."""
@@ -307,5 +306,5 @@ class Writer:
                 self.engine.close()
         self._complete()
         if self._thread is not None:
-            self._signals.put(None)
+            self._wakeup.send()
             self._thread.join()

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from enum import Enum
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -59,6 +58,7 @@ from twinbus.namespace.wire import (
     encode_asks,
     with_columns,
 )
+from twinbus.wakeup import Inbox
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.client")
@@ -218,7 +218,7 @@ class _Link:
         self._write_due: tuple[float, float] | None = (
             None  # until when a caller writes, of how long
         )
-        self._nudges: SimpleQueue[_Nudge] = SimpleQueue()  # for the writer thread
+        self._nudges: Inbox[_Nudge] = Inbox()  # for the writer thread
         self._reader: Any = None
         self._writer: Any = None
         self._heard_at = time.monotonic()
@@ -320,11 +320,11 @@ class _Link:
     def _next_nudge(self) -> "_Nudge":
         """Wait for something to do."""
         while True:
-            try:
-                return self._nudges.get(timeout=WRITE_CHECK_S)
-            except Empty:
-                self._check_write()
-                self._check_answers()
+            nudge = self._nudges.get(WRITE_CHECK_S)
+            if nudge is not None:
+                return nudge
+            self._check_write()
+            self._check_answers()
 
     @contextmanager
     def _patient_pen(self) -> Iterator[None]:
