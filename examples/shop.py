@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from twinbus import BrokeredMessage, Disposition, MessagingFactory
+from twinbus.lifetimes import Closable
 
 QUEUE = "orders"
 SENDERS = 8
@@ -22,7 +23,7 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-class Server:
+class Server(Closable):
     """A server process that can be killed and started again where it was."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,6 +41,10 @@ class Server:
             line = self._process.stdout.readline()
         return first.strip()
 
+    def close(self) -> None:
+        """Leave no process behind, however this ends."""
+        self.kill()
+
     def kill(self) -> None:
         """Kill it with -9."""
         self._process.kill()
@@ -56,7 +61,9 @@ class Traffic:
         self.longest_wait_s = 0.0
         self._factory = factory
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(n,)) for n in range(SENDERS)]
+        self._threads = [
+            threading.Thread(target=self._send, args=(n,), daemon=True) for n in range(SENDERS)
+        ]
         for thread in self._threads:
             thread.start()
 

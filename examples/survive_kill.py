@@ -28,26 +28,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="between two kills")
     parser.add_argument("--kills", type=int, default=3)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        server = Server(Path(folder) / "shop")
-        with (
-            NamespaceManager.from_connection_string(server.connection) as manager,
-            MessagingFactory.from_connection_string(
-                server.connection, retry_policy=PATIENT
-            ) as factory,
-        ):
-            manager.create_queue(QUEUE)
-            traffic = Traffic(factory)
-            for kill in range(1, arguments.kills + 1):
-                time.sleep(arguments.seconds)
-                server.kill()
-                print(f"kill -9 number {kill}: {len(traffic.acknowledged):,} acknowledged so far")
-                server.start()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Server(Path(folder) / "shop") as server,
+        NamespaceManager.from_connection_string(server.connection) as manager,
+        MessagingFactory.from_connection_string(server.connection, retry_policy=PATIENT) as factory,
+    ):
+        manager.create_queue(QUEUE)
+        traffic = Traffic(factory)
+        for kill in range(1, arguments.kills + 1):
             time.sleep(arguments.seconds)
-            traffic.stop()
-            print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
-            is_well = audit(traffic.acknowledged, factory)
-        server.kill()
+            server.kill()
+            print(f"kill -9 number {kill}: {len(traffic.acknowledged):,} acknowledged so far")
+            server.start()
+        time.sleep(arguments.seconds)
+        traffic.stop()
+        print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
+        is_well = audit(traffic.acknowledged, factory)
     sys.exit(0 if is_well else 1)
 
 

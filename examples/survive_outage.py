@@ -49,37 +49,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3, help="before, during and after")
     seconds = parser.parse_args().seconds
-    with tempfile.TemporaryDirectory() as folder:
-        primary, secondary = Server(Path(folder) / "shop"), Server(Path(folder) / "backup")
-        with (
-            NamespaceManager.from_connection_string(primary.connection) as manager,
-            MessagingFactory.from_connection_string(
-                primary.connection, retry_policy=QUICK
-            ) as factory,
-        ):
-            manager.create_queue(QUEUE)
-            pairing = pair(factory, secondary.connection)
-            traffic = Traffic(factory)
-            time.sleep(seconds)
-            print(f"kill -9: {len(traffic.acknowledged):,} acknowledged so far")
-            primary.kill()
-            time.sleep(seconds)
-            print(f"the primary is down: {len(traffic.acknowledged):,} acknowledged")
-            primary.start()
-            while any(one.state is HealthState.FAILED_OVER for one in pairing.status()):
-                time.sleep(0.1)
-            time.sleep(seconds)
-            traffic.stop()
-            print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
-            [status] = pairing.status()
-            mover = Mover(factory.courier.namespace, pairing.secondary.courier.namespace)
-            for queue in pairing.backlog_queues():
-                while mover.move(queue.path):
-                    pass
-            print(f"diverted {status.diverted:,}   brought home {mover.moved:,}")
-            is_well = audit(traffic.acknowledged, factory)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Server(Path(folder) / "shop") as primary,
+        Server(Path(folder) / "backup") as secondary,
+        NamespaceManager.from_connection_string(primary.connection) as manager,
+        MessagingFactory.from_connection_string(primary.connection, retry_policy=QUICK) as factory,
+    ):
+        manager.create_queue(QUEUE)
+        pairing = pair(factory, secondary.connection)
+        traffic = Traffic(factory)
+        time.sleep(seconds)
+        print(f"kill -9: {len(traffic.acknowledged):,} acknowledged so far")
         primary.kill()
-        secondary.kill()
+        time.sleep(seconds)
+        print(f"the primary is down: {len(traffic.acknowledged):,} acknowledged")
+        primary.start()
+        while any(one.state is HealthState.FAILED_OVER for one in pairing.status()):
+            time.sleep(0.1)
+        time.sleep(seconds)
+        traffic.stop()
+        print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
+        [status] = pairing.status()
+        mover = Mover(factory.courier.namespace, pairing.secondary.courier.namespace)
+        for queue in pairing.backlog_queues():
+            while mover.move(queue.path):
+                pass
+        print(f"diverted {status.diverted:,}   brought home {mover.moved:,}")
+        is_well = audit(traffic.acknowledged, factory)
     sys.exit(0 if is_well else 1)
 
 
