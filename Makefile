@@ -63,7 +63,7 @@ docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies anew (needs uv)
-	for name in runtime dev bench; do \
+	for name in runtime spark java dev bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

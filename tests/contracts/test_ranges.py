@@ -1,5 +1,6 @@
 """Ranges: a syphon leases messages in bulk, reads them again and again, settles them once."""
 
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 
@@ -33,6 +34,7 @@ from twinbus.broker.commands import (
     Disposition,
     LeaseRange,
     RangeLease,
+    ReadMeter,
     ReadRange,
     Receive,
     ReceiveDeferred,
@@ -573,3 +575,93 @@ def test_a_range_must_have_both_ends(world: World, first: int | None, last: int 
     send(world, "a", "b")
     with pytest.raises(InvalidArgumentError):
         world.ask(LeaseRange(QUEUE, "me", 10, first, last))
+
+
+# -- waiting for a lease -----------------------------------------------------------------------
+
+
+def wait_for_lease(world: World, owner: str = "syphon") -> "Future[RangeLease | None]":
+    return start(world, LeaseRange(QUEUE, owner, MANY, wait=15 * MINUTE, in_order=True))
+
+
+def leases_metered(world: World) -> int:
+    return sum(r["count"] for r in world.ask(ReadMeter()).to_pylist() if "Lease" in r["operation"])
+
+
+def test_a_lease_waits_for_the_first_message_and_costs_one_operation(world: World) -> None:
+    queue(world)
+    waiting = wait_for_lease(world)
+    world.wait(minutes=14)
+    assert not waiting.done()
+    send(world, "a")
+    leased = waiting.result(timeout=10)
+    assert leased is not None
+    assert (leased.message_count, leased.waited_for) == (1, None)
+    assert leases_metered(world) == 1
+
+
+def test_a_lease_nobody_could_fill_ends_with_nothing(world: World) -> None:
+    queue(world)
+    waiting = wait_for_lease(world)
+    world.wait(minutes=15)
+    assert waiting.result(timeout=10) is None
+    assert leases_metered(world) == 1
+
+
+def test_in_order_nothing_behind_the_messages_of_another_is_leased(world: World) -> None:
+    queue(world)
+    send(world, "a", "b", "c")
+    held = lease(world, "one", count=1)
+    assert world.ask(LeaseRange(QUEUE, "two", MANY, in_order=True)) is None
+    waiting = wait_for_lease(world, "two")
+    assert not waiting.done()
+    settle_all(world, held)
+    leased = waiting.result(timeout=10)
+    assert leased is not None
+    assert (leased.message_count, leased.waited_for) == (2, "one")
+
+
+def test_in_order_what_the_same_owner_holds_is_passed_over(world: World) -> None:
+    queue(world)
+    send(world, "a", "b")
+    lease(world, "one", count=1)
+    leased = world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True))
+    assert leased is not None
+    assert read(world, leased) == ["b"]
+
+
+def test_in_order_a_lease_ends_before_what_a_receiver_has(world: World) -> None:
+    queue(world)
+    send(world, "a", "b")
+    held = receive_one(world)
+    assert world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True)) is None
+    abandon(world, held)
+    leased = world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True))
+    assert leased is not None
+    assert read(world, leased) == ["a", "b"]
+
+
+def test_a_lease_that_waits_behind_another_holds_up_no_receiver(world: World) -> None:
+    queue(world)
+    send(world, "a", "b")
+    lease(world, "one", count=1)
+    waiting = wait_for_lease(world, "two")
+    assert bodies(receive(world)) == ["b"]
+    assert not waiting.done()
+
+
+def test_settling_can_give_the_lease_back_in_the_same_step(world: World) -> None:
+    queue(world)
+    numbers = send(world, "a", "b")
+    leased = lease(world)
+    done = [(numbers[0], numbers[0])]
+    world.ask(SettleRange(QUEUE, leased.epoch, done, release=True))
+    assert bodies(receive(world)) == ["b"]
+    with pytest.raises(StaleEpochError):
+        world.ask(SettleRange(QUEUE, leased.epoch, done, release=True))
+
+
+def test_a_given_range_is_not_waited_for(world: World) -> None:
+    queue(world)
+    with pytest.raises(InvalidArgumentError, match="not for a given range"):
+        world.ask(LeaseRange(QUEUE, "me", 1, 1, 2, wait=MINUTE))

@@ -336,6 +336,7 @@ class RangeLease:
     message_count: int
     size_in_bytes: int
     leased_until_utc: datetime
+    waited_for: str | None = None  # whose lease or lock it had to wait for, if it had to
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +352,16 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     first: int | None = None
     last: int | None = None
     duration: timedelta = DEFAULT_LEASE_DURATION
+    wait: timedelta = NO_WAIT  # for the next messages, when there is nothing to lease
+    in_order: bool = False  # nothing that lies behind messages another owner or receiver holds
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_type("owner", self.owner, str)
         _check_type("max_messages", self.max_messages, int)
         _check_type("duration", self.duration, timedelta)
+        _check_type("wait", self.wait, timedelta)
+        _check_type("in_order", self.in_order, bool)
         _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
 
 
@@ -409,10 +414,12 @@ class SettleRange(EntityCommand[None]):
     epoch: int
     completed: Sequence[tuple[int, int]] = ()  # sequence numbers, both included
     dead_lettered: Sequence[DeadLetterPart] = ()
+    release: bool = False  # give the lease back, and what is left of it
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_type("epoch", self.epoch, int)
+        _check_type("release", self.release, bool)
         for interval in self.completed:
             _check_numbers("completed", interval)
             if len(interval) != 2:
@@ -554,10 +561,15 @@ class ListKeys(Command[Sequence[SharedAccessKey]]):
     """List every key with its secrets: those of the namespace first."""
 
 
+WAITING = Receive | AcceptSession | LeaseRange  # what may wait at a queue for its reply
+
+
 def undo_of(command: Command[Any], value: object) -> Command[None] | None:
     """Return what gives back the locks a reply holds, for a caller that never got it."""
     if isinstance(value, SessionGrant) and isinstance(command, AcceptSession):
         return ReleaseSession(command.path, value.lock)
+    if isinstance(value, RangeLease) and isinstance(command, LeaseRange):
+        return ReleaseRange(command.path, value.epoch)
     if (
         isinstance(command, Receive | ReceiveDeferred)
         and command.mode is ReceiveMode.PEEK_LOCK

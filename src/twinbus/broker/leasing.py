@@ -17,12 +17,16 @@ from twinbus.broker.transfers import runs
 from twinbus.broker.waiting import Indices, once
 from twinbus.clock import from_us, to_us
 from twinbus.errors import RangeUnavailableError
+from twinbus.limits import NEVER_US
 
 
 def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
     """Lease the next deliverable messages, or a given range."""
     if command.first is None or command.last is None:
         at = queue.waiting.deliverable(command.max_messages)
+        if command.in_order and len(at):
+            barrier, _ = first_held(queue, command.owner)
+            at = at[queue.waiting.get("sequence", at) < barrier]
     else:
         at = _claim(queue, command, command.first, command.last, commit)
     if not len(at):
@@ -46,6 +50,20 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
         leased_until_utc=from_us(until),
     )
+
+
+def first_held(queue: Queue, owner: str) -> tuple[int, str | None]:
+    """Return the first message that others hold, by number, and who holds it."""
+    waiting = queue.waiting
+    held: list[tuple[int, str | None]] = [(NEVER_US, None)]
+    for lease in queue.leases:
+        if lease.owner != owner:
+            at = queue.leased(lease.epoch)
+            held += [(int(waiting.get("sequence", at[:1])[0]), lease.owner)] if len(at) else []
+    if waiting.count(State.LOCKED):
+        at = waiting.in_state(waiting.all(), State.LOCKED)
+        held.append((int(waiting.get("sequence", at[:1])[0]), "a receiver"))
+    return min(held, key=lambda one: one[0])
 
 
 def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
@@ -106,3 +124,5 @@ def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
         at = queue.waiting.locked_by(at, command.epoch)
         death = Death(part.reason, part.description, queue.path)
         queue.bury(at, Cause.DEAD_LETTERED, death, commit)
+    if command.release:
+        queue.end_lease(command.epoch, commit)

@@ -22,7 +22,13 @@ from twinbus.broker.delivery import NOTHING
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.intake import Asked, Intake
-from twinbus.broker.leasing import lease_range, read_range, renew_range, settle_range
+from twinbus.broker.leasing import (
+    first_held,
+    lease_range,
+    read_range,
+    renew_range,
+    settle_range,
+)
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management, key_fact
 from twinbus.broker.meter import Load, load_of, load_of_sizes
@@ -171,7 +177,7 @@ class Namespace:
         self._changed.update(touched)
         for queue in touched.values():
             if queue.waiters:
-                queue.serve(now, commit)
+                queue.serve(lease_range, now, commit)
             self._arm(queue)
 
     @property
@@ -329,7 +335,7 @@ class Namespace:
         _check_count("max_messages", command.max_messages, MAX_RECEIVE_MESSAGES)
         wait = _check_wait(command.wait)
         queue = self._receivable(command.path, command.session, now)
-        queued = bool(queue.waiters) and command.session is None
+        queued = queue.waiters.has_receives and command.session is None
         batch = None if queued else queue.receive(command, now, commit)
         if batch is not None:
             return batch
@@ -403,15 +409,22 @@ class Namespace:
 
     # -- ranges --------------------------------------------------------------------------------
 
-    def _lease(self, command: c.LeaseRange, _: Ticket, now: int, commit: Commit) -> Any:
+    def _lease(self, command: c.LeaseRange, ticket: Ticket, now: int, commit: Commit) -> Any:
         _check_count("max_messages", command.max_messages, MAX_LEASE_MESSAGES)
         _check_duration(command.duration)
         if (command.first is None) != (command.last is None):
             raise InvalidArgumentError("give both first and last of the range, or neither")
         if command.first is not None and command.last is not None and command.first > command.last:
             raise InvalidArgumentError(f"range {command.first}..{command.last} is empty")
+        wait = _check_wait(command.wait)
+        if wait and command.first is not None:
+            raise InvalidArgumentError("a lease waits for the next messages, not for a given range")
         queue = self._receivable(command.path, None, now)
-        return lease_range(queue, command, now, commit)
+        lease = lease_range(queue, command, now, commit)
+        if lease is not None or not wait:
+            return lease
+        _, holder = first_held(queue, command.owner)
+        return self._park(queue, Waiter(ticket, command, now + wait, holder), now)
 
     def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:
         _check_duration(command.duration)

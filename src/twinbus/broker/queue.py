@@ -15,7 +15,10 @@ import pyarrow as pa
 
 from twinbus.broker.commands import (
     AcceptSession,
+    Command,
     Disposition,
+    LeaseRange,
+    RangeLease,
     Receive,
     ReceiveDeferred,
     ReceiveMode,
@@ -64,6 +67,7 @@ class QueueSettings:
 
 
 Resend = Callable[[Indices, Cause, int, Commit], None]
+LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
 
 
 class Queue:
@@ -522,19 +526,22 @@ class Queue:
 
     # -- those who wait ------------------------------------------------------------------------
 
-    def serve(self, now: int, commit: Commit) -> None:
+    def serve(self, lease_next: LeaseNext, now: int, commit: Commit) -> None:
         """Give what is deliverable to those who wait."""
         self.waiters.serve(
-            lambda waiter: self._serve_one(waiter, now, commit),
+            lambda waiter: self._serve_one(waiter, lease_next, now, commit),
             all_the_same=not self.settings.requires_session,
         )
 
-    def _serve_one(self, waiter: Waiter, now: int, commit: Commit) -> bool:
+    def _serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
         command = waiter.command
         reply: Any
         try:
             if isinstance(command, AcceptSession):
                 reply = self.accept(command.session_id, now)
+            elif isinstance(command, LeaseRange):
+                lease = lease_next(self, command, now, commit)
+                reply = lease and replace(lease, waited_for=waiter.behind)
             else:
                 reply = self.receive(command, now, commit)
         except SessionLockLostError as error:
@@ -546,17 +553,18 @@ class Queue:
         commit.reply(waiter.ticket, reply)
         return True
 
-    def _meter(self, command: Receive | AcceptSession, load: Load) -> None:
+    def _meter(self, command: Command[Any], load: Load) -> None:
         self.shared.meter.record(self.path, kind_of(command), "ok", load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
         for waiter in self.waiters.leave(now):
             self._meter(waiter.command, Load())
-            if isinstance(waiter.command, Receive):
-                commit.reply(waiter.ticket, NOTHING)
-            else:
+            if isinstance(waiter.command, AcceptSession):
                 commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
+            else:
+                nothing = NOTHING if isinstance(waiter.command, Receive) else None
+                commit.reply(waiter.ticket, nothing)
 
     def dissolve(self, commit: Commit) -> None:
         """Let go of the messages and of those who wait: the entity is deleted."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from twinbus.broker.commands import AcceptSession, Receive
+from twinbus.broker.commands import AcceptSession, LeaseRange, Receive
 from twinbus.broker.commit import Ticket
 from twinbus.broker.shared import Shared
 from twinbus.limits import NEVER_US
@@ -12,11 +12,12 @@ from twinbus.limits import NEVER_US
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A receive or accept that waits for something to deliver."""
+    """A request that waits for something to deliver."""
 
     ticket: Ticket
-    command: Receive | AcceptSession
+    command: Receive | AcceptSession | LeaseRange
     deadline: int
+    behind: str | None = None  # who held what it wants when it came
 
 
 class Waiters:
@@ -33,6 +34,11 @@ class Waiters:
     def __iter__(self) -> Iterator[Waiter]:
         return iter(self._line)
 
+    @property
+    def has_receives(self) -> bool:
+        """Whether a receive waits, which has the first claim on what can be delivered."""
+        return any(isinstance(waiter.command, Receive) for waiter in self._line)
+
     def add(self, waiter: Waiter) -> None:
         """Let a request wait."""
         self._line.append(waiter)
@@ -42,7 +48,8 @@ class Waiters:
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
         """Serve whom there is something for.
 
-        Where all want the same, what the first cannot have the others cannot have either.
+        Where all want the same, what the first cannot have the others cannot have either; but
+        a lease may wait for what is held, and leave what a receive can have.
         """
         left: deque[Waiter] = deque()
         while self._line:
@@ -51,7 +58,7 @@ class Waiters:
                 self._shared.open_receives -= 1
                 continue
             left.append(waiter)
-            if all_the_same:
+            if all_the_same and not isinstance(waiter.command, LeaseRange):
                 break
         left.extend(self._line)
         self._line = left

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.commands import AcceptSession, Command, Receive
+from twinbus.broker.commands import WAITING, Command
 from twinbus.broker.writer import Call
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
@@ -74,7 +74,7 @@ class _Share:
             _, users = self._opened[self._directory]
             if users > 1:
                 self._opened[self._directory] = (self._namespace, users - 1)
-                waiting = [c for c in self._calls if isinstance(c.command, Receive | AcceptSession)]
+                waiting = [c for c in self._calls if isinstance(c.command, WAITING)]
                 self._namespace.withdraw(waiting)
                 for call in waiting:
                     call.fail(NamespaceClosedError("the namespace was closed"))

@@ -22,7 +22,7 @@ from pyarrow import flight
 
 from twinbus.broker.access import Admission
 from twinbus.broker.commands import (
-    AcceptSession,
+    WAITING,
     Command,
     Peek,
     ReadRange,
@@ -249,7 +249,7 @@ class _Connection:
 
     def _withdraw(self) -> None:
         with self._lock:
-            waiting = [r for r in self._open if isinstance(r.command, Receive | AcceptSession)]
+            waiting = [r for r in self._open if isinstance(r.command, WAITING)]
         self._namespace.withdraw(waiting)
         with self._lock:
             self._open.difference_update(waiting)
