@@ -116,6 +116,19 @@ CREATE_PAUSE: Final = timedelta(seconds=30)  # a broker that restarts is back by
 PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after its partner was
 REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
 
+# The pipeline
+CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
+CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
+RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
+HELD_RANGES: Final = 100  # of one queue, while destinations fail: five million messages passed over
+SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
+MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
+SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; 40 an hour for ten
+DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that failed
+MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
+MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
+RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
+
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 WIRE_VERSION: Final = 1
@@ -141,3 +154,7 @@ assert DEFAULT_SIZE_MEGABYTES <= MAX_SIZE_MEGABYTES
 assert DEFAULT_BACKLOG_QUEUES <= MAX_BACKLOG_QUEUES
 assert DEFAULT_FAILOVER_INTERVAL <= MAX_FAILOVER_INTERVAL
 assert MIN_PING_INTERVAL <= DEFAULT_PING_INTERVAL <= MAX_PING_INTERVAL
+assert MIN_RETRY_INTERVAL <= DEFAULT_RETRY_INTERVAL <= MAX_RETRY_INTERVAL
+assert MIN_SYPHON_LEASE <= SYPHON_LEASE <= MAX_LEASE_DURATION
+assert CARRIED_BYTES <= MAX_RECEIVE_BYTES
+assert RANGE_MESSAGES <= MAX_LEASE_MESSAGES

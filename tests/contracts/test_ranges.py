@@ -581,7 +581,7 @@ def test_a_range_must_have_both_ends(world: World, first: int | None, last: int 
 
 
 def wait_for_lease(world: World, owner: str = "syphon") -> "Future[RangeLease | None]":
-    return start(world, LeaseRange(QUEUE, owner, MANY, wait=15 * MINUTE, in_order=True))
+    return start(world, LeaseRange(QUEUE, owner, MANY, wait=15 * MINUTE, past=()))
 
 
 def leases_metered(world: World) -> int:
@@ -612,7 +612,7 @@ def test_in_order_nothing_behind_the_messages_of_another_is_leased(world: World)
     queue(world)
     send(world, "a", "b", "c")
     held = lease(world, "one", count=1)
-    assert world.ask(LeaseRange(QUEUE, "two", MANY, in_order=True)) is None
+    assert world.ask(LeaseRange(QUEUE, "two", MANY, past=())) is None
     waiting = wait_for_lease(world, "two")
     assert not waiting.done()
     settle_all(world, held)
@@ -621,11 +621,12 @@ def test_in_order_nothing_behind_the_messages_of_another_is_leased(world: World)
     assert (leased.message_count, leased.waited_for) == (2, "one")
 
 
-def test_in_order_what_the_same_owner_holds_is_passed_over(world: World) -> None:
+def test_in_order_only_leases_that_are_named_are_passed_over(world: World) -> None:
     queue(world)
     send(world, "a", "b")
-    lease(world, "one", count=1)
-    leased = world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True))
+    known = lease(world, "one", count=1)
+    assert world.ask(LeaseRange(QUEUE, "one", MANY, past=())) is None
+    leased = world.ask(LeaseRange(QUEUE, "one", MANY, past=[known.epoch]))
     assert leased is not None
     assert read(world, leased) == ["b"]
 
@@ -634,9 +635,9 @@ def test_in_order_a_lease_ends_before_what_a_receiver_has(world: World) -> None:
     queue(world)
     send(world, "a", "b")
     held = receive_one(world)
-    assert world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True)) is None
+    assert world.ask(LeaseRange(QUEUE, "one", MANY, past=())) is None
     abandon(world, held)
-    leased = world.ask(LeaseRange(QUEUE, "one", MANY, in_order=True))
+    leased = world.ask(LeaseRange(QUEUE, "one", MANY, past=()))
     assert leased is not None
     assert read(world, leased) == ["a", "b"]
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,8 +14,8 @@ from twinbus.message import to_batch, to_messages
 from twinbus.pairing import lifecycle, pinger, sender
 from twinbus.pairing.backlog import restored
 from twinbus.pairing.health import TRANSITIONS, HealthState, Sign
+from twinbus.pipeline import carrier
 from twinbus.testing import Fault, Mover, Outage, OutageSimulation, Setting, Verdict, Where
-from twinbus.testing import mover as moving
 
 SEEDS = range(240)
 SETTING = Setting(
@@ -101,12 +101,12 @@ def broken_guarantees(*script: Outage) -> set[str]:
 
 
 def test_it_notices_a_message_that_stays_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Mover._move_batch
+    original = carrier.Carrier._pieces
 
-    def forgetful(self: Mover, queue: str, lease: Any, batch: Any) -> int:
-        return original(self, queue, lease, batch.slice(1)) + 1
+    def forgetful(*given: Any) -> Any:
+        return (batch.slice(1) for batch in original(*given))
 
-    monkeypatch.setattr(Mover, "_move_batch", forgetful)
+    monkeypatch.setattr(carrier.Carrier, "_pieces", forgetful)
     assert "G7" in broken_guarantees(NOON)
 
 
@@ -122,23 +122,30 @@ def test_it_notices_a_message_that_is_settled_before_it_is_home(
 class _Deaf:
     """A primary that acknowledges and forgets."""
 
-    def ask(self, command: Any) -> None:
+    def submit(self, _: Any) -> "Future[None]":
         """Say yes."""
+        reply: Future[None] = Future()
+        reply.set_result(None)
+        return reply
 
 
 def test_it_notices_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
     def nameless(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(moving, "Origin", nameless)
+    monkeypatch.setattr(carrier, "Origin", nameless)
     lost = Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=50), fault=Fault.REPLY_LOST)
     assert "G2" in broken_guarantees(lost)
 
 
 def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = moving._runs_of
-    reverse: Callable[..., Any] = lambda found, rows, *rest: original(found, rows[::-1], *rest)  # noqa: E731
-    monkeypatch.setattr(moving, "_runs_of", reverse)
+    original = carrier._runs_of
+
+    def reverse(*given: Any) -> list[carrier.Run]:
+        runs = list(original(*given))
+        return [run.slice(at, at + 1) for run in runs for at in reversed(range(len(run)))]
+
+    monkeypatch.setattr(carrier, "_runs_of", reverse)
     assert "G3" in broken_guarantees(NOON)
 
 
@@ -148,7 +155,7 @@ def test_it_notices_a_changed_field(monkeypatch: pytest.MonkeyPatch) -> None:
         changed = [replace(m, subject="changed") for m in to_messages(found.batch)]
         return replace(found, batch=to_batch(changed))
 
-    monkeypatch.setattr(moving, "restored", careless)
+    monkeypatch.setattr(carrier, "restored", careless)
     assert "G4" in broken_guarantees(NOON)
 
 

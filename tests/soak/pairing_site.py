@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.soak.server_process import ServerProcess
 from twinbus import (
@@ -27,8 +27,9 @@ from twinbus import (
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
 )
+from twinbus.broker.commands import Command
 from twinbus.connection import ConnectionString
-from twinbus.pairing.backlog import Restored
+from twinbus.namespace.contract import Namespace
 from twinbus.pairing.cancelling import pages
 from twinbus.testing import Mover
 
@@ -46,6 +47,7 @@ POLICY = RetryPolicy(
 PATIENT = replace(POLICY, operation_timeout=timedelta(seconds=30))  # outwaits a busy server
 AT_ONCE = timedelta(0)
 PING_INTERVAL = timedelta(seconds=1)
+R = TypeVar("R")
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -307,15 +309,23 @@ class Homecoming:
     recognised: int = 0  # of those: the primary had them all along
 
 
-class RepeatingMover(Mover):
-    """Sends home twice now and then, as one that was killed before it settled."""
+@dataclass
+class Repeating:
+    """A primary that gets sends twice now and then, as from one killed before it settled."""
 
+    primary: Namespace
     generator: random.Random
 
-    def _send_home(self, path: str, found: Restored, run: Any, faults: dict[int, str]) -> list[int]:
+    def submit(self, command: Command[R]) -> "Future[R]":
         if not self.generator.randrange(3):
-            super()._send_home(path, found, run, faults)
-        return super()._send_home(path, found, run, faults)
+            self.primary.submit(command).result()
+        return self.primary.submit(command)
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        return self.submit(command).result(timeout_s)
+
+    def close(self) -> None:
+        self.primary.close()
 
 
 def bring_home(twins: Twins) -> Homecoming:
@@ -328,8 +338,8 @@ def bring_home(twins: Twins) -> Homecoming:
         queues = [queue.path for queue in twins.clients[0].pairing.backlog_queues()]
         ask = secondary.courier.namespace.ask
         diverted = [page for queue in queues for page in pages(ask, queue)]
-        mover = RepeatingMover(primary.courier.namespace, secondary.courier.namespace)
-        mover.generator = twins.generator
+        repeating = Repeating(primary.courier.namespace, twins.generator)
+        mover = Mover(repeating, secondary.courier.namespace)
         for queue in queues:
             while mover.move(queue):
                 pass

@@ -336,6 +336,8 @@ class RangeLease:
     message_count: int
     size_in_bytes: int
     leased_until_utc: datetime
+    oldest_utc: datetime | None = None  # when its oldest message was enqueued
+    left_behind: int = 0  # deliverable messages that the queue has besides
     waited_for: str | None = None  # whose lease or lock it had to wait for, if it had to
 
 
@@ -353,7 +355,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     last: int | None = None
     duration: timedelta = DEFAULT_LEASE_DURATION
     wait: timedelta = NO_WAIT  # for the next messages, when there is nothing to lease
-    in_order: bool = False  # nothing that lies behind messages another owner or receiver holds
+    past: Sequence[int] | None = None  # in order: of what is held, pass over these leases only
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -361,7 +363,8 @@ class LeaseRange(EntityCommand[RangeLease | None]):
         _check_type("max_messages", self.max_messages, int)
         _check_type("duration", self.duration, timedelta)
         _check_type("wait", self.wait, timedelta)
-        _check_type("in_order", self.in_order, bool)
+        if self.past is not None:
+            _check_numbers("past", self.past)
         _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
 
 

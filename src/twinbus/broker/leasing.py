@@ -4,6 +4,8 @@ A lease names its messages by intervals and is kept in the log, so it outlives a
 broker. Its epoch fences: whoever comes with the epoch of a lease that is over changes nothing.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
 
@@ -24,8 +26,8 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
     """Lease the next deliverable messages, or a given range."""
     if command.first is None or command.last is None:
         at = queue.waiting.deliverable(command.max_messages)
-        if command.in_order and len(at):
-            barrier, _ = first_held(queue, command.owner)
+        if command.past is not None and len(at):
+            barrier, _ = first_held(queue, command.past)
             at = at[queue.waiting.get("sequence", at) < barrier]
     else:
         at = _claim(queue, command, command.first, command.last, commit)
@@ -49,15 +51,17 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         message_count=len(at),
         size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
         leased_until_utc=from_us(until),
+        oldest_utc=from_us(int(get("enqueued", at).min())),
+        left_behind=queue.waiting.count(State.ACTIVE),
     )
 
 
-def first_held(queue: Queue, owner: str) -> tuple[int, str | None]:
-    """Return the first message that others hold, by number, and who holds it."""
+def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
+    """Return the first message that is held, these leases apart, by number, and who holds it."""
     waiting = queue.waiting
     held: list[tuple[int, str | None]] = [(NEVER_US, None)]
     for lease in queue.leases:
-        if lease.owner != owner:
+        if lease.epoch not in past:
             at = queue.leased(lease.epoch)
             held += [(int(waiting.get("sequence", at[:1])[0]), lease.owner)] if len(at) else []
     if waiting.count(State.LOCKED):

@@ -423,7 +423,7 @@ class Namespace:
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
             return lease
-        _, holder = first_held(queue, command.owner)
+        _, holder = first_held(queue, command.past or ())
         return self._park(queue, Waiter(ticket, command, now + wait, holder), now)
 
     def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:

@@ -1,0 +1,1 @@
+"""The data pipeline on Spark: the `twinbus` data source and the syphon."""

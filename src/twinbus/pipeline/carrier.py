@@ -1,0 +1,266 @@
+"""Carries ranges of a backlog queue home: read, restore, send, and tell what became of them.
+
+    secondary --ReadRange--> restored --by destination--> Send with its origin --> primary
+
+The next piece is read while one is sent. Pieces go to their destinations side by side, but to one
+destination one after the other: after a failure the rest of it stays, so that what one client sent
+arrives in its order. Nothing is settled here. Whoever settles may do so twice, or never: the
+primary recognises what it took before.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.commands import Origin, ReadRange, Send, SendReceipt
+from twinbus.broker.transfers import runs
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    OperationTimeoutError,
+)
+from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT
+from twinbus.message import Int64s, body_bytes
+from twinbus.namespace.contract import Namespace
+from twinbus.pairing.backlog import Restored, restored
+
+CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
+_REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidArgumentError, InvalidOperationError)
+_TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages of a backlog queue under a lease."""
+
+    epoch: int
+    first: int  # sequence numbers, both included
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a destination did not take its messages, for now."""
+
+    code: str  # of the error
+    text: str
+
+
+@dataclass(slots=True)
+class Carried:
+    """What became of a range; what is not named here was not there any more."""
+
+    queue: str
+    range: Range
+    completed: list[tuple[int, int]] = field(default_factory=list)  # intervals; home, durably
+    poison: list[tuple[int, str]] = field(default_factory=list)  # number, and what is wrong
+    kept: dict[str, int] = field(default_factory=dict)  # destination -> messages that stay
+    moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
+    failures: dict[str, Failure] = field(default_factory=dict)  # of destinations that were tried
+    unread: Failure | None = None  # the secondary did not hand it out, or not whole
+
+    def note_moved(self, destination: str, numbers: Int64s, size: int) -> None:
+        """Count messages that are home."""
+        messages, total = self.moved.get(destination, (0, 0))
+        self.moved[destination] = (messages + len(numbers), total + size)
+        self.completed += runs(numbers)
+
+    def note_kept(self, destination: str, count: int) -> None:
+        """Count messages that stay for now."""
+        self.kept[destination] = self.kept.get(destination, 0) + count
+
+
+def failure_of(error: MessagingError) -> Failure:
+    """Return an error as a value that travels."""
+    return Failure(error.code, error.text)
+
+
+def canonical(destination: str) -> str:
+    """Return the name destinations are compared by: case does not matter in a path."""
+    return destination.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Messages of one destination, in order, that can go in one send."""
+
+    batch: pa.RecordBatch
+    numbers: Int64s  # in their backlog queue
+    sender: str | None  # who tried the primary before
+    sent_as: pa.Array  # the sender's numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, first: int, last: int) -> "Run":
+        """Return a part."""
+        count = last - first
+        batch = self.batch.slice(first, count)
+        return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
+
+    def send_to(self, destination: str, queue: str) -> Send:
+        """Return the command that brings it home once, however often it is asked."""
+        also = Origin(self.sender, self.sent_as.to_numpy()) if self.sender is not None else None
+        return Send(destination, self.batch, Origin(queue, _cheapest(self.numbers), also))
+
+
+def _cheapest(numbers: Int64s) -> range | Int64s:
+    """Return numbers without a gap as a range, which is nothing to carry."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return range(first, last + 1) if last - first + 1 == len(numbers) else numbers
+
+
+class Carrier:
+    """Carries for one primary and one secondary; used by one thread."""
+
+    def __init__(self, primary: Namespace, secondary: Namespace) -> None:
+        self._primary = primary
+        self._secondary = secondary
+
+    def carry(
+        self, queue: str, ranges: Sequence[Range], held_back: Sequence[str] = ()
+    ) -> list[Carried]:
+        """Carry ranges of a queue, in their order; destinations held back are passed over."""
+        blocked = {canonical(path) for path in held_back}
+        return [self._carry(queue, one, blocked) for one in ranges]
+
+    def _carry(self, queue: str, leased: Range, blocked: set[str]) -> Carried:
+        carried = Carried(queue, leased)
+        try:
+            for batch in self._pieces(queue, leased):
+                self.deliver(restored(batch), _numbers(batch), carried, blocked)
+        except MessagingError as error:
+            carried.unread = failure_of(error)
+        return carried
+
+    def _pieces(self, queue: str, leased: Range) -> Iterator[pa.RecordBatch]:
+        """Read a range piece by piece; the next is under way while one is at work."""
+
+        def read(first: int) -> "Future[pa.RecordBatch]":
+            command = ReadRange(queue, leased.epoch, first, leased.last, CARRIED_BYTES)
+            return self._secondary.submit(command)
+
+        coming: Future[pa.RecordBatch] | None = read(leased.first)
+        while coming is not None:
+            batch = _reply_of(coming)
+            if not batch.num_rows:
+                return
+            last = int(batch.column("sequence_number")[-1].as_py())
+            coming = read(last + 1) if last < leased.last else None
+            yield batch
+
+    def deliver(
+        self, found: Restored, numbers: Int64s, carried: Carried, blocked: set[str]
+    ) -> None:
+        """Send messages to their destinations; those that fail join the blocked ones."""
+        carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
+        waiting = {}
+        for destination, rows in _by_destination(found).items():
+            if canonical(destination) in blocked:
+                carried.note_kept(destination, len(rows))
+            else:
+                waiting[destination] = list(_runs_of(found, numbers, rows))
+        while waiting:
+            sent = {
+                destination: (
+                    left[0],
+                    self._primary.submit(left[0].send_to(destination, carried.queue)),
+                )
+                for destination, left in waiting.items()
+            }
+            for destination, (run, reply) in sent.items():
+                done = self._finish(destination, run, reply, carried)
+                if done == len(run):
+                    waiting[destination] = waiting[destination][1:]
+                else:
+                    blocked.add(canonical(destination))
+                    carried.note_kept(destination, sum(map(len, waiting[destination])) - done)
+                    waiting[destination] = []
+            waiting = {destination: left for destination, left in waiting.items() if left}
+
+    def _finish(
+        self, destination: str, run: Run, reply: "Future[SendReceipt]", carried: Carried
+    ) -> int:
+        """Wait for a send; return how many messages are home or put aside: all, or it failed."""
+        try:
+            _reply_of(reply)
+        except _REFUSED_FOR_GOOD as error:
+            return self._put_aside(destination, run, error, carried)
+        except MessagingError as error:
+            carried.failures[destination] = failure_of(error)
+            return 0
+        carried.note_moved(destination, run.numbers, body_bytes(run.batch))
+        return len(run)
+
+    def _put_aside(
+        self, destination: str, run: Run, error: MessagingError, carried: Carried
+    ) -> int:
+        """Find out which messages a refusal means, by halves, and put those aside."""
+        whole = not isinstance(error, InvalidArgumentError)  # it is about the destination
+        if whole or len(run) == 1:
+            why = f"{destination} on the primary refused it: {error.text}"
+            carried.poison += [(number, why) for number in run.numbers.tolist()]
+            return len(run)
+        middle = len(run) // 2
+        done = 0
+        for half in (run.slice(0, middle), run.slice(middle, len(run))):
+            reply = self._primary.submit(half.send_to(destination, carried.queue))
+            done += self._finish(destination, half, reply, carried)
+            if done != middle and half.numbers[0] == run.numbers[0]:
+                break  # in order or not at all
+        return done
+
+
+def _reply_of(future: "Future[Any]") -> Any:
+    try:
+        return future.result(_TIMEOUT_S)
+    except TimeoutError:
+        raise OperationTimeoutError(
+            f"no answer within {_TIMEOUT_S:.0f} s; whether the work was done is unknown"
+        ) from None
+
+
+def _numbers(batch: pa.RecordBatch) -> Int64s:
+    numbers: Int64s = batch.column("sequence_number").to_numpy()
+    return numbers
+
+
+def _by_destination(found: Restored) -> Mapping[str, Int64s]:
+    """Return the rows of each destination, in order, without those that are faulty."""
+    encoded = found.paths.dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
+    if found.faults:
+        codes[list(found.faults)] = -1
+    names: dict[str, str] = {}  # one destination may be spelt in several ways
+    rows: dict[str, list[Int64s]] = {}
+    for code, path in enumerate(encoded.dictionary.to_pylist()):
+        name = names.setdefault(canonical(path), path)
+        rows.setdefault(name, []).append(np.flatnonzero(codes == code))
+    merged = {name: np.sort(np.concatenate(held)) for name, held in rows.items()}
+    return {name: held for name, held in merged.items() if len(held)}
+
+
+def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
+    """Give the rows of a destination in order, in runs of one sender."""
+    whole = len(rows) == found.batch.num_rows
+    at = pa.array(rows)
+    batch = found.batch if whole else found.batch.take(at)
+    senders, sent_as = found.senders.take(at), found.numbers.take(at)
+    run = Run(batch, numbers[rows], None, sent_as)
+    if senders.null_count == len(senders):
+        yield run
+        return
+    encoded = senders.dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    ends = [*(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(rows)]
+    first = 0
+    for last in ends:
+        part = run.slice(first, last)
+        yield Run(part.batch, part.numbers, senders[first].as_py(), part.sent_as)
+        first = last
