@@ -20,11 +20,13 @@ help: ## list the targets
 
 setup: $(READY) ## make the virtual environment
 
-$(READY): requirements/dev.txt pyproject.toml
+$(READY): requirements/dev.txt requirements/java.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Twinbus needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(RUN) -m twinbus.pipeline.java >/dev/null 2>&1 || { echo "no Java 17 or newer here: bringing one for Spark"; \
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt; }
 	@touch $@
 
 $(BENCH_READY): $(READY) requirements/bench.txt

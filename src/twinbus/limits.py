@@ -128,6 +128,10 @@ DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that fa
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
 RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
+STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
+STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
+STREAM_PARTITIONS: Final = 4
+SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it

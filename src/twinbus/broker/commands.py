@@ -356,6 +356,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     duration: timedelta = DEFAULT_LEASE_DURATION
     wait: timedelta = NO_WAIT  # for the next messages, when there is nothing to lease
     past: Sequence[int] | None = None  # in order: of what is held, pass over these leases only
+    max_bytes: int | None = None  # of the next messages; at least one comes whatever its size
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -365,6 +366,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
         _check_type("wait", self.wait, timedelta)
         if self.past is not None:
             _check_numbers("past", self.past)
+        _check_type("max_bytes", self.max_bytes, int, NoneType)
         _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
 
 

@@ -29,6 +29,8 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         if command.past is not None and len(at):
             barrier, _ = first_held(queue, command.past)
             at = at[queue.waiting.get("sequence", at) < barrier]
+        if command.max_bytes is not None and len(at):
+            at = queue.within(at, command.max_bytes)
     else:
         at = _claim(queue, command, command.first, command.last, commit)
     if not len(at):

@@ -163,7 +163,7 @@ class Queue:
             )
         if not len(at):
             return None
-        at = self._within(at, command.max_bytes)
+        at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
         return self._deliver(at, command.mode, lock, until, commit)
 
     def receive_deferred(
@@ -223,9 +223,8 @@ class Queue:
         self._stir(at)
         self.touch()
 
-    def _within(self, at: Indices, max_bytes: int) -> Indices:
+    def within(self, at: Indices, max_bytes: int) -> Indices:
         """Return as many rows as fit, at least one."""
-        max_bytes = min(max_bytes, MAX_RECEIVE_BYTES)
         total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
         return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
 
@@ -236,7 +235,7 @@ class Queue:
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
         """Return messages without touching them."""
         return (
-            delivered(self.waiting, self._within(at, max_bytes), self.shared)
+            delivered(self.waiting, self.within(at, min(max_bytes, MAX_RECEIVE_BYTES)), self.shared)
             if len(at)
             else NOTHING
         )

@@ -37,17 +37,19 @@ class MessagingFactory(NamespaceUser):
     namespace, a clock and a name for tests and for those who bring their own.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a factory is made of
         self,
         namespace: Namespace,
         *,
         name: str = "",
         address: str = "",
+        connection: ConnectionString | None = None,
         retry_policy: RetryPolicy | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
         self.name = name  # of the namespace
+        self.connection = connection  # for other processes of the application; None: nobody knows
         super().__init__(namespace, retry_policy, clock, address=address, random=random)
         self._pairing: object | None = None
         self._pairing_begins = threading.Lock()
@@ -63,6 +65,7 @@ class MessagingFactory(NamespaceUser):
             namespace,
             name=connection.name,
             address=connection.address,
+            connection=connection,
             retry_policy=retry_policy,
             clock=clock,
         )

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 
 from twinbus.broker.commands import Send
@@ -93,8 +94,7 @@ class SendAvailabilityPairing:
         ]
         try:
             if self.options.enable_syphon:
-                assert self.options.syphon is not None  # as checked
-                self._syphon = self.options.syphon(self)
+                self._syphon = (self.options.syphon or _installed_syphon())(self)
             for factory in self._factories.values():
                 factory.courier.life.check()
         except BaseException:
@@ -208,11 +208,16 @@ def _check_partners(
             "the primary has no name, and backlog queues are called after it; give the factory "
             "one, or put Name=... into the connection string"
         )
-    if options.enable_syphon and options.syphon is None:
-        raise InvalidOperationError(
-            "this version of Twinbus brings no syphon of its own; give one as syphon=..., or "
-            "leave enable_syphon off"
-        )
+
+
+def _installed_syphon() -> SyphonStarter:
+    """Return the syphon that came with Twinbus: pairing works without the pipeline above it."""
+    for found in entry_points(group="twinbus.syphon"):
+        starter: SyphonStarter = found.load()
+        return starter
+    raise InvalidOperationError(
+        "no syphon is installed; give one as syphon=..., or leave enable_syphon off"
+    )
 
 
 def _probe(secondary: Courier, queues: list[str]) -> None:

@@ -8,6 +8,7 @@ arrives in its order. Nothing is settled here. Whoever settles may do so twice, 
 primary recognises what it took before.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -63,7 +64,9 @@ class Carried:
     kept: dict[str, int] = field(default_factory=dict)  # destination -> messages that stay
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
     failures: dict[str, Failure] = field(default_factory=dict)  # of destinations that were tried
-    unread: Failure | None = None  # the secondary did not hand it out, or not whole
+    unread: Failure | None = None  # the secondary did not hand it out whole, or not settle it
+    reading_s: float = 0.0  # waited for the secondary
+    sending_s: float = 0.0  # waited for the primary
 
     def note_moved(self, destination: str, numbers: Int64s, size: int) -> None:
         """Count messages that are home."""
@@ -132,8 +135,14 @@ class Carrier:
 
     def _carry(self, queue: str, leased: Range, blocked: set[str]) -> Carried:
         carried = Carried(queue, leased)
+        pieces = self._pieces(queue, leased)
         try:
-            for batch in self._pieces(queue, leased):
+            while True:
+                began = time.monotonic()
+                batch = next(pieces, None)
+                carried.reading_s += time.monotonic() - began
+                if batch is None:
+                    break
                 self.deliver(restored(batch), _numbers(batch), carried, blocked)
         except MessagingError as error:
             carried.unread = failure_of(error)
@@ -188,6 +197,7 @@ class Carrier:
         self, destination: str, run: Run, reply: "Future[SendReceipt]", carried: Carried
     ) -> int:
         """Wait for a send; return how many messages are home or put aside: all, or it failed."""
+        began = time.monotonic()
         try:
             _reply_of(reply)
         except _REFUSED_FOR_GOOD as error:
@@ -195,6 +205,8 @@ class Carrier:
         except MessagingError as error:
             carried.failures[destination] = failure_of(error)
             return 0
+        finally:
+            carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
 

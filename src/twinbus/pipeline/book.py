@@ -1,0 +1,224 @@
+"""The syphon's book: which ranges are at hand, and what the next batch carries. Pure.
+
+A range comes in when it is leased and goes when nothing of it is left. Ranges of which a
+destination keeps messages stay at hand, in order, and are carried again when it may be tried; what
+came to the queue after them is carried meanwhile, so that no destination holds up another. A queue
+goes to one task of a batch, with its ranges in order.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from twinbus.broker.commands import RangeLease
+from twinbus.limits import HELD_RANGES
+from twinbus.pipeline.carrier import Carried, Range, canonical
+from twinbus.pipeline.destinations import Destinations, Trouble
+
+_STALE = "StaleEpoch"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one worker carries: ranges of a queue, in order."""
+
+    queue: str
+    ranges: tuple[Range, ...]
+    held_back: tuple[str, ...]  # destinations to pass over
+
+
+@dataclass(slots=True)
+class _Held:
+    range: Range
+    count: int  # messages when it was leased
+    oldest_us: int
+    kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages it keeps here
+    retry_at: int = 0  # where it was not read or not settled
+
+    @property
+    def left(self) -> int:
+        """How many messages are left in it, as far as is known."""
+        return sum(self.kept.values()) if self.kept else self.count
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it was never carried."""
+        return not self.kept and not self.retry_at
+
+    def is_ready(self, held_back: set[str], now: int) -> bool:
+        """Whether carrying it may move something."""
+        return self.retry_at <= now and (not self.kept or not held_back.issuperset(self.kept))
+
+
+@dataclass(slots=True)
+class _Queue:
+    ranges: list[_Held] = field(default_factory=list)
+    behind: int = 0  # messages that lay behind the last range
+
+
+@dataclass(frozen=True, slots=True)
+class Absorbed:
+    """What a batch came to."""
+
+    moved: int
+    dead_lettered: int
+    new_troubles: Sequence[Trouble]
+    ended_troubles: Sequence[str]
+
+
+class Book:
+    """Of one syphon."""
+
+    def __init__(
+        self, queues: Iterable[str], destinations: Destinations, retry_us: int, rival_memory_us: int
+    ) -> None:
+        self._queues = {path: _Queue() for path in queues}
+        self._destinations = destinations
+        self._retry_us = retry_us
+        self._rival_memory_us = rival_memory_us
+        self._rivals: dict[str, int] = {}  # other syphons, and until when they are reckoned with
+
+    @property
+    def queues(self) -> list[str]:
+        """The backlog queues."""
+        return list(self._queues)
+
+    # -- ranges come -------------------------------------------------------------------------------
+
+    def epochs(self, queue: str) -> list[int]:
+        """Return the leases at hand, which the next one may pass over."""
+        return [held.range.epoch for held in self._queues[queue].ranges]
+
+    def has_room(self, queue: str) -> bool:
+        """Whether another range of a queue can be used."""
+        return len(self._queues[queue].ranges) < HELD_RANGES
+
+    def meet(self, rival: str | None, now: int) -> None:
+        """Note another syphon: somebody whose lease was in the way."""
+        if rival is not None:
+            self._rivals[rival] = now + self._rival_memory_us
+
+    def grant(self, queue: str, lease: RangeLease, oldest_us: int) -> None:
+        """Take in a range."""
+        leased = Range(lease.epoch, lease.first, lease.last)
+        held = self._queues[queue]
+        held.ranges.append(_Held(leased, lease.message_count, oldest_us))
+        held.behind = lease.left_behind
+
+    def give_up_surplus(self, now: int) -> list[tuple[str, int]]:
+        """Return what is to be released so that other syphons have their share, and forget it."""
+        self._rivals = {rival: until for rival, until in self._rivals.items() if until > now}
+        share = -(-len(self._queues) // (1 + len(self._rivals)))
+        busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
+        fresh = [p for p, queue in busy.items() if not any(held.kept for held in queue.ranges)]
+        surplus = fresh[max(share - (len(busy) - len(fresh)), 0) :]
+        return [(path, epoch) for path in surplus for epoch in self.clear(path)]
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    def tasks(self, now: int, *, split: bool = False, fresh_only: bool = False) -> list[Task]:
+        """Return what there is to carry now: a task for each queue, or `split` for each range."""
+        waiting, on_trial = self._destinations.waiting(now), self._destinations.on_trial(now)
+        tasks = []
+        for path, queue in self._queues.items():
+            tried_here = self._tried_here(queue, on_trial)
+            held_back = waiting | (on_trial - tried_here)
+            ready = [
+                held.range
+                for held in queue.ranges
+                if held.is_ready(held_back, now) and (held.is_fresh or not fresh_only)
+            ]
+            if ready:
+                on_trial -= tried_here
+                waiting |= tried_here  # by this queue alone
+                parts = [(one,) for one in ready] if split else [tuple(ready)]
+                tasks += [Task(path, part, tuple(sorted(held_back))) for part in parts]
+        return tasks
+
+    def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
+        """Return the destinations on trial that this queue tries: those it keeps messages of."""
+        kept = {name for held in queue.ranges for name in held.kept}
+        if any(not held.kept for held in queue.ranges):  # who knows what is in it
+            kept |= on_trial - set(self.kept())
+        return on_trial & kept
+
+    def kept(self) -> Counter[str]:
+        """Return how many messages at hand each destination keeps waiting."""
+        kept: Counter[str] = Counter()
+        for held in self._held():
+            kept.update(held.kept)
+        return kept
+
+    def _held(self) -> Iterator[_Held]:
+        return (held for queue in self._queues.values() for held in queue.ranges)
+
+    def next_due(self, now: int) -> int | None:
+        """Return when a destination or a range is to be tried again; None: nothing waits for that.
+
+        A destination of which nothing is at hand is nobody's business.
+        """
+        kept = self.kept()
+        due = [t.due for t in self._destinations.troubles() if canonical(t.destination) in kept]
+        due += [held.retry_at for held in self._held() if held.retry_at > now]
+        return min(due, default=None)
+
+    def absorb(self, outcomes: Iterable[Carried], now: int) -> Absorbed:
+        """Learn what became of ranges."""
+        moved = dead = 0
+        new: list[Trouble] = []
+        ended: list[str] = []
+        for carried in outcomes:
+            dead += len(carried.poison)
+            moved += sum(messages for messages, _ in carried.moved.values())
+            flowed = {name for name in carried.moved if self._destinations.flows(name)}
+            ended += sorted(flowed - set(carried.failures))
+            for destination, failure in carried.failures.items():
+                trouble = self._destinations.failed(destination, failure, now)
+                if trouble.failures == 1 and destination not in flowed:
+                    new.append(trouble)
+            self._put_back(carried, now)
+        return Absorbed(moved, dead, new, ended)
+
+    def _put_back(self, carried: Carried, now: int) -> None:
+        """Keep what is left of a range at hand, or let it go."""
+        queue = self._queues.get(carried.queue)
+        held = next((h for h in queue.ranges if h.range == carried.range), None) if queue else None
+        if queue is None or held is None:
+            return
+        if carried.unread is not None and carried.unread.code != _STALE:
+            held.retry_at = now + self._retry_us
+        elif carried.kept and carried.unread is None:
+            held.kept = {canonical(name): count for name, count in carried.kept.items()}
+            held.retry_at = 0
+        else:
+            queue.ranges.remove(held)
+
+    def leases(self) -> list[tuple[str, int]]:
+        """Return every lease at hand."""
+        return [(path, epoch) for path in self._queues for epoch in self.epochs(path)]
+
+    def lose(self, queue: str, epoch: int) -> None:
+        """Forget a lease that is over."""
+        held = self._queues[queue].ranges
+        held[:] = [one for one in held if one.range.epoch != epoch]
+
+    def clear(self, queue: str) -> list[int]:
+        """Forget the leases of a queue, and return them."""
+        epochs = self.epochs(queue)
+        self._queues[queue].ranges.clear()
+        return epochs
+
+    # -- numbers -----------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait, as far as is known: those at hand and those behind them."""
+        return sum(
+            sum(held.left for held in queue.ranges) + queue.behind
+            for queue in self._queues.values()
+        )
+
+    @property
+    def oldest_us(self) -> int | None:
+        """When the oldest message at hand was diverted."""
+        return min((held.oldest_us for held in self._held()), default=None)

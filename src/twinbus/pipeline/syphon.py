@@ -1,0 +1,287 @@
+"""The syphon: a Structured Streaming query that brings every diverted message home.
+
+`Syphon` starts the query, watches it, starts it again when Spark gives up, and tells how far it is.
+The work is in the query's processes (syphon_query.py); what they tell comes by the desk.
+"""
+
+import logging
+import secrets
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinbus.client.manager import NamespaceManager
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.lifetimes import Closable
+from twinbus.limits import (
+    DEFAULT_RETRY_INTERVAL,
+    MAX_LEASE_DURATION,
+    MAX_RETRY_INTERVAL,
+    MIN_RETRY_INTERVAL,
+    MIN_SYPHON_LEASE,
+    RANGE_MESSAGES,
+    SYPHON_LEASE,
+)
+from twinbus.pairing.backlog import backlog_queue_path
+from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.pipeline.desk import Desk, SyphonProgress
+from twinbus.pipeline.planner import PlannerSettings
+from twinbus.pipeline.spark import find_session, start_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger("twinbus.syphon")
+_LOOK_S = 0.25  # how often the query is looked after
+_PAUSES_S = (1.0, 2.0, 5.0, 15.0)  # before a query that failed is started again
+_START_S = 120.0  # for Spark to start and the first look at the backlog
+_LAST_BATCH_S = 30.0  # what a stop gives the batch under way; to end it early does no harm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonSettings:
+    """What a syphon brings home, and how."""
+
+    primary: str = field(repr=False)  # connection strings
+    secondary: str = field(repr=False)
+    queues: tuple[str, ...]  # of the backlog
+    retry_interval: timedelta = DEFAULT_RETRY_INTERVAL  # of a destination that failed
+    lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
+    range_messages: int = RANGE_MESSAGES  # of a queue in one batch
+    ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
+    master: str | None = None  # of Spark; None: this machine
+    conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
+
+    def __post_init__(self) -> None:
+        _check_span("retry_interval", self.retry_interval, MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL)
+        _check_span("lease", self.lease, MIN_SYPHON_LEASE, MAX_LEASE_DURATION)
+        for name, text in (("primary", self.primary), ("secondary", self.secondary)):
+            if ConnectionString.parse(text).place is Place.EMBEDDED:
+                raise InvalidArgumentError(
+                    f"the {name} is embedded in a process, where the workers of Spark, which are "
+                    "processes of their own, cannot reach it; serve it with `twinbus serve`"
+                )
+        if not self.queues:
+            raise InvalidArgumentError(
+                "there are no backlog queues; pairing makes them, or name the primary as the "
+                "paired applications do (Name=... in the connection string)"
+            )
+
+    def planner(self, owner: str) -> PlannerSettings:
+        """Return what the planner needs of them."""
+        return PlannerSettings(
+            owner=owner,
+            queues=self.queues,
+            retry_interval=self.retry_interval,
+            lease=self.lease,
+            range_messages=self.range_messages,
+            ranges_per_queue=self.ranges_per_queue,
+        )
+
+
+def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> None:
+    if not low <= span <= high:
+        raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
+
+
+def find_backlog_queues(manager: NamespaceManager, primary: str) -> tuple[str, ...]:
+    """Return the backlog queues of a primary on a secondary, extra ones too: none is forgotten."""
+    prefix = backlog_queue_path(primary, 0).removesuffix("0")
+    paths = [queue.path for queue in manager.list_queues()]
+    indices = {
+        path: path[len(prefix) :] for path in paths if path.lower().startswith(prefix.lower())
+    }
+    found = {path: int(index) for path, index in indices.items() if index.isdecimal()}
+    return tuple(sorted(found, key=lambda path: found[path]))
+
+
+class Syphon(Closable):
+    """A running syphon; as a context manager it stops after its batch."""
+
+    def __init__(self, settings: SyphonSettings, *, once: bool = False) -> None:
+        self._settings = settings
+        self._once = once
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="twinbus-syphon-", ignore_cleanup_errors=True
+        )
+        self._desk = Desk(Path(self._folder.name))
+        self._owner = f"syphon {secrets.token_hex(8)}"
+        self._noted = 0
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._own_session: SparkSession | None = None
+        try:
+            self._session = self._find_or_start_session()
+            self._query = self._start_query()
+        except BaseException:
+            self._clear_away()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
+        self._watcher.start()
+
+    def _find_or_start_session(self) -> "SparkSession":
+        found = find_session()
+        if found is not None:
+            return found
+        settings = self._settings
+        self._own_session = start_session(self._desk.folder, settings.master, settings.conf)
+        return self._own_session
+
+    def _start_query(self) -> "StreamingQuery":
+        from twinbus.pipeline.syphon_query import (  # noqa: PLC0415 - Spark is there only now
+            SYPHON_FORMAT,
+            SyphonDataSource,
+            SyphonOptions,
+        )
+
+        self._session.dataSource.register(SyphonDataSource)
+        settings = self._settings
+        options = SyphonOptions(
+            settings.primary, settings.secondary, self._desk.folder, settings.planner(self._owner)
+        ).to_options()
+        ranges = self._session.readStream.format(SYPHON_FORMAT).options(**options).load()
+        checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
+        writer = (
+            ranges.writeStream.format(SYPHON_FORMAT)
+            .options(**options)
+            .queryName(self._owner)
+            .option("checkpointLocation", str(checkpoint))
+        )
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    # -- what people see ---------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> SyphonProgress:
+        """How far it is."""
+        return self._desk.progress()[0]
+
+    @property
+    def query_progress(self) -> Any:
+        """What Spark tells of the last batch: a StreamingQueryProgress, or None."""
+        return self._query.lastProgress
+
+    def wait_until_running(self) -> None:
+        """Return when it has had its first look at the backlog."""
+        deadline = _START_S
+        while not self.progress.at:
+            if self._ended.wait(_LOOK_S):
+                self._raise()
+                return
+            deadline -= _LOOK_S
+            if deadline <= 0:
+                raise MessagingError(f"Spark did not start within {_START_S:.0f} s")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; say whether it came."""
+        ended = self._ended.wait(timeout_s)
+        if ended:
+            self._raise()
+        return ended
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise MessagingError(f"the syphon failed: {_short(self._error)}") from self._error
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Pass notes on, and start the query again when Spark gave it up."""
+        failures = 0
+        began = self.progress.batches
+        while not self._stopping.wait(_LOOK_S):
+            self._pass_notes_on()
+            if self._query.isActive:
+                continue
+            error = self._query.exception()
+            if error is None:
+                break
+            if self._once:
+                self._error = error
+                break
+            moved = self.progress.batches
+            failures = 0 if moved != began else failures
+            began = moved
+            _log.error("Spark gave the query up and it is started again: %s", _short(error))
+            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
+            failures += 1
+            if self._stopping.wait(pause_s):
+                break
+            try:
+                self._query = self._start_query()
+            except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
+                _log.exception("the query cannot be started")
+                self._error = trouble
+                break
+        self._pass_notes_on()
+        self._ended.set()
+
+    def _pass_notes_on(self) -> None:
+        for note in self._desk.progress()[1]:
+            if note.number > self._noted:
+                _log.log(note.level, "%s", note.text)
+                self._noted = note.number
+
+    def stop(self) -> None:
+        """Finish the batch under way, then end."""
+        if self._stopping.is_set():
+            return
+        self._desk.ask_to_stop()
+        waited_s = 0.0
+        while self._query.isActive and not self.progress.is_stopped and waited_s < _LAST_BATCH_S:
+            self._ended.wait(_LOOK_S)
+            waited_s += _LOOK_S
+        self._stopping.set()
+        self._watcher.join()
+        self._clear_away()
+
+    close = stop
+
+    def _clear_away(self) -> None:
+        with suppress(Exception):  # Spark may be gone
+            if hasattr(self, "_query"):
+                self._query.stop()
+        with suppress(Exception):
+            if self._own_session is not None:
+                self._own_session.stop()
+        self._folder.cleanup()
+
+
+def _short(error: Exception) -> str:
+    """Return the line of an error of Spark that says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def start_for(pairing: SendAvailabilityPairing) -> Syphon:
+    """Start the syphon of a pairing, in its application; `enable_syphon=True` calls this."""
+    primary, secondary = pairing.primary.connection, pairing.secondary.connection
+    if primary is None or secondary is None:
+        raise InvalidOperationError(
+            "the workers of the syphon need connection strings; make the factories with "
+            "from_connection_string, or give another syphon=..."
+        )
+    manager = pairing.options.secondary_manager
+    syphon = Syphon(
+        SyphonSettings(
+            primary=primary.to_text(),
+            secondary=secondary.to_text(),
+            queues=find_backlog_queues(manager, pairing.primary.name),
+        )
+    )
+    try:
+        syphon.wait_until_running()
+    except BaseException:
+        syphon.stop()
+        raise
+    return syphon
