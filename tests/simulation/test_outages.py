@@ -101,12 +101,12 @@ def broken_guarantees(*script: Outage) -> set[str]:
 
 
 def test_it_notices_a_message_that_stays_in_the_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = carrier.Carrier._pieces
+    original = carrier.Carrier.pieces
 
     def forgetful(*given: Any) -> Any:
         return (batch.slice(1) for batch in original(*given))
 
-    monkeypatch.setattr(carrier.Carrier, "_pieces", forgetful)
+    monkeypatch.setattr(carrier.Carrier, "pieces", forgetful)
     assert "G7" in broken_guarantees(NOON)
 
 

@@ -266,14 +266,16 @@ def test_no_plan_and_no_progress_shows_a_key(
     spark: SparkSession, twins: Twins, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     twins.primary.queue()
+    twins.primary.queue("copies")
     twins.primary.send(QUEUE, BrokeredMessage(b"x"))
     key = twins.primary.connection.partition("SharedAccessKey=")[2].partition(";")[0]
     assert key
     table(spark, twins).explain("extended")
     query = (
         stream(spark, twins)
+        .select("body", "message_id")
         .writeStream.format("twinbus")
-        .options(connection=twins.primary.connection, queue=QUEUE)
+        .options(connection=twins.primary.connection, queue="copies")
         .option("checkpointLocation", str(tmp_path / "c"))
         .start()
     )

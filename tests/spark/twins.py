@@ -153,8 +153,7 @@ class Twins(Closable):
         """Run a syphon once, to its end."""
         with Syphon(self.settings(**changes), once=True) as syphon:
             assert syphon.wait(DEADLINE_S), "it did not end"
-            syphon.progress  # noqa: B018 - must be readable
-            return syphon
+        return syphon
 
     def close(self) -> None:
         self.primary.close()

@@ -100,8 +100,13 @@ class Settings:
         )
 
 
-def _find_connection(connection: str | None, file: Path | None) -> str:
-    """Return the connection string, wherever it was put."""
+def find_connection(
+    connection: str | None,
+    file: Path | None,
+    variable: str = CONNECTION,
+    option: str = "--connection",
+) -> str:
+    """Return a connection string, wherever it was put."""
     if connection is not None:
         return connection
     if file is not None:
@@ -110,14 +115,14 @@ def _find_connection(connection: str | None, file: Path | None) -> str:
         try:
             return file.read_text(encoding="utf-8").strip()
         except OSError as error:  # without the name: it may be a connection string by mistake
-            raise click.UsageError(f"--connection-file cannot be read: {error.strerror}") from error
+            raise click.UsageError(f"{option}-file cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise click.UsageError("--connection-file is not a text") from error
-    found = os.environ.get(CONNECTION, "").strip()
+            raise click.UsageError(f"{option}-file is not a text") from error
+    found = os.environ.get(variable, "").strip()
     if not found:
         raise click.UsageError(
-            f"which namespace? Set {CONNECTION}, or give --connection-file FILE, or "
-            "--connection 'Endpoint=...' (which other users of this machine can see)"
+            f"which namespace? Set {variable}, or give {option}-file FILE, or "
+            f"{option} 'Endpoint=...' (which other users of this machine can see)"
         )
     return found
 
@@ -159,7 +164,7 @@ def talks_to_namespace(command: _F) -> _F:
         as_json: bool,
         **options: Any,
     ) -> Any:
-        settings = Settings(_find_connection(connection, connection_file), timeout, as_json)
+        settings = Settings(find_connection(connection, connection_file), timeout, as_json)
         return command(*args, settings=settings, **options)
 
     wrapped.__name__ = command.__name__

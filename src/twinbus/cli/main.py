@@ -11,6 +11,7 @@ from twinbus.cli.keys import keys
 from twinbus.cli.messages import dead_letter, peek, receive, send
 from twinbus.cli.serve import serve
 from twinbus.cli.simulate import simulate
+from twinbus.cli.syphon import syphon
 from twinbus.errors import MessagingError
 
 _EPILOG = """\b
@@ -39,6 +40,7 @@ for command in (
     peek,
     dead_letter,
     keys,
+    syphon,
     simulate,
 ):
     root.add_command(command)

@@ -9,6 +9,7 @@ goes to one task of a batch, with its ranges in order.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from twinbus.broker.commands import RangeLease
 from twinbus.limits import HELD_RANGES
@@ -24,7 +25,19 @@ class Task:
 
     queue: str
     ranges: tuple[Range, ...]
-    held_back: tuple[str, ...]  # destinations to pass over
+    held_back: tuple[str, ...] = ()  # destinations to pass over
+    on_trial: tuple[str, ...] = ()  # destinations to try in the first range that has any of theirs
+
+    def to_json(self) -> list[Any]:
+        """Return it as offsets and the desk keep it."""
+        ranges = [[one.epoch, one.first, one.last] for one in self.ranges]
+        return [self.queue, ranges, list(self.held_back), list(self.on_trial)]
+
+    @classmethod
+    def from_json(cls, value: list[Any]) -> "Task":
+        """Return a task that was kept."""
+        queue, ranges, held_back, on_trial = value
+        return cls(queue, tuple(Range(*one) for one in ranges), tuple(held_back), tuple(on_trial))
 
 
 @dataclass(slots=True)
@@ -45,10 +58,6 @@ class _Held:
         """Whether it was never carried."""
         return not self.kept and not self.retry_at
 
-    def is_ready(self, held_back: set[str], now: int) -> bool:
-        """Whether carrying it may move something."""
-        return self.retry_at <= now and (not self.kept or not held_back.issuperset(self.kept))
-
 
 @dataclass(slots=True)
 class _Queue:
@@ -64,6 +73,7 @@ class Absorbed:
     dead_lettered: int
     new_troubles: Sequence[Trouble]
     ended_troubles: Sequence[str]
+    surplus: Sequence[tuple[str, int]]  # leases of no use any more
 
 
 class Book:
@@ -122,17 +132,15 @@ class Book:
         tasks = []
         for path, queue in self._queues.items():
             tried_here = self._tried_here(queue, on_trial)
-            held_back = waiting | (on_trial - tried_here)
-            ready = [
-                held.range
-                for held in queue.ranges
-                if held.is_ready(held_back, now) and (held.is_fresh or not fresh_only)
-            ]
-            if ready:
+            held_back = tuple(sorted(waiting | (on_trial - tried_here)))
+            ready = list(_ready(queue.ranges, set(held_back), tried_here, now))
+            ranges = [held.range for held in ready if held.is_fresh or not fresh_only]
+            if ranges:
                 on_trial -= tried_here
                 waiting |= tried_here  # by this queue alone
-                parts = [(one,) for one in ready] if split else [tuple(ready)]
-                tasks += [Task(path, part, tuple(sorted(held_back))) for part in parts]
+                parts = [(one,) for one in ranges] if split else [tuple(ranges)]
+                tried = tuple(sorted(tried_here))
+                tasks += [Task(path, part, held_back, tried) for part in parts]
         return tasks
 
     def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
@@ -165,6 +173,7 @@ class Book:
     def absorb(self, outcomes: Iterable[Carried], now: int) -> Absorbed:
         """Learn what became of ranges."""
         moved = dead = 0
+        surplus: list[tuple[str, int]] = []
         new: list[Trouble] = []
         ended: list[str] = []
         for carried in outcomes:
@@ -176,31 +185,41 @@ class Book:
                 trouble = self._destinations.failed(destination, failure, now)
                 if trouble.failures == 1 and destination not in flowed:
                     new.append(trouble)
-            self._put_back(carried, now)
-        return Absorbed(moved, dead, new, ended)
+            surplus += self._put_back(carried, now)
+        return Absorbed(moved, dead, new, ended, surplus)
 
-    def _put_back(self, carried: Carried, now: int) -> None:
-        """Keep what is left of a range at hand, or let it go."""
+    def _put_back(self, carried: Carried, now: int) -> list[tuple[str, int]]:
+        """Keep what is left of a range at hand, or let it go; return leases of no use any more."""
         queue = self._queues.get(carried.queue)
         held = next((h for h in queue.ranges if h.range == carried.range), None) if queue else None
         if queue is None or held is None:
-            return
-        if carried.unread is not None and carried.unread.code != _STALE:
+            return []
+        if carried.unread is not None:
+            if carried.unread.code == _STALE:
+                return self.lose(carried.queue, carried.range.epoch)
             held.retry_at = now + self._retry_us
-        elif carried.kept and carried.unread is None:
+        elif carried.kept:
             held.kept = {canonical(name): count for name, count in carried.kept.items()}
             held.retry_at = 0
         else:
             queue.ranges.remove(held)
+        return []
 
     def leases(self) -> list[tuple[str, int]]:
         """Return every lease at hand."""
         return [(path, epoch) for path in self._queues for epoch in self.epochs(path)]
 
-    def lose(self, queue: str, epoch: int) -> None:
-        """Forget a lease that is over."""
-        held = self._queues[queue].ranges
-        held[:] = [one for one in held if one.range.epoch != epoch]
+    def lose(self, queue: str, epoch: int) -> list[tuple[str, int]]:
+        """Forget a lease that is over; return those behind it, which another may not wait for.
+
+        Whoever leases it next is to find what comes after it, too, or it would be overtaken.
+        """
+        epochs = self.epochs(queue)
+        if epoch not in epochs:
+            return []
+        at = epochs.index(epoch)
+        del self._queues[queue].ranges[at:]
+        return [(queue, later) for later in epochs[at + 1 :]]
 
     def clear(self, queue: str) -> list[int]:
         """Forget the leases of a queue, and return them."""
@@ -222,3 +241,21 @@ class Book:
     def oldest_us(self) -> int | None:
         """When the oldest message at hand was diverted."""
         return min((held.oldest_us for held in self._held()), default=None)
+
+
+def _ready(
+    ranges: Iterable[_Held], held_back: set[str], on_trial: set[str], now: int
+) -> Iterator[_Held]:
+    """Give the ranges of a queue of which something may move, in order.
+
+    A destination on trial is tried in one range, not in all that wait for it. What could not be
+    read is not overtaken.
+    """
+    untried = set(on_trial)
+    for held in ranges:
+        if held.retry_at > now:
+            return
+        movable = set(held.kept) - held_back
+        if not held.kept or movable - on_trial or movable & untried:
+            untried -= movable
+            yield held

@@ -9,7 +9,7 @@ primary recognises what it took before.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from twinbus.errors import (
     InvalidOperationError,
     MessagingError,
     OperationTimeoutError,
+    QuotaExceededError,
 )
 from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT
 from twinbus.message import Int64s, body_bytes
@@ -53,6 +54,9 @@ class Failure:
     text: str
 
 
+OVERTAKING = Failure("Overtaking", "what lies before it could not be read")
+
+
 @dataclass(slots=True)
 class Carried:
     """What became of a range; what is not named here was not there any more."""
@@ -67,6 +71,19 @@ class Carried:
     unread: Failure | None = None  # the secondary did not hand it out whole, or not settle it
     reading_s: float = 0.0  # waited for the secondary
     sending_s: float = 0.0  # waited for the primary
+
+    def merge(self, other: "Carried") -> None:
+        """Add what another worker says of the same range."""
+        self.completed += other.completed
+        self.poison += other.poison
+        self.failures |= other.failures
+        self.reading_s += other.reading_s
+        self.sending_s += other.sending_s
+        for name, count in other.kept.items():
+            self.note_kept(name, count)
+        for name, (messages, size) in other.moved.items():
+            before = self.moved.get(name, (0, 0))
+            self.moved[name] = (before[0] + messages, before[1] + size)
 
     def note_moved(self, destination: str, numbers: Int64s, size: int) -> None:
         """Count messages that are home."""
@@ -127,15 +144,30 @@ class Carrier:
         self._secondary = secondary
 
     def carry(
-        self, queue: str, ranges: Sequence[Range], held_back: Sequence[str] = ()
+        self,
+        queue: str,
+        ranges: Sequence[Range],
+        held_back: Iterable[str] = (),
+        on_trial: Iterable[str] = (),
     ) -> list[Carried]:
-        """Carry ranges of a queue, in their order; destinations held back are passed over."""
-        blocked = {canonical(path) for path in held_back}
-        return [self._carry(queue, one, blocked) for one in ranges]
+        """Carry ranges of a queue, in their order.
+
+        Destinations held back are passed over; those on trial from the second range on that has
+        messages of theirs. What cannot be read is not overtaken.
+        """
+        blocked, tried = set(held_back), set(on_trial)
+        done: list[Carried] = []
+        for one in ranges:
+            if done and done[-1].unread is not None:
+                done.append(Carried(queue, one, unread=OVERTAKING))
+                continue
+            done.append(self._carry(queue, one, blocked))
+            blocked |= tried & {canonical(name) for name in (*done[-1].moved, *done[-1].kept)}
+        return done
 
     def _carry(self, queue: str, leased: Range, blocked: set[str]) -> Carried:
         carried = Carried(queue, leased)
-        pieces = self._pieces(queue, leased)
+        pieces = self.pieces(queue, leased)
         try:
             while True:
                 began = time.monotonic()
@@ -148,7 +180,7 @@ class Carrier:
             carried.unread = failure_of(error)
         return carried
 
-    def _pieces(self, queue: str, leased: Range) -> Iterator[pa.RecordBatch]:
+    def pieces(self, queue: str, leased: Range) -> Iterator[pa.RecordBatch]:
         """Read a range piece by piece; the next is under way while one is at work."""
 
         def read(first: int) -> "Future[pa.RecordBatch]":
@@ -202,6 +234,11 @@ class Carrier:
             _reply_of(reply)
         except _REFUSED_FOR_GOOD as error:
             return self._put_aside(destination, run, error, carried)
+        except QuotaExceededError as error:
+            if len(run) > 1:  # a part may fit
+                return self._send_halves(destination, run, carried)
+            carried.failures[destination] = failure_of(error)
+            return 0
         except MessagingError as error:
             carried.failures[destination] = failure_of(error)
             return 0
@@ -219,6 +256,10 @@ class Carrier:
             why = f"{destination} on the primary refused it: {error.text}"
             carried.poison += [(number, why) for number in run.numbers.tolist()]
             return len(run)
+        return self._send_halves(destination, run, carried)
+
+    def _send_halves(self, destination: str, run: Run, carried: Carried) -> int:
+        """Send a run that was refused as a whole in two parts; return how many are done with."""
         middle = len(run) // 2
         done = 0
         for half in (run.slice(0, middle), run.slice(middle, len(run))):

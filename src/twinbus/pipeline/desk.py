@@ -3,7 +3,8 @@
 Spark runs a query's source, its sink and the application in processes of their own, all on the
 driver's machine. Here they leave each other what Spark does not carry:
 
-    outcome-<batch>.json   the sink for the planner    what became of the ranges of a batch
+    tasks.json             the planner for the sink    what the batch under way carries
+    outcome-<batch>.json   the sink for the planner    what became of it
     progress.json          the planner for the rest    numbers for people, and notes to log
     stop                   the application             no new batch, please
 
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Failure, Range
 
 _KEPT_NOTES = 200
@@ -67,7 +69,15 @@ class Desk:
     folder: Path
     _notes: list[Note] = field(default_factory=list)
 
-    # -- outcomes ----------------------------------------------------------------------------------
+    # -- batches ----------------------------------------------------------------------------------
+
+    def put_tasks(self, tasks: list[Task]) -> None:
+        """Leave what the next batch carries."""
+        self._put("tasks.json", [task.to_json() for task in tasks])
+
+    def tasks(self) -> list[Task]:
+        """Return what the batch under way carries."""
+        return [Task.from_json(v) for v in json.loads((self.folder / "tasks.json").read_bytes())]
 
     def put_outcome(self, batch: int, outcomes: list[Carried]) -> None:
         """Leave what a batch came to; again after a repeated batch."""

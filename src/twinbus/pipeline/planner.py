@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -30,7 +30,7 @@ from twinbus.pipeline.destinations import Destinations
 from twinbus.wakeup import Wakeup
 
 _RATE_WINDOW_US = 10 * SECOND_US
-_GATHER_S = 0.05  # after the first grant
+_GATHER_S = 0.05  # that a queue gets to answer before the others go without it
 _GRACE_S = 2.0  # for the leases to be given back at the end
 
 
@@ -92,23 +92,24 @@ class Planner:
             while self._granted:
                 queue, lease = self._granted.popleft()
                 self._release(queue, lease.epoch)
+        if tasks:
+            self._desk.put_tasks(tasks)
         self._tell(batches=self._progress.batches + bool(tasks))
         return tasks
 
     def _await_tasks(self, patience_s: float) -> list[Task]:
         deadline = time.monotonic() + patience_s
         while True:
-            self._ask_all(SYPHON_POLL)
+            wait(self._ask_all(SYPHON_POLL), _GATHER_S)  # where something waits, it is there now
             tasks = self._take()
             left_s = deadline - time.monotonic()
             if tasks or left_s <= 0:
                 return tasks
             if self._wakeup.wait(self._pause_s(left_s)) and self._granted:
-                time.sleep(min(_GATHER_S, left_s))  # the other queues answer, too
+                time.sleep(min(_GATHER_S, left_s))  # what is diverted together comes together
 
     def _tasks_at_once(self) -> list[Task]:
-        for reply in self._ask_all(timedelta(0)):
-            _wait_for(reply)
+        wait(self._ask_all(timedelta(0)), _GRACE_S)
         return self._take(fresh_only=True)
 
     def _take(self, *, fresh_only: bool = False) -> list[Task]:
@@ -144,6 +145,8 @@ class Planner:
         with self._lock:
             now = self._clock.now_us()
             absorbed = self._book.absorb(outcomes, now)
+            for lease in absorbed.surplus:
+                self._release(*lease)
             self._count(outcomes, absorbed, now)
         for trouble in absorbed.new_troubles:
             self._desk.note(
@@ -163,29 +166,30 @@ class Planner:
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def _request(self, queue: str, wait: timedelta) -> LeaseRange:
+    def _request(self, queue: str, patience: timedelta) -> LeaseRange:
         settings = self._settings
         return LeaseRange(
             queue,
             settings.owner,
             settings.range_messages,
             duration=settings.lease,
-            wait=wait,
+            wait=patience,
             past=self._book.epochs(queue),
         )
 
-    def _ask_all(self, wait: timedelta) -> "list[Future[RangeLease | None]]":
-        """Ask every queue for its next range that is not being asked."""
+    def _ask_all(self, patience: timedelta) -> "list[Future[RangeLease | None]]":
+        """Ask every queue for its next range that is not being asked, and has not answered."""
         with self._lock:
             now = self._clock.now_us()
+            busy = self._polls | {queue for queue, _ in self._granted}
             wanted = [
                 queue
                 for queue in self._book.queues
-                if queue not in self._polls
+                if queue not in busy
                 and self._book.has_room(queue)
                 and self._pauses.get(queue, (0, 0))[1] <= now
             ]
-            requests = {queue: self._request(queue, wait) for queue in wanted}
+            requests = {queue: self._request(queue, patience) for queue in wanted}
             self._polls.update(wanted)
         replies = []
         for queue, request in requests.items():
@@ -244,7 +248,8 @@ class Planner:
     def _on_renewed(self, queue: str, epoch: int, reply: "Future[datetime]") -> None:
         if isinstance(reply.exception(), StaleEpochError):
             with self._lock:
-                self._book.lose(queue, epoch)
+                for lease in self._book.lose(queue, epoch):
+                    self._release(*lease)
 
     def start_keeping(self) -> None:
         """Keep the leases from now on, in a thread."""
@@ -261,8 +266,7 @@ class Planner:
         self._is_closed.set()
         with self._lock:
             leases = self._book.leases()
-        for reply in [self._secondary.submit(ReleaseRange(*lease)) for lease in leases]:
-            _wait_for(reply)
+        wait([self._secondary.submit(ReleaseRange(*lease)) for lease in leases], _GRACE_S)
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -317,9 +321,3 @@ class Planner:
                 trouble=trouble.failure.text if trouble else None,
                 retry_at=trouble.due / SECOND_US if trouble else None,
             )
-
-
-def _wait_for(reply: "Future[Any]") -> None:
-    """Wait for a reply, whatever it is, but not for long."""
-    with suppress(MessagingError, TimeoutError):
-        reply.result(_GRACE_S)

@@ -120,9 +120,7 @@ def _split(first: int, last: int, parts: int, epoch: int = 0) -> list[NumberPart
     """Return a range in parts of about the same length."""
     parts = min(parts, last - first + 1)
     bounds = [first + (last + 1 - first) * part // parts for part in range(parts + 1)]
-    return [
-        NumberPartition(low, high - 1, epoch) for low, high in itertools.pairwise(bounds)
-    ]
+    return [NumberPartition(low, high - 1, epoch) for low, high in itertools.pairwise(bounds)]
 
 
 # -- a snapshot ------------------------------------------------------------------------------------

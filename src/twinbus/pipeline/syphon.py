@@ -5,6 +5,7 @@ The work is in the query's processes (syphon_query.py); what they tell comes by 
 """
 
 import logging
+import re
 import secrets
 import tempfile
 import threading
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from twinbus.pipeline.transform_query import Transform
+
 _log = logging.getLogger("twinbus.syphon")
 _LOOK_S = 0.25  # how often the query is looked after
 _PAUSES_S = (1.0, 2.0, 5.0, 15.0)  # before a query that failed is started again
@@ -56,6 +59,7 @@ class SyphonSettings:
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
     range_messages: int = RANGE_MESSAGES  # of a queue in one batch
     ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
+    transform: "str | Transform | None" = None  # module:function, or a function
     master: str | None = None  # of Spark; None: this machine
     conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
 
@@ -118,6 +122,7 @@ class Syphon(Closable):
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._own_session: SparkSession | None = None
+        self._last_progress: SyphonProgress | None = None
         try:
             self._session = self._find_or_start_session()
             self._query = self._start_query()
@@ -136,21 +141,27 @@ class Syphon(Closable):
         return self._own_session
 
     def _start_query(self) -> "StreamingQuery":
-        from twinbus.pipeline.syphon_query import (  # noqa: PLC0415 - Spark is there only now
-            SYPHON_FORMAT,
-            SyphonDataSource,
-            SyphonOptions,
+        from twinbus.pipeline import (  # noqa: PLC0415 - Spark is there only now
+            syphon_query,
+            transform_query,
         )
 
-        self._session.dataSource.register(SyphonDataSource)
-        settings = self._settings
-        options = SyphonOptions(
+        settings, transform = self._settings, self._settings.transform
+        if isinstance(transform, str):
+            transform = transform_query.load_transform(transform)
+        source = syphon_query.SyphonDataSource
+        if transform is not None:
+            source = transform_query.TransformDataSource
+        self._session.dataSource.register(source)
+        options = syphon_query.SyphonOptions(
             settings.primary, settings.secondary, self._desk.folder, settings.planner(self._owner)
         ).to_options()
-        ranges = self._session.readStream.format(SYPHON_FORMAT).options(**options).load()
+        rows = self._session.readStream.format(source.name()).options(**options).load()
+        if transform is not None:
+            rows = transform(rows)
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
         writer = (
-            ranges.writeStream.format(SYPHON_FORMAT)
+            rows.writeStream.format(source.name())
             .options(**options)
             .queryName(self._owner)
             .option("checkpointLocation", str(checkpoint))
@@ -163,8 +174,8 @@ class Syphon(Closable):
 
     @property
     def progress(self) -> SyphonProgress:
-        """How far it is."""
-        return self._desk.progress()[0]
+        """How far it is, or was when it ended."""
+        return self._last_progress or self._desk.progress()[0]
 
     @property
     def query_progress(self) -> Any:
@@ -254,13 +265,16 @@ class Syphon(Closable):
         with suppress(Exception):
             if self._own_session is not None:
                 self._own_session.stop()
+        self._last_progress = self.progress
         self._folder.cleanup()
 
 
 def _short(error: Exception) -> str:
-    """Return the line of an error of Spark that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """Return the line of an error of Spark that says what happened: ours, if it was one of ours."""
+    text = str(error)
+    ours = re.findall(r"^\s*twinbus\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (ours or lines or [type(error).__name__])[0]
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:

@@ -32,6 +32,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from twinbus.broker.commands import SettleRange
 from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.pipeline.book import Task
@@ -51,9 +52,13 @@ _RANGES = pa.schema(
         ("first", pa.int64()),
         ("last", pa.int64()),
         ("held_back", pa.list_(pa.string())),
+        ("on_trial", pa.list_(pa.string())),
     ]
 )
-RANGES_DDL = "queue string, epoch bigint, first bigint, last bigint, held_back array<string>"
+RANGES_DDL = (
+    "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
+    "on_trial array<string>"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class SyphonOptions:
         )
         folder = Path(options["folder"])
         return cls(options["primary"], options["secondary"], folder, settings)
+
+    def carrier(self) -> Carrier:
+        """Return what carries between the two, in whichever process."""
+        return Carrier(namespace_of(self.primary), namespace_of(self.secondary))
 
 
 class SyphonDataSource(DataSource):
@@ -154,11 +163,11 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = self._planner.next_tasks(PATIENCE_S, once=self._once)
         if not tasks:
             return start
-        return {"batch": start["batch"] + 1, "tasks": [_to_json(task) for task in tasks]}
+        return {"batch": start["batch"] + 1, "tasks": [task.to_json() for task in tasks]}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch; of an old one after a restart, whose leases are over."""
-        return [TaskPartition(_from_json(value)) for value in end["tasks"]]
+        return [TaskPartition(Task.from_json(value)) for value in end["tasks"]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Hand the ranges of a task on."""
@@ -171,6 +180,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "first": one.first,
                 "last": one.last,
                 "held_back": list(task.held_back),
+                "on_trial": list(task.on_trial),
             }
             for one in task.ranges
         ]
@@ -180,16 +190,6 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give the leases back."""
         if self._planner is not None:
             self._planner.close()
-
-
-def _to_json(task: Task) -> list[Any]:
-    ranges = [[one.epoch, one.first, one.last] for one in task.ranges]
-    return [task.queue, ranges, list(task.held_back)]
-
-
-def _from_json(value: list[Any]) -> Task:
-    queue, ranges, held_back = value
-    return Task(queue, tuple(Range(*one) for one in ranges), tuple(held_back))
 
 
 @dataclass
@@ -207,14 +207,14 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CarriedMessage:
         """Carry the ranges of a task home, in a worker."""
-        options = self._options
-        carrier = Carrier(namespace_of(options.primary), namespace_of(options.secondary))
+        carrier = self._options.carrier()
         carried: list[Carried] = []
         for batch in iterator:
             rows = batch.to_pylist()
             if rows:
                 ranges = [Range(row["epoch"], row["first"], row["last"]) for row in rows]
-                carried += carrier.carry(rows[0]["queue"], ranges, rows[0]["held_back"])
+                task = rows[0]  # all are of one
+                carried += carrier.carry(task["queue"], ranges, task["held_back"], task["on_trial"])
         return CarriedMessage(carried)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -232,13 +232,15 @@ class RangeWriter(DataSourceStreamArrowWriter):
     def _settle(self, carried: Carried) -> None:
         """Settle a range; what cannot be settled now is carried again, and recognised."""
         release = not carried.kept and carried.unread is None
-        command = settlement(carried, release=release)
         try:
-            namespace_of(self._options.secondary).ask(command, _SETTLE_TIMEOUT_S)
+            self._ask(settlement(carried, release=release))
         except StaleEpochError:
             pass  # whoever has it now carries it again
         except MessagingError as error:
             carried.unread = failure_of(error)
+
+    def _ask(self, command: SettleRange) -> None:
+        namespace_of(self._options.secondary).ask(command, _SETTLE_TIMEOUT_S)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave everything as it is: the batch is carried again."""

@@ -1,0 +1,224 @@
+"""`twinbus syphon`: brings diverted messages home, on Spark."""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from twinbus.cli.context import ExitCode, Span, find_connection, print_json
+from twinbus.client.manager import NamespaceManager
+from twinbus.connection import ConnectionString
+from twinbus.limits import DEFAULT_RETRY_INTERVAL, SYPHON_LEASE
+from twinbus.pipeline.desk import SyphonProgress
+from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
+from twinbus.spans import format_span
+
+PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
+_SHOW_S = 0.5
+_LINE_EVERY = 10  # looks, where it is no terminal
+
+
+def _conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise click.BadParameter("give settings of Spark as name=value")
+    return {name: value for name, _, value in pairs}
+
+
+def _end(name: str, what: str) -> Callable[[Any], Any]:
+    """Return the options that say where one of the two namespaces is."""
+
+    def add(command: Any) -> Any:
+        command = click.option(
+            f"--{name}-file",
+            type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+            help=f"File with the connection string of the {what}.",
+        )(command)
+        return click.option(
+            f"--{name}",
+            metavar="TEXT",
+            help=f"Connection string of the {what}. Others can see it in the process list: prefer "
+            f"the file or TWINBUS_{name.upper()}.",
+        )(command)
+
+    return add
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  TWINBUS_PRIMARY='Endpoint=...' TWINBUS_SECONDARY='Endpoint=...' twinbus syphon
+  twinbus syphon --primary-file shop.txt --secondary-file backup.txt --once
+  twinbus syphon --primary-file shop.txt --secondary-file backup.txt --master spark://host:7077
+  twinbus syphon ... --transform orders.fixes:add_currency"""
+)
+@_end("primary", "primary, where messages go home to")
+@_end("secondary", "secondary, which has the backlog")
+@click.option("--master", help="Spark master, such as spark://host:7077 [default: this machine].")
+@click.option("--once", is_flag=True, help="Bring home what is there now, and end.")
+@click.option(
+    "--transform",
+    metavar="MODULE:FUNCTION",
+    help="Change messages on their way: a function from DataFrame to DataFrame.",
+)
+@click.option(
+    "--retry-interval",
+    type=Span(),
+    default=format_span(DEFAULT_RETRY_INTERVAL),
+    show_default=True,
+    help="When a destination that failed is tried again; pauses grow while it goes on failing.",
+)
+@click.option(
+    "--lease",
+    type=Span(),
+    default=format_span(SYPHON_LEASE),
+    show_default=True,
+    help="When other syphons take over what a dead one had.",
+)
+@click.option(
+    "--ranges-per-queue",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Split a deep backlog queue; above 1 a client's messages may overtake each other.",
+)
+@click.option(
+    "--conf", multiple=True, callback=_conf, metavar="NAME=VALUE", help="Setting of Spark."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
+def syphon(
+    primary: str | None,
+    primary_file: Path | None,
+    secondary: str | None,
+    secondary_file: Path | None,
+    master: str | None,
+    once: bool,
+    transform: str | None,
+    retry_interval: timedelta,
+    lease: timedelta,
+    ranges_per_queue: int,
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Bring diverted messages home: from the backlog queues to their entities on the primary.
+
+    Runs until it is interrupted, and finishes its batch then. Several may run at once: they share
+    the work. Killed at any moment, it loses and doubles nothing.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    home = find_connection(primary, primary_file, PRIMARY, "--primary")
+    away = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
+    with NamespaceManager.from_connection_string(away) as manager:
+        queues = find_backlog_queues(manager, ConnectionString.parse(home).name)
+    settings = SyphonSettings(
+        primary=home,
+        secondary=away,
+        queues=queues,
+        retry_interval=retry_interval,
+        lease=lease,
+        ranges_per_queue=ranges_per_queue,
+        transform=transform,
+        master=master,
+        conf=conf,
+    )
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
+    with Syphon(settings, once=once) as running:
+        progress = _follow(running, stopping, as_json=as_json)
+    _tell_end(progress, once=once)
+
+
+def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> SyphonProgress:
+    """Show how far it is until it ends or is to stop."""
+    console = Console(stderr=True)
+    lively = console.is_terminal and not as_json
+    with (
+        Live(console=console, refresh_per_second=4, transient=True)
+        if lively
+        else _Nothing() as live
+    ):
+        looks, told = 0, SyphonProgress()
+        while not stopping.is_set() and not running.wait(_SHOW_S):
+            progress = running.progress
+            if isinstance(live, Live):
+                live.update(_picture(progress))
+            elif (
+                looks % _LINE_EVERY == 0
+                and progress.moved + progress.waiting != told.moved + told.waiting
+            ):
+                _print_line(progress, as_json=as_json)
+                told = progress
+            looks += 1
+    if stopping.is_set():
+        click.echo("stopping after this batch ...", err=True)
+    progress = running.progress
+    _print_line(progress, as_json=as_json)
+    return progress
+
+
+class _Nothing:
+    """No picture."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def _print_line(progress: SyphonProgress, *, as_json: bool) -> None:
+    if as_json:
+        print_json(progress)
+    else:
+        click.echo(_line(progress))
+
+
+def _line(progress: SyphonProgress) -> str:
+    parts = [f"moved {progress.moved:,}", f"waiting {progress.waiting:,}"]
+    if progress.oldest_age_s is not None:
+        parts.append(f"oldest {format_span(timedelta(seconds=round(progress.oldest_age_s)))}")
+    if progress.rate:
+        parts.append(f"{progress.rate:,.0f} a second")
+    if progress.time_left_s is not None:
+        parts.append(f"{format_span(timedelta(seconds=round(progress.time_left_s)))} left")
+    if progress.dead_lettered:
+        parts.append(f"dead-lettered {progress.dead_lettered:,}")
+    troubles = [one for one in progress.destinations if one.trouble]
+    parts += [f"{one.path} holds {one.kept:,}: {one.trouble}" for one in troubles]
+    return "   ".join(parts)
+
+
+def _picture(progress: SyphonProgress) -> Group:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("destination", "moved", "waiting", "state"):
+        table.add_column(column, justify="left" if column in ("destination", "state") else "right")
+    for one in progress.destinations:
+        state = Text(one.trouble, style="red") if one.trouble else Text("flows", style="green")
+        table.add_row(Text(one.path), f"{one.moved:,}", f"{one.kept:,}", state)
+    return Group(Text(_line(progress)), table)
+
+
+def _tell_end(progress: SyphonProgress, *, once: bool) -> None:
+    """Say what is left to do, with an exit code that says the same."""
+    if progress.dead_lettered:
+        click.echo(
+            f"{progress.dead_lettered:,} message(s) could not go home; see why with `twinbus "
+            "dead-letter list` on the backlog queues of the secondary",
+            err=True,
+        )
+    if once and progress.waiting:
+        click.echo(f"{progress.waiting:,} message(s) are left in the backlog", err=True)
+        raise click.exceptions.Exit(ExitCode.TRY_AGAIN)
