@@ -33,8 +33,8 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-demo: $(READY) ## watch an application send on while its broker is killed with -9 and down
-	$(RUN) examples/survive_outage.py
+demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
+	$(RUN) examples/demo.py
 
 test: check ## run the checks and every test (under 10 minutes)
 	$(RUN) -m pytest

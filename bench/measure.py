@@ -5,11 +5,13 @@ median over the rounds is what counts.
 """
 
 import gc
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,49 @@ class Report:
         for goal in self.goals:
             print(goal)
         sys.exit(0 if all(goal.met for goal in self.goals) else 1)
+
+
+def processes() -> dict[int, tuple[int, str, float, float]]:
+    """Return of each process: its parent, its name, its seconds, and those of its dead children."""
+    found = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            before, _, after = file.read_text().rpartition(")")
+        except OSError:  # it ended just now
+            continue
+        fields = after.split()
+        user, system, dead_user, dead_system = (int(value) / tick for value in fields[11:15])
+        pid, _, name = before.partition(" (")
+        found[int(pid)] = int(fields[1]), name, user + system, dead_user + dead_system
+    return found
+
+
+class Others:
+    """What everybody else takes of the machine, from now on: all that is busy, less our processes.
+
+    Long measurements need it: somebody may begin in the middle.
+    """
+
+    def __init__(self) -> None:
+        self._before = self._times()
+
+    def share(self) -> float:
+        """Return their part of all cores since."""
+        whole, busy = (now - then for now, then in zip(self._times(), self._before, strict=True))
+        return max(busy, 0.0) / max(whole, 0.01)
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        ticks = [int(value) / os.sysconf("SC_CLK_TCK") for value in line.split()[1:9]]
+        table = processes()
+        ours = {os.getpid()}
+        while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
+            ours |= more
+        used = sum(sum(table[pid][2:]) for pid in ours)
+        idle = ticks[3] + ticks[4]  # and waiting for the disk
+        return sum(ticks), sum(ticks) - idle - used
 
 
 def timed(work: Callable[[], object]) -> float:

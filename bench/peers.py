@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Protocol, Self
 from measure import timed
 
 QUEUE = "orders"
+NODE = "bench@localhost"  # each RabbitMQ has an epmd of its own, so the name may repeat
 LOOPBACK = "127.0.0.1"
 START_S = 60
 STOP_S = 20
@@ -136,9 +137,12 @@ class RabbitMQ:
 
     SERVER: ClassVar = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, plugins: Sequence[str] = ()) -> None:
         self.name = "RabbitMQ"
+        self.port = 0  # known once started
         self._parent = folder
+        self._plugins = plugins
+        self._environment: Mapping[str, str] = {}
         self._stack = ExitStack()
         self._failure: str | None = None
         self._published = 0
@@ -161,8 +165,8 @@ class RabbitMQ:
                     tempfile.TemporaryDirectory(prefix="twinbus-bench-", dir=self._parent)
                 )
             )
-            port = self._start_server(stack, folder)
-            self._connect(stack, port)
+            self.port = self._start_server(stack, folder)
+            self._connect(stack, self.port)
             self._stack = stack.pop_all()
         return self
 
@@ -173,9 +177,11 @@ class RabbitMQ:
         """Send messages, each after the acknowledgement of the one before."""
         self._send(count, body, 1, 0)
 
-    def send_pipelined(self, count: int, body: bytes, window: int = 256) -> None:
+    def send_pipelined(
+        self, count: int, body: bytes, window: int = 256, queue: str = QUEUE
+    ) -> None:
         """Send messages with at most a window of them unacknowledged."""
-        self._send(count, body, window, window - 1)
+        self._send(count, body, window, window - 1, queue)
 
     def send_batches(self, count: int, body: bytes, batch: int = 1000) -> None:
         """Send a batch, wait for all its acknowledgements, then send the next."""
@@ -185,34 +191,47 @@ class RabbitMQ:
         """Drop everything that was sent."""
         self._ask(lambda done: self._channel.queue_purge(QUEUE, callback=done))
 
+    def declare(self, queue: str) -> int:
+        """Make a durable queue if it is not there; return how many messages wait in it."""
+        declared = self._ask(
+            lambda done: self._channel.queue_declare(queue, durable=True, callback=done)
+        )
+        return int(declared.method.message_count)
+
+    def evaluate(self, expression: str) -> None:
+        """Have the server evaluate Erlang: one call, where `rabbitmqctl` would take ten."""
+        control = str(self.SERVER.with_name("rabbitmqctl"))
+        command = [control, "--node", NODE, "eval", expression]
+        subprocess.run(command, env=self._environment, check=True, capture_output=True)
+
     def _start_server(self, stack: ExitStack, folder: Path) -> int:
         port, between_nodes, epmd_port = free_ports(3)
         (folder / "rabbitmq.conf").write_text(f"listeners.tcp.1 = {LOOPBACK}:{port}\n")
-        (folder / "plugins").write_text("[].\n")
+        (folder / "plugins").write_text(f"[{','.join(self._plugins)}].\n")
         epmd = shutil.which("epmd", path=SYSTEM_PATH)
         assert epmd
         start(stack, [epmd, "-address", LOOPBACK, "-port", str(epmd_port)], folder / "epmd.log")
-        environment = {
+        only_loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        self._environment = {
             "PATH": SYSTEM_PATH,
             "HOME": str(folder),  # the Erlang cookie
             "LANG": "C.UTF-8",
             "ERL_EPMD_ADDRESS": LOOPBACK,
             "ERL_EPMD_PORT": str(epmd_port),
-            "RABBITMQ_NODENAME": "bench@localhost",
+            "RABBITMQ_NODENAME": NODE,
             "RABBITMQ_DIST_PORT": str(between_nodes),
             "RABBITMQ_CONF_ENV_FILE": str(folder / "none"),
             "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
             "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
             "RABBITMQ_LOG_BASE": str(folder / "log"),
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}"
-            ),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-start_epmd false {only_loopback}",
+            "RABBITMQ_CTL_ERL_ARGS": f"-start_epmd false {only_loopback}",
             # The script then becomes the server, so that our child is the one to end.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
         log = folder / "server.log"
-        process = start(stack, [str(self.SERVER)], log, environment)
+        process = start(stack, [str(self.SERVER)], log, self._environment)
         wait_until_it_listens(process, port, log)
         return port
 
@@ -232,7 +251,7 @@ class RabbitMQ:
         self._channel = self._ask(lambda done: self._connection.channel(on_open_callback=done))
         self._channel.add_on_close_callback(lambda _, error: self._fail(f"closed: {error!r}"))
         self._ask(lambda done: self._channel.confirm_delivery(self._confirmed, callback=done))
-        self._ask(lambda done: self._channel.queue_declare(QUEUE, durable=True, callback=done))
+        self.declare(QUEUE)
 
     def _disconnect(self) -> None:
         if self._connection.is_open:
@@ -263,7 +282,9 @@ class RabbitMQ:
         self._turn_loop()
         return answers[0]
 
-    def _send(self, count: int, body: bytes, window: int, refill_at: int) -> None:
+    def _send(
+        self, count: int, body: bytes, window: int, refill_at: int, queue: str = QUEUE
+    ) -> None:
         """Fill the window each time no more than refill_at messages in it are unconfirmed."""
         last = self._published + count
         persistent = pika.BasicProperties(delivery_mode=2)
@@ -273,7 +294,7 @@ class RabbitMQ:
             if len(unconfirmed) > refill_at:
                 return
             while self._published < last and len(unconfirmed) < window:
-                publish("", QUEUE, body, persistent)
+                publish("", queue, body, persistent)
                 self._published += 1
                 unconfirmed.add(self._published)
             if not unconfirmed:
@@ -341,9 +362,11 @@ class Nats:
         """Send messages, each after the acknowledgement of the one before."""
         self._run(count, body, 1, 0)
 
-    def send_pipelined(self, count: int, body: bytes, window: int = 256) -> None:
+    def send_pipelined(
+        self, count: int, body: bytes, window: int = 256, queue: str = QUEUE
+    ) -> None:
         """Send messages with at most a window of them unacknowledged."""
-        self._run(count, body, window, window - 1)
+        self._run(count, body, window, window - 1, queue)
 
     def send_batches(self, count: int, body: bytes, batch: int = 1000) -> None:
         """Send a batch, wait for all its acknowledgements, then send the next."""
@@ -403,17 +426,30 @@ class Nats:
         if self._unacknowledged <= self._refill_at or self._failure:
             self._room.set()
 
-    def _run(self, count: int, body: bytes, window: int, refill_at: int) -> None:
-        self._runner.run(asyncio.wait_for(self._send(count, body, window, refill_at), SEND_S))
+    def add_stream(self, name: str, sources: Sequence[str] = ()) -> None:
+        """Make a stream in files, with a subject of its name; or one that copies others."""
+        origins = [nats.js.api.StreamSource(name=source) for source in sources]
+        where = {"sources": origins} if origins else {"subjects": [name]}
+        self._runner.run(self._stream.add_stream(name=name, storage="file", **where))
 
-    async def _send(self, count: int, body: bytes, window: int, refill_at: int) -> None:
+    def count(self, stream: str) -> int:
+        """Return how many messages a stream holds."""
+        return int(self._runner.run(self._stream.stream_info(stream)).state.messages)
+
+    def _run(
+        self, count: int, body: bytes, window: int, refill_at: int, queue: str = QUEUE
+    ) -> None:
+        sending = self._send(count, body, window, refill_at, queue)
+        self._runner.run(asyncio.wait_for(sending, SEND_S))
+
+    async def _send(self, count: int, body: bytes, window: int, refill_at: int, queue: str) -> None:
         """Fill the window each time no more than refill_at messages in it are unacknowledged."""
         self._refill_at = refill_at
         while count or self._unacknowledged:
             while count and self._unacknowledged < window:
                 count -= 1
                 self._unacknowledged += 1
-                await self._client.publish(QUEUE, body, self._inbox)
+                await self._client.publish(queue, body, self._inbox)
             if not count:
                 self._refill_at = 0
             self._room.clear()

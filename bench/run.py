@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("broker", "stores", "client", "pairing")
+BENCHMARKS = ("broker", "stores", "client", "pairing", "syphon")
 
 
 def main() -> None:

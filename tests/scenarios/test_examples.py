@@ -16,13 +16,3 @@ def test_a_broker_killed_in_the_middle_of_traffic_has_lost_nothing() -> None:
         text=True,
     )
     assert "lost 0   doubled 0" in told.stdout
-
-
-def test_an_application_goes_on_sending_while_its_broker_is_down() -> None:
-    script = EXAMPLES / "survive_outage.py"
-    told = subprocess.run(
-        [sys.executable, script, "--seconds", "0.5"], check=True, capture_output=True, text=True
-    )
-    assert "FailedOver" in told.stdout
-    assert "Returned" in told.stdout
-    assert "lost 0   doubled 0" in told.stdout

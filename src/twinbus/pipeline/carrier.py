@@ -69,6 +69,7 @@ class Carried:
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
     failures: dict[str, Failure] = field(default_factory=dict)  # of destinations that were tried
     unread: Failure | None = None  # the secondary did not hand it out whole, or not settle it
+    sends: int = 0  # operations on the primary
     reading_s: float = 0.0  # waited for the secondary
     sending_s: float = 0.0  # waited for the primary
 
@@ -77,6 +78,7 @@ class Carried:
         self.completed += other.completed
         self.poison += other.poison
         self.failures |= other.failures
+        self.sends += other.sends
         self.reading_s += other.reading_s
         self.sending_s += other.sending_s
         for name, count in other.kept.items():
@@ -229,6 +231,7 @@ class Carrier:
         self, destination: str, run: Run, reply: "Future[SendReceipt]", carried: Carried
     ) -> int:
         """Wait for a send; return how many messages are home or put aside: all, or it failed."""
+        carried.sends += 1
         began = time.monotonic()
         try:
             _reply_of(reply)

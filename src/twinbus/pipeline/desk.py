@@ -42,6 +42,7 @@ class SyphonProgress:
     at: float = 0.0  # seconds since 1970
     batches: int = 0
     moved: int = 0
+    sends: int = 0  # operations on the primary that moved them
     dead_lettered: int = 0
     waiting: int = 0  # in the backlog, as far as it was seen
     oldest_age_s: float | None = None  # of what waits

@@ -282,6 +282,7 @@ class Planner:
         self._progress = replace(
             before,
             moved=before.moved + absorbed.moved,
+            sends=before.sends + sum(carried.sends for carried in outcomes),
             dead_lettered=before.dead_lettered + absorbed.dead_lettered,
             reading_s=before.reading_s + sum(carried.reading_s for carried in outcomes),
             sending_s=before.sending_s + sum(carried.sending_s for carried in outcomes),

@@ -4,7 +4,9 @@ An application that has a session already keeps it: then nothing here is set.
 """
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,8 +64,17 @@ def start_session(
     builder = session_class.builder.appName("twinbus")
     for name, value in {**_settings(folder, master), **(conf or {})}.items():
         builder = builder.config(name, value)
-    with _environment(folder):
+    with _environment(folder), _own_interrupts():
         return builder.getOrCreate()
+
+
+@contextmanager
+def _own_interrupts() -> "Iterator[None]":
+    """Leave Ctrl-C to the application: Spark would take it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, before)
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:

@@ -1,0 +1,218 @@
+"""The people of the demo: paired applications that send, a consumer, and who writes it all down."""
+
+import os
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from shop import QUEUE
+
+from twinbus import (
+    BrokeredMessage,
+    Disposition,
+    HealthState,
+    MessagingError,
+    MessagingFactory,
+    NamespaceManager,
+    PairingEvent,
+    RetryPolicy,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from twinbus.lifetimes import Closable
+
+APPLICATIONS = 4
+BACKLOG_QUEUES = 10
+BATCH = 20  # orders of one send
+PACE_S = 0.05  # between the sends of one application
+QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))  # how long a send may try the primary
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Something that happened."""
+
+    at: float  # seconds since the beginning
+    text: str
+    mark: str | None = None  # its name on charts
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Totals at a moment."""
+
+    at: float
+    acknowledged: int
+    diverted: int
+    delivered: int
+    moved: int
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Writes down what happens, and what the namespaces metered."""
+
+    began: float = field(default_factory=time.monotonic)
+    told: list[Told] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    metered: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # place, kind, entity
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self.began
+
+    def tell(self, text: str, mark: str | None = None) -> None:
+        """Note something that happened."""
+        self.told.append(Told(self.now, text, mark))
+
+    def meter(self, connection: str, place: str) -> None:
+        """Add up what a namespace metered since it was started."""
+        with NamespaceManager.from_connection_string(connection) as manager:
+            for row in manager.read_meter().to_pylist():
+                self.metered[place, row["operation"], row["path"]] += row["count"]
+
+    def at(self, mark: str) -> float:
+        """Return when something marked happened; the end when it did not."""
+        return next((one.at for one in self.told if one.mark == mark), self.now)
+
+
+class Fleet(Closable):
+    """Applications with a paired factory each, sending at a steady pace."""
+
+    size = APPLICATIONS
+
+    def __init__(self, primary: str, secondary: str, recorder: Recorder) -> None:
+        self.acknowledged: list[str] = []
+        self.longest_wait_s = 0.0
+        self.raised = 0
+        self._recorder = recorder
+        self._stop = threading.Event()
+        self._factories = [
+            MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
+            for _ in range(APPLICATIONS)
+        ]
+        self._pairings = [
+            factory.pair_namespace(_options(secondary)) for factory in self._factories
+        ]
+        self._pairings[0].on_event(self._hear)  # the others say the same
+        self._threads = [
+            threading.Thread(target=self._send, args=(f"app{at}", factory), daemon=True)
+            for at, factory in enumerate(self._factories)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _hear(self, event: PairingEvent) -> None:
+        name = type(event).__name__
+        words = {
+            "FailedOver": ("sends are diverted to the backlog", "diverted"),
+            "Returned": ("a ping got through: sends go to the primary again", "returned"),
+        }
+        if name in words:
+            self._recorder.tell(*words[name])
+
+    def _send(self, name: str, factory: MessagingFactory) -> None:
+        with factory.create_message_sender(QUEUE) as orders:
+            number = 0
+            while not self._stop.wait(PACE_S):
+                batch = [
+                    BrokeredMessage(os.urandom(1024), message_id=f"{name}.{number + at}")
+                    for at in range(BATCH)
+                ]
+                number += BATCH
+                began = time.monotonic()
+                try:
+                    orders.send_batch(batch)
+                except MessagingError:
+                    self.raised += 1
+                    continue
+                finally:
+                    self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began)
+                self.acknowledged += [order.message_id for order in batch]
+
+    @property
+    def diverted(self) -> int:
+        """How many orders went to the backlog."""
+        return sum(one.diverted for pairing in self._pairings for one in pairing.status())
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every application sends to the primary."""
+        states = [one.state for pairing in self._pairings for one in pairing.status()]
+        return all(state is HealthState.HEALTHY for state in states)
+
+    def stop(self) -> None:
+        """Let every application finish its send."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def close(self) -> None:
+        """Stop, and let go of the namespaces."""
+        self.stop()
+        for factory in self._factories:
+            factory.close()
+
+
+def _options(secondary: str) -> SendAvailabilityPairedNamespaceOptions:
+    options = SendAvailabilityPairedNamespaceOptions(
+        NamespaceManager.from_connection_string(secondary),
+        MessagingFactory.from_connection_string(secondary),
+        backlog_queue_count=BACKLOG_QUEUES,
+        failover_interval=timedelta(0),
+    )
+    options.ping_primary_interval = timedelta(seconds=1)
+    return options
+
+
+class Consumer(Closable):
+    """Receives from the primary, through all its troubles."""
+
+    def __init__(self, primary: str, recorder: Recorder) -> None:
+        self.deliveries: Counter[str] = Counter()  # by message_id, each place in the queue once
+        self.redelivered = 0  # the same place once more: its completion was lost with the broker
+        self._seen: set[int] = set()
+        self._recorder = recorder
+        self._stop = threading.Event()
+        self._factory = MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        with self._factory.create_message_receiver(QUEUE) as orders:
+            while not self._stop.is_set():
+                try:
+                    batch = orders.receive_columns(1000, timedelta(seconds=0.5))
+                    if batch.num_rows:
+                        orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
+                except MessagingError:
+                    time.sleep(0.2)
+                    continue
+                self._count(
+                    batch.column("sequence_number").to_pylist(),
+                    batch.column("message_id").to_pylist(),
+                )
+
+    def _count(self, places: list[int], orders: list[str]) -> None:
+        for place, order in zip(places, orders, strict=True):
+            if place in self._seen:
+                self.redelivered += 1
+            else:
+                self._seen.add(place)
+                self.deliveries[order] += 1
+
+    def has_all(self, acknowledged: list[str]) -> bool:
+        """Whether every acknowledged order was delivered."""
+        return all(order in self.deliveries for order in acknowledged)
+
+    def stop(self) -> None:
+        """Finish the receive under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and let go of the namespace."""
+        self.stop()
+        self._factory.close()

@@ -1,0 +1,563 @@
+"""Kill -9 everything a syphon is made of and talks to, while messages are diverted all the time.
+
+    python -m tests.soak.syphon_kill --kills 40 [--seed 7]
+
+Two servers and a `twinbus syphon` with its own Spark are processes; clients divert into backlog
+queues, each into one, and number what they send. The dead are started again, as by a supervisor.
+In the end every message is on the primary once, in the order its client sent it, and the backlog
+is empty. What runs is found by a mark in its environment: all of it ends with this process.
+"""
+
+import argparse
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from tests.soak.pairing_site import PRIMARY, named
+from tests.soak.server_process import ServerProcess
+from twinbus import (
+    BrokeredMessage,
+    MessageSender,
+    MessagingError,
+    MessagingFactory,
+    NamespaceManager,
+    RetryPolicy,
+)
+from twinbus.broker.commands import Origin
+from twinbus.broker.transfers import sender_source
+from twinbus.message import to_batch
+from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue, diverted
+from twinbus.pairing.cancelling import pages
+
+DESTINATIONS = ("orders", "invoices", "returns")
+QUEUES = tuple(backlog_queue_path(PRIMARY, index) for index in range(4))
+CLIENTS = 8  # two for each backlog queue
+PACE_S = 0.1  # between the sends of one client
+BATCHES = (1, 1, 5, 20, 50)  # messages of a send
+DEADLINE_S = 120.0  # of every wait: far longer than anything here takes
+MARK = "TWINBUS_SOAK"
+_SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
+_GUARD = [sys.executable, "-c", "from tests.soak.syphon_kill import guard; guard()"]
+_PATIENT = RetryPolicy(  # outlasts a server that is killed and started again
+    operation_timeout=timedelta(seconds=DEADLINE_S),
+    min_backoff=timedelta(milliseconds=20),
+    max_backoff=timedelta(milliseconds=200),
+)
+
+
+class Victim(StrEnum):
+    """What is killed."""
+
+    WORKER = "worker"  # a Python process of Spark: it plans, carries or settles
+    PRIMARY = "primary"
+    SECONDARY = "secondary"
+    DRIVER = "driver"  # the command; the rest finds out by itself
+    MACHINE = "machine"  # the command, its Spark and all workers at once
+    JVM = "jvm"  # Spark; the command finds out by itself
+
+
+WEIGHTS = {  # the last three cost a start of Spark
+    Victim.WORKER: 8,
+    Victim.PRIMARY: 5,
+    Victim.SECONDARY: 5,
+    Victim.DRIVER: 1,
+    Victim.MACHINE: 1,
+    Victim.JVM: 1,
+}
+
+
+def plan(kills: int, generator: random.Random) -> list[Victim]:
+    """Choose the victims: each kind once, then by weight."""
+    once = generator.sample(list(WEIGHTS), len(WEIGHTS))
+    more = generator.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(kills - len(once), 0))
+    return [*once, *more][:kills]
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Return when a condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
+        time.sleep(0.1)
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One that carries our mark."""
+
+    pid: int
+    command: tuple[str, ...]
+
+    @property
+    def is_jvm(self) -> bool:
+        return bool(self.command) and self.command[0].endswith("java")
+
+    @property
+    def is_worker(self) -> bool:
+        return any(part.startswith("pyspark.") for part in self.command)
+
+    @property
+    def name(self) -> str:
+        """What it is, for people: of a worker, the modules it runs."""
+        modules = [part.removeprefix("pyspark.") for part in self.command if "pyspark." in part]
+        return " ".join(modules) if self.is_worker else Path(self.command[0]).name
+
+    def kill(self) -> None:
+        """End it with no warning."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[Process]:
+    """Return the processes whose mark begins so, the youngest last."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):  # it ended, or it is none of ours
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                if any(variable.startswith(wanted) for variable in variables):
+                    command = (folder / "cmdline").read_text().rstrip("\0").split("\0")
+                    found.append(Process(int(folder.name), tuple(command)))
+    return sorted(found, key=lambda process: process.pid)
+
+
+def end_all(mark: str) -> None:
+    """Kill every process whose mark begins so, and those they start meanwhile."""
+    while found := marked(mark):
+        for process in found:
+            process.kill()
+        time.sleep(0.05)
+
+
+def guard() -> None:
+    """Wait for the end of the process that started this one, then end what it left."""
+    mark = sys.stdin.readline().strip()
+    sys.stdin.read()
+    end_all(mark)
+
+
+@contextmanager
+def marking() -> Iterator[str]:
+    """Mark every process that is started within; none of them outlives it, however it ends."""
+    mark = secrets.token_hex(8)
+    guardian = subprocess.Popen(_GUARD, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    assert guardian.stdin is not None
+    guardian.stdin.write(f"{mark}\n")
+    guardian.stdin.flush()
+    os.environ[MARK] = f"{mark}.server"
+    try:
+        yield mark
+    finally:
+        del os.environ[MARK]
+        end_all(mark)
+        guardian.stdin.close()
+        guardian.wait()
+
+
+class SyphonProcess:
+    """A `twinbus syphon`, over its lives."""
+
+    def __init__(self, folder: Path, mark: str, primary: str, secondary: str) -> None:
+        self._log = folder / "syphon.txt"
+        self._mark = mark
+        self._environment = {
+            **os.environ,
+            "TWINBUS_PRIMARY": primary,
+            "TWINBUS_SECONDARY": secondary,
+            "TMPDIR": str(folder),  # what it leaves when it is killed goes with the rest
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self.lives = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the next life."""
+        self.lives += 1
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_SYPHON, "--lease", "5s", "--json"],
+                env={**self._environment, MARK: self._mark_of(self.lives)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _mark_of(self, life: int) -> str:
+        return f"{self._mark}.life{life}."
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """How this life ended; None: it goes on."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def jvms(self) -> list[Process]:
+        return [one for one in self._parts() if one.is_jvm]
+
+    def workers(self) -> list[Process]:
+        return [one for one in self._parts() if one.is_worker]
+
+    def _parts(self) -> list[Process]:
+        return marked(self._mark_of(self.lives))
+
+    def remains(self) -> list[Process]:
+        """Return what is left of lives that are over."""
+        over = range(1, self.lives + (self.exit_code is not None))
+        return [one for life in over for one in marked(self._mark_of(life))]
+
+    def kill(self) -> None:
+        """Kill the command alone."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def kill_all(self) -> None:
+        """Kill the command and everything it started, as a machine that dies."""
+        end_all(self._mark_of(self.lives))
+        assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> int:
+        """Ask it to stop; return its exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(DEADLINE_S)
+
+    def complaints(self) -> str:
+        """Return the end of what it wrote."""
+        return self._log.read_text(errors="replace")[-3000:]
+
+
+# -- clients -------------------------------------------------------------------------------------
+
+
+class Client:
+    """A thread that diverts into one backlog queue, as a paired sender does."""
+
+    def __init__(self, number: int, sender: MessageSender, seed: float) -> None:
+        self.sent: dict[str, list[str]] = {destination: [] for destination in DESTINATIONS}
+        self.trouble = ""
+        self._name = f"client{number}"
+        self._sender = sender
+        self._generator = random.Random(seed)
+        self._source = sender_source(self._generator.getrandbits(64))
+        self._number = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._generator.uniform(0, 2 * PACE_S)):
+                self._divert(self._generator.choice(DESTINATIONS), self._generator.choice(BATCHES))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+            self.trouble = f"{self._name}: {error!r:.300}"
+
+    def _divert(self, destination: str, count: int) -> None:
+        numbers = range(self._number, self._number + count)
+        self._number += count
+        ids = [f"{self._name}.{number}" for number in numbers]
+        body = bytes(self._generator.choice([10, 200, 2000]))
+        messages = to_batch([BrokeredMessage(body, message_id=one) for one in ids])
+        was_tried = self._generator.random() < 0.3  # at the primary, which did not take it
+        origin = Origin(self._source, numbers) if was_tried else None
+        self._sender.send_batch(diverted(messages, destination, origin))
+        self.sent[destination] += ids
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive(), f"a send of {self._name} does not end"
+
+
+# -- what came of it -----------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What came of it."""
+
+    kills: Counter[Victim] = field(default_factory=Counter)
+    lives: int = 0  # of the syphon
+    diverted: int = 0
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    unheard_of: list[str] = field(default_factory=list)  # nobody sent them
+    out_of_order: list[str] = field(default_factory=list)  # the first of a client that is
+    dead_lettered: int = 0
+    exit_code: int | None = None  # of the syphon, asked to stop
+    complaints: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{count} {victim}" for victim, count in sorted(self.kills.items()))
+        return (
+            f"{self.kills.total()} kills ({kills}), {self.lives} lives of the syphon: "
+            f"{self.diverted:,} diverted, {len(self.lost)} lost, {len(self.doubled)} doubled, "
+            f"{len(self.out_of_order)} out of order, {self.dead_lettered} dead-lettered; "
+            f"SIGTERM: exit {self.exit_code}; {len(self.complaints)} complaint(s)"
+        )
+
+    def compare(self, sent: dict[str, list[str]], home: list[str], destination: str) -> None:
+        """Compare what clients diverted to a destination with what it holds, in order."""
+        count = Counter(home)
+        every = {one for ids in sent.values() for one in ids}
+        self.diverted += len(every)
+        self.lost += sorted(every - set(count))
+        self.doubled += sorted(one for one, times in count.items() if times > 1)
+        self.unheard_of += sorted(set(count) - every)
+        came: defaultdict[str, list[str]] = defaultdict(list)
+        for one in dict.fromkeys(home):
+            came[one.partition(".")[0]].append(one)
+        for client, ids in sent.items():
+            wanted = [one for one in ids if one in count]
+            wrong = [a for a, b in zip(came[client], wanted, strict=False) if a != b]
+            self.out_of_order += [f"{one} at {destination}" for one in wrong[:1]]
+
+    def check(self) -> None:
+        """Raise when a promise was broken."""
+        assert not self.lost, f"lost {len(self.lost)}: {self.lost[:5]}"
+        assert not self.doubled, f"doubled {len(self.doubled)}: {self.doubled[:5]}"
+        assert not self.unheard_of, f"nobody sent {self.unheard_of[:5]}"
+        assert not self.out_of_order, f"out of order: {self.out_of_order[:5]}"
+        assert not self.dead_lettered, f"{self.dead_lettered} messages were dead-lettered"
+        assert self.exit_code == 0, f"the syphon ended with {self.exit_code}"
+        assert not self.complaints, "\n".join(self.complaints)
+
+
+# -- the site ------------------------------------------------------------------------------------
+
+
+class Site:
+    """Two servers, a syphon and clients; kills, and sees to it that the dead come back."""
+
+    def __init__(self, folder: Path, mark: str, generator: random.Random, stack: ExitStack) -> None:
+        self._generator = generator
+        self.outcome = Outcome()
+        for name in (PRIMARY, "secondary"):
+            (folder / name).mkdir()
+        queues = "\n".join(f"[[queue]]\npath = '{path}'" for path in DESTINATIONS)
+        self._primary = ServerProcess(folder / PRIMARY, queues)
+        self._secondary = ServerProcess(folder / "secondary")
+        for server in (self._primary, self._secondary):
+            stack.callback(server.kill)
+            server.start()
+        home, away = named(self._primary.connection_string), self._secondary.connection_string
+        self._home, self._away = (
+            stack.enter_context(NamespaceManager.from_connection_string(one, retry_policy=_PATIENT))
+            for one in (home, away)
+        )
+        for index in range(len(QUEUES)):
+            self._away.create_queue(describe_backlog_queue(PRIMARY, index))
+        self._syphon = SyphonProcess(folder, mark, home, away)
+        stack.callback(self._syphon.kill_all)
+        factory = MessagingFactory.from_connection_string(away, retry_policy=_PATIENT)
+        stack.enter_context(factory)
+        self._clients = [
+            Client(n, factory.create_message_sender(QUEUES[n % len(QUEUES)]), generator.random())
+            for n in range(CLIENTS)
+        ]
+        stack.callback(self._stop_clients)
+
+    def _stop_clients(self) -> None:
+        for client in self._clients:
+            client.stop()
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def home(self) -> int:
+        """Count what is on the primary."""
+        runtime = [self._home.get_runtime_properties(path) for path in DESTINATIONS]
+        return sum(one.active_message_count for one in runtime)
+
+    def waiting(self) -> int:
+        """Count what is in the backlog."""
+        runtime = [self._away.get_runtime_properties(path) for path in QUEUES]
+        return sum(one.active_message_count for one in runtime)
+
+    def _supervise(self) -> None:
+        """Start the syphon again if it ended."""
+        if self._syphon.exit_code is not None:
+            self._syphon.start()
+
+    def _until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait for something that the syphon brings about."""
+
+        def holds() -> object:
+            self._supervise()
+            return condition()
+
+        try:
+            until(holds, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the syphon: {self._syphon.complaints()}") from None
+
+    def await_progress(self) -> None:
+        """Return when messages came home after now."""
+        before = self.home()
+        self._until(lambda: self.home() > before, "messages come home again")
+
+    # -- killing -------------------------------------------------------------------------------
+
+    def kill(self, victim: Victim) -> str:
+        """Kill; return what it was that died."""
+        time.sleep(self._generator.uniform(0.1, 1.5))
+        self._supervise()
+        blows = {
+            Victim.WORKER: self._kill_worker,
+            Victim.PRIMARY: lambda: self._kill_server(self._primary),
+            Victim.SECONDARY: lambda: self._kill_server(self._secondary),
+            Victim.DRIVER: lambda: self._kill_syphon(SyphonProcess.kill),
+            Victim.MACHINE: lambda: self._kill_syphon(SyphonProcess.kill_all),
+            Victim.JVM: self._kill_jvm,
+        }
+        died = blows[victim]()
+        self.outcome.kills[victim] += 1
+        return died
+
+    def _kill_worker(self) -> str:
+        self._until(self._syphon.workers, "Spark has workers")
+        worker = self._generator.choice(self._syphon.workers() or self._syphon.jvms())
+        worker.kill()
+        return f"{worker.name} ({worker.pid})"
+
+    def _kill_server(self, server: ServerProcess) -> str:
+        assert server.is_alive(), f"the server failed: {server.complaints()}"
+        server.kill()
+        pause_s = self._generator.choice([0.0, self._generator.uniform(0, 2)])
+        time.sleep(pause_s)
+        server.start()
+        return f"down for {pause_s:.1f} s"
+
+    def _kill_syphon(self, blow: Callable[[SyphonProcess], None]) -> str:
+        life = self._syphon.lives
+        blow(self._syphon)
+        self._syphon.start()
+        self._await_start()
+        return f"life {life}"
+
+    def _kill_jvm(self) -> str:
+        self._until(self._syphon.jvms, "Spark is there")
+        dead = self._syphon.jvms()
+        life = self._syphon.lives
+        for jvm in dead:
+            jvm.kill()
+        try:  # it ends, to be started again, or starts another Spark
+            until(lambda: self._syphon.exit_code is not None or self._syphon.jvms(), "it finds out")
+        except AssertionError:
+            self._complain(f"the syphon does not find out that its Spark ({dead[0].pid}) is dead")
+            self._syphon.kill_all()
+        self._supervise()
+        self._await_start()
+        return f"life {life}"
+
+    def _complain(self, text: str) -> None:
+        self.outcome.complaints.append(text)
+        print(text, flush=True)
+
+    def _await_start(self) -> None:
+        """Mostly wait until Spark has started, or the next kill would meet nothing at work."""
+        if self._generator.random() < 0.8:
+            self.await_progress()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def conclude(self) -> Outcome:
+        """Let everything come home, and compare."""
+        outcome = self.outcome
+        for client in self._clients:
+            client.stop()
+        for client in self._clients:
+            client.join()
+        outcome.complaints += [client.trouble for client in self._clients if client.trouble]
+        self._until(lambda: not self.waiting(), "the backlog is empty")
+        outcome.exit_code = self._syphon.stop()
+        outcome.lives = self._syphon.lives
+        try:
+            until(lambda: not self._syphon.remains(), "what the syphon started has ended")
+        except AssertionError as error:
+            left = [one.name for one in self._syphon.remains()]
+            self._complain(f"{error}: {left}")
+        for path in DESTINATIONS:
+            ask = self._home.courier.ask
+            found = [one for page in pages(ask, path) for one in page.column("message_id")]
+            sent = {f"client{n}": client.sent[path] for n, client in enumerate(self._clients)}
+            outcome.compare(sent, [one.as_py() for one in found], path)
+        runtime = [self._away.get_runtime_properties(path) for path in QUEUES]
+        outcome.dead_lettered = sum(one.dead_letter_message_count for one in runtime)
+        return outcome
+
+
+def run(kills: int, seed: int, *, progress: bool = False) -> Outcome:
+    """Kill so often; return what came of it."""
+    generator = random.Random(seed)
+    victims = plan(kills, generator)
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="twinbus-syphon-kill-", ignore_cleanup_errors=True
+        ) as place,
+        marking() as mark,
+        ExitStack() as stack,
+    ):
+        site = Site(Path(place), mark, generator, stack)
+        site.await_progress()
+        for number, victim in enumerate(victims, 1):
+            died = site.kill(victim)
+            if progress:
+                counts = f"{site.home():,} home, {site.waiting():,} waiting"
+                print(f"kill {number:>4}: {victim:<9} {died}; {counts}", flush=True)
+        return site.conclude()
+
+
+def _exit(*_: object) -> None:
+    sys.exit(1)  # by way of every `finally`
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    print(
+        f"seed {options.seed}: python -m tests.soak.syphon_kill --kills {options.kills} "
+        f"--seed {options.seed}",
+        flush=True,
+    )
+    signal.signal(signal.SIGTERM, _exit)
+    began = time.monotonic()
+    try:
+        outcome = run(options.kills, options.seed, progress=True)
+    except MessagingError as error:
+        sys.exit(f"seed {options.seed}: a server is gone: {error}")
+    print(f"{time.monotonic() - began:.0f} s, seed {options.seed}: {outcome}")
+    outcome.check()
+
+
+if __name__ == "__main__":
+    main()
