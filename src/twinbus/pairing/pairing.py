@@ -123,6 +123,11 @@ class SendAvailabilityPairing:
         self._ticker.nudge()
 
     @property
+    def syphon(self) -> Syphon | None:
+        """What brings messages home, if it is enabled here; the one on Spark tells its progress."""
+        return self._syphon
+
+    @property
     def signs(self) -> Mapping[tuple[HealthState, Sign], int]:
         """How often each sign was seen, by the state in which it came."""
         return self._board.signs

@@ -1,0 +1,96 @@
+"""The syphon inside an application: `enable_syphon=True`."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from tests.spark.twins import PRIMARY, QUEUE, Twins, numbered, until
+from twinbus import (
+    BrokeredMessage,
+    FactoryState,
+    HealthState,
+    InvalidArgumentError,
+    MessagingFactory,
+    NamespaceManager,
+    RetryPolicy,
+    SendAvailabilityPairedNamespaceOptions,
+    SendAvailabilityPairing,
+)
+from twinbus.pipeline.syphon import Syphon
+
+pytestmark = pytest.mark.usefixtures("spark")
+QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))
+
+
+def options(twins: Twins) -> SendAvailabilityPairedNamespaceOptions:
+    wanted = SendAvailabilityPairedNamespaceOptions(
+        NamespaceManager.from_connection_string(twins.secondary.connection),
+        MessagingFactory.from_connection_string(twins.secondary.connection),
+        backlog_queue_count=2,  # of three that are there
+        failover_interval=timedelta(0),
+        enable_syphon=True,
+    )
+    wanted.ping_primary_interval = timedelta(seconds=1)
+    return wanted
+
+
+@pytest.fixture
+def application(twins: Twins) -> Iterator[MessagingFactory]:
+    connection = twins.primary.connection
+    with MessagingFactory.from_connection_string(connection, retry_policy=QUICK) as factory:
+        yield factory
+
+
+def paired(application: MessagingFactory, twins: Twins) -> SendAvailabilityPairing:
+    return application.pair_namespace(options(twins))
+
+
+def test_when_pairing_returns_the_syphon_runs_and_what_is_diverted_comes_home(
+    application: MessagingFactory, twins: Twins
+) -> None:
+    twins.primary.queue()
+    pairing = paired(application, twins)
+    assert isinstance(pairing.syphon, Syphon)
+    sender = application.create_message_sender(QUEUE)
+    sender.send(BrokeredMessage(b"x", message_id="before"))
+    twins.primary.stop()
+    for name in numbered("m", 20):
+        sender.send(BrokeredMessage(b"x", message_id=name))
+    twins.primary.start()
+    until(lambda: twins.primary.count() == 21, "all is home")
+    until(lambda: pairing.status()[0].state is HealthState.HEALTHY, "sends return")
+    assert twins.primary.ids() == ["before", *numbered("m", 20)]
+    until(lambda: pairing.syphon.progress.moved == 20, "it is told")  # type: ignore[union-attr]
+
+
+def test_queues_beyond_those_the_pairing_uses_are_emptied_too(
+    application: MessagingFactory, twins: Twins
+) -> None:
+    twins.primary.queue()
+    twins.divert_ids(["left over"], queue=2)
+    paired(application, twins)
+    until(lambda: twins.primary.count() == 1, "it is home")
+
+
+def test_closing_the_primary_stops_the_syphon_and_leaves_nothing_leased(
+    application: MessagingFactory, twins: Twins
+) -> None:
+    twins.primary.queue()
+    pairing = paired(application, twins)
+    application.close()
+    assert application.state is FactoryState.CLOSED
+    assert pairing.secondary.state is FactoryState.CLOSED
+    twins.divert_ids(["later"])
+    assert [one.message_id for one in twins.secondary.take(twins.queues[0])] == ["later"]
+
+
+def test_an_embedded_namespace_cannot_be_reached_by_workers_and_that_is_told(
+    twins: Twins, tmp_path: object
+) -> None:
+    embedded = f"Endpoint=embedded://{tmp_path}/here;Name={PRIMARY}"
+    with (
+        MessagingFactory.from_connection_string(embedded) as factory,
+        pytest.raises(InvalidArgumentError, match="twinbus serve"),
+    ):
+        factory.pair_namespace(options(twins))
