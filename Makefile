@@ -11,6 +11,7 @@ ROUNDS ?= 20
 SECONDS ?= 60
 SCHEDULES ?= 10000
 OUTAGES ?= 3
+SYPHON_KILLS ?= 200
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs lock clean
@@ -57,6 +58,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.pairing_outage --rounds $(OUTAGES)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
+	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 

@@ -45,9 +45,10 @@ from twinbus.pairing.cancelling import pages
 DESTINATIONS = ("orders", "invoices", "returns")
 QUEUES = tuple(backlog_queue_path(PRIMARY, index) for index in range(4))
 CLIENTS = 8  # two for each backlog queue
-PACE_S = 0.1  # between the sends of one client
+PACE_S = 0.25  # between the sends of one client
 BATCHES = (1, 1, 5, 20, 50)  # messages of a send
 DEADLINE_S = 120.0  # of every wait: far longer than anything here takes
+FINDING_OUT_S = 30.0  # that the command gets to see that its Spark is dead
 MARK = "TWINBUS_SOAK"
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
 _GUARD = [sys.executable, "-c", "from tests.soak.syphon_kill import guard; guard()"]
@@ -64,17 +65,15 @@ class Victim(StrEnum):
     WORKER = "worker"  # a Python process of Spark: it plans, carries or settles
     PRIMARY = "primary"
     SECONDARY = "secondary"
-    DRIVER = "driver"  # the command; the rest finds out by itself
-    MACHINE = "machine"  # the command, its Spark and all workers at once
+    DRIVER = "driver"  # the command alone, or with its Spark and all workers
     JVM = "jvm"  # Spark; the command finds out by itself
 
 
-WEIGHTS = {  # the last three cost a start of Spark
-    Victim.WORKER: 8,
+WEIGHTS = {  # the last two cost a start of Spark
+    Victim.WORKER: 9,
     Victim.PRIMARY: 5,
     Victim.SECONDARY: 5,
-    Victim.DRIVER: 1,
-    Victim.MACHINE: 1,
+    Victim.DRIVER: 2,
     Victim.JVM: 1,
 }
 
@@ -86,11 +85,11 @@ def plan(kills: int, generator: random.Random) -> list[Victim]:
     return [*once, *more][:kills]
 
 
-def until(condition: Callable[[], object], what: str) -> None:
+def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + deadline_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain until {what}"
         time.sleep(0.1)
 
 
@@ -432,8 +431,7 @@ class Site:
             Victim.WORKER: self._kill_worker,
             Victim.PRIMARY: lambda: self._kill_server(self._primary),
             Victim.SECONDARY: lambda: self._kill_server(self._secondary),
-            Victim.DRIVER: lambda: self._kill_syphon(SyphonProcess.kill),
-            Victim.MACHINE: lambda: self._kill_syphon(SyphonProcess.kill_all),
+            Victim.DRIVER: self._kill_driver,
             Victim.JVM: self._kill_jvm,
         }
         died = blows[victim]()
@@ -441,8 +439,14 @@ class Site:
         return died
 
     def _kill_worker(self) -> str:
-        self._until(self._syphon.workers, "Spark has workers")
-        worker = self._generator.choice(self._syphon.workers() or self._syphon.jvms())
+        found: list[Process] = []
+
+        def found_some() -> bool:
+            found[:] = self._syphon.workers()
+            return bool(found)
+
+        self._until(found_some, "Spark has workers")
+        worker = self._generator.choice(found)
         worker.kill()
         return f"{worker.name} ({worker.pid})"
 
@@ -454,12 +458,16 @@ class Site:
         server.start()
         return f"down for {pause_s:.1f} s"
 
-    def _kill_syphon(self, blow: Callable[[SyphonProcess], None]) -> str:
-        life = self._syphon.lives
-        blow(self._syphon)
-        self._syphon.start()
+    def _kill_driver(self) -> str:
+        life, how = self._syphon.lives, "alone"
+        if self._generator.random() < 0.5:
+            how = "with its machine"
+            self._syphon.kill_all()
+        else:
+            self._syphon.kill()
+        self._syphon.start()  # while the rest of the old one may still be there
         self._await_start()
-        return f"life {life}"
+        return f"life {life}, {how}"
 
     def _kill_jvm(self) -> str:
         self._until(self._syphon.jvms, "Spark is there")
@@ -467,10 +475,15 @@ class Site:
         life = self._syphon.lives
         for jvm in dead:
             jvm.kill()
+        what = f"the syphon finds out that its Spark ({dead[0].pid}) is dead"
         try:  # it ends, to be started again, or starts another Spark
-            until(lambda: self._syphon.exit_code is not None or self._syphon.jvms(), "it finds out")
-        except AssertionError:
-            self._complain(f"the syphon does not find out that its Spark ({dead[0].pid}) is dead")
+            until(
+                lambda: self._syphon.exit_code is not None or self._syphon.jvms(),
+                what,
+                FINDING_OUT_S,
+            )
+        except AssertionError as error:
+            self._complain(str(error))
             self._syphon.kill_all()
         self._supervise()
         self._await_start()
@@ -478,7 +491,7 @@ class Site:
 
     def _complain(self, text: str) -> None:
         self.outcome.complaints.append(text)
-        print(text, flush=True)
+        print(f"{text}; its log ends: {self._syphon.complaints()}", flush=True)
 
     def _await_start(self) -> None:
         """Mostly wait until Spark has started, or the next kill would meet nothing at work."""
@@ -526,11 +539,15 @@ def run(kills: int, seed: int, *, progress: bool = False) -> Outcome:
     ):
         site = Site(Path(place), mark, generator, stack)
         site.await_progress()
+        began = time.monotonic()
         for number, victim in enumerate(victims, 1):
             died = site.kill(victim)
             if progress:
                 counts = f"{site.home():,} home, {site.waiting():,} waiting"
-                print(f"kill {number:>4}: {victim:<9} {died}; {counts}", flush=True)
+                after_s = time.monotonic() - began
+                print(
+                    f"{after_s:>6.1f} s kill {number:>4}: {victim:<9} {died}; {counts}", flush=True
+                )
         return site.conclude()
 
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,14 +10,19 @@ from twinbus.pairing.health import diagram
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
-    for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-]
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+def blocks_of(kind: str) -> list[Any]:
+    """Return the code blocks of a kind, of all pages."""
+    pattern = re.compile(rf"```{kind}\n(.*?)```", re.DOTALL)
+    return [
+        pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
+        for page in PAGES
+        for number, block in enumerate(pattern.findall(page.read_text()))
+    ]
+
+
+@pytest.mark.parametrize("block", blocks_of("python"))
 def test_what_the_docs_show_works(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

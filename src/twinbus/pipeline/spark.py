@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.ui.showConsoleProgress": "false",
+}
 _TRIES = 4  # of a task, as on a cluster: a worker may be killed
 _LOG_SETTINGS = """\
 status = error
@@ -60,11 +65,12 @@ def start_session(
 
     Without a master: what `spark-submit` says, else this machine.
     """
-    session_class = _session_class()
-    builder = session_class.builder.appName("twinbus")
-    for name, value in {**_settings(folder, master), **(conf or {})}.items():
+    builder = _session_class().builder.appName("twinbus")
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has set up the rest
+    settings = dict(_ALWAYS) if submitted else _settings(folder, master)
+    for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
-    with _environment(folder), _own_interrupts():
+    with _own_interrupts(), nullcontext() if submitted else _environment(folder):
         return builder.getOrCreate()
 
 
@@ -79,18 +85,10 @@ def _own_interrupts() -> "Iterator[None]":
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
     """Return what a session of ours is set to."""
-    settings = {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
-        "spark.sql.streaming.minBatchesToRetain": "2",
-        "spark.ui.showConsoleProgress": "false",
-    }
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit: it has set all the rest
-    if submitted:
-        return settings | ({"spark.master": master} if master else {})
     log_settings = folder / "log4j2.properties"
     log_settings.write_text(_LOG_SETTINGS.format(log=folder / "spark.log"), encoding="utf-8")
-    settings |= {
+    settings = {
+        **_ALWAYS,
         "spark.master": master or local_master(),
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log_settings}",
         "spark.local.dir": str(folder),
