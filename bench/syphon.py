@@ -5,9 +5,9 @@ python bench/syphon.py [--quick]
 Bodies have 1 KB, the backlog has 10 queues, all is synced before it is acknowledged (NATS says in
 its name when it does not), everybody has this machine to himself in turn. Spark runs in local mode,
 in a process of its own that serves both namespaces: it warms up with a small backlog, stops the
-query, fills the backlog, and starts the query again. The rate counts from the first lease to the
-last message home; settling the last batch comes after it. Starting Spark is told apart. `others`
-is the part of the machine that others had meanwhile: rows that differ in it do not compare.
+query, fills the backlog, and starts the query again. The rate counts from the first lease until the
+syphon tells that the last message is home and settled. Starting Spark is told apart. `others` is
+the part of the machine that others had meanwhile: rows that differ in it do not compare.
 """
 
 import json
@@ -37,7 +37,7 @@ from twinbus.pipeline.spark import start_session
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 BODY_BYTES = 1024
 BATCH = 1000
@@ -50,6 +50,8 @@ QUICK_SHOVEL_MESSAGES = 20_000
 ROUNDS = 3  # of ours, whose median counts; a larger backlog is drained once
 BACKLOGS = (100_000, MESSAGES, 2_000_000)
 PARTITIONS, PARTITION_MESSAGES = (1, 2, 4), 200_000  # in flight
+PICK_UPS, PICK_UP_GOAL_S = 5, 2.0  # of a message put into an idle backlog
+RANGES, ROWS = "ranges", "rows"  # ways to carry messages: what Spark's rows hold
 LOOK_S = 0.02
 PLANNING_S = 0.1  # at most, from the first lease of a batch until its plan is told
 PATIENCE_S = 600.0
@@ -65,7 +67,7 @@ class Drain:
 
     messages: int
     partitions: int  # in flight
-    seconds: float  # from the first lease to the last message home
+    seconds: float  # from the first lease to the last message settled
     starting_s: float  # from the query's start to its first lease, Spark being there
     batches: int
     batch_s: float  # as Spark tells it
@@ -126,8 +128,9 @@ def served(folder: Path, name: str) -> Iterator[tuple[str, int]]:
 class Ours:
     """Two servers, a session of Spark, and backlogs to bring home."""
 
-    def __init__(self, stack: ExitStack, folder: Path, partitions: int) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, partitions: int, *, rows: bool) -> None:
         self._partitions = partitions
+        self._rows = rows  # carry messages, not ranges
         self._primary, primary_process = stack.enter_context(served(folder, PRIMARY))
         self._secondary, secondary_process = stack.enter_context(served(folder, "secondary"))
         self._servers = {"primary": primary_process, "secondary": secondary_process}
@@ -165,15 +168,35 @@ class Ours:
         make_queues(self._primary, orders)
         bodies = [BrokeredMessage(os.urandom(BODY_BYTES)) for _ in range(BATCH)]
         batch = diverted(to_batch(bodies), orders)
-        for index in range(messages // BATCH):
-            path = backlog_queue_path(PRIMARY, index % BACKLOG_QUEUES)
-            self._sender.courier.namespace.ask(Send(path, batch))
+        for first in range(0, messages, BATCH):
+            path = backlog_queue_path(PRIMARY, first // BATCH % BACKLOG_QUEUES)
+            part = batch.slice(0, messages - first)
+            self._sender.courier.namespace.ask(Send(path, part))
         return orders
 
     def _start(self) -> Syphon:
         return Syphon(
-            SyphonSettings(primary=self._primary, secondary=self._secondary, queues=self._queues)
+            SyphonSettings(
+                primary=self._primary,
+                secondary=self._secondary,
+                queues=self._queues,
+                transform=_as_they_are if self._rows else None,
+            )
         )
+
+    def pick_up(self) -> float:
+        """Return how long a message takes home out of an idle backlog: the longest of some."""
+        took_s = []
+        with self._start() as syphon:
+            syphon.wait_until_running()
+            for _ in range(PICK_UPS):
+                time.sleep(1)  # it is idle
+                began = time.monotonic()
+                orders = self._fill(1)
+                while not self._home.get_runtime_properties(orders).active_message_count:
+                    time.sleep(LOOK_S)
+                took_s.append(time.monotonic() - began)
+        return max(took_s)
 
     def drain(self, messages: int) -> Drain:
         """Bring a backlog home."""
@@ -185,13 +208,15 @@ class Ours:
             began_at = progress.at - PLANNING_S
             before, others = processor_seconds(self._servers), Others()
             progress = _await_moved(syphon, messages)
+            settled_at = time.time()
             after, taken = processor_seconds(self._servers), others.share()
             (query,) = self._session.streams.active
             times = [told.durationMs for told in query.recentProgress if told.numInputRows]
+        self._check(orders, messages)
         return Drain(
             messages,
             self._partitions,
-            seconds=self._last_home_at(orders, messages) - began_at,
+            seconds=settled_at - began_at,
             starting_s=began_at - started_at,
             batches=len(times),
             batch_s=sum(spans["triggerExecution"] for spans in times) / 1000,
@@ -202,15 +227,18 @@ class Ours:
             others=taken,
         )
 
-    def _last_home_at(self, orders: str, messages: int) -> float:
-        """Return when the last message came; check that each is there once, and none is left."""
+    def _check(self, orders: str, messages: int) -> None:
+        """Make sure that each message is home once, and none is left."""
         home = self._home.get_runtime_properties(orders)
         assert home.active_message_count == messages, home
         for queue in self._queues:
             left = self._away.get_runtime_properties(queue)
             assert not left.active_message_count, left
             assert not left.dead_letter_message_count, left
-        return home.accessed_at_utc.timestamp()
+
+
+def _as_they_are(messages: "DataFrame") -> "DataFrame":
+    return messages
 
 
 def _await_moved(syphon: Syphon, messages: int) -> SyphonProgress:
@@ -225,23 +253,25 @@ def _await_moved(syphon: Syphon, messages: int) -> SyphonProgress:
 # -- each session of Spark in a process of its own -------------------------------------------------
 
 
-def drain_here(partitions: int, backlogs: Sequence[int]) -> None:
+def drain_here(way: str, partitions: int, backlogs: Sequence[int]) -> None:
     """Bring backlogs home and print what came of each, as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
-        ours = Ours(stack, folder, partitions)
-        print(json.dumps([ours.session_s, ours.warm_up()]), flush=True)
+        ours = Ours(stack, folder, partitions, rows=way == ROWS)
+        print(json.dumps([ours.session_s, ours.warm_up(), ours.pick_up()]), flush=True)
         for messages in backlogs:
             print(json.dumps(asdict(ours.drain(messages))), flush=True)
 
 
-def drains(partitions: int, backlogs: Sequence[int]) -> tuple[list[float], dict[int, Drain]]:
+def drains(
+    partitions: int, backlogs: Sequence[int], way: str = RANGES
+) -> tuple[list[float], dict[int, Drain]]:
     """Bring backlogs home in another process, each some times unless it is large.
 
-    Returns what starting took, and the median drain of each backlog.
+    Returns what starting and picking up took, and the median drain of each backlog.
     """
     sizes = [size for size in backlogs for _ in range(ROUNDS if size <= MESSAGES else 1)]
-    command = [sys.executable, __file__, "--drain", str(partitions), *map(str, sizes)]
+    command = [sys.executable, __file__, "--drain", way, str(partitions), *map(str, sizes)]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     start, *lines = (json.loads(line) for line in process.stdout.splitlines())
     found: defaultdict[int, list[Drain]] = defaultdict(list)
@@ -325,19 +355,22 @@ def measure_peers(works: Sequence[tuple[Mover, int]]) -> list[float | None]:
 def main() -> None:
     """Measure, print the rates and the goals."""
     if "--drain" in sys.argv:
-        partitions, *backlogs = map(int, sys.argv[2:])
-        drain_here(partitions, backlogs)
+        partitions, *backlogs = map(int, sys.argv[3:])
+        drain_here(sys.argv[2], partitions, backlogs)
         return
     quick = "--quick" in sys.argv
     messages = QUICK_MESSAGES if quick else MESSAGES
     report = Report("syphon")
     # The others come when Spark is warm, so that it is not the growth of that which is seen.
     wanted = [messages, *(() if quick else BACKLOGS)]
-    (session_s, cold_s), drained = drains(CORES, list(dict.fromkeys(wanted)))
+    (session_s, cold_s, pick_up_s), drained = drains(CORES, list(dict.fromkeys(wanted)))
     ours = drained[messages]
     print(f"{'messages of 1 KB home, out of 10 queues':<64} {'messages/s':>12} {'others':>8}")
     name = f"Twinbus syphon, Spark on {CORES} cores, of {messages:,}"
     print(f"{name:<64} {ours.rate:>12,.0f} {ours.others:>8.0%}", flush=True)
+    rows = drains(CORES, [messages], ROWS)[1][messages]
+    name = f"the same with messages in Spark's rows, of {messages:,}"
+    print(f"{name:<64} {rows.rate:>12,.0f} {rows.others:>8.0%}", flush=True)
     shovelled = QUICK_SHOVEL_MESSAGES if quick else messages
     shovel, sources = measure_peers([(Shovel(), shovelled), (Sources(), messages)])
     print(
@@ -350,6 +383,8 @@ def main() -> None:
         size = PARTITION_MESSAGES
         runs = {count: drains(count, [size])[1][size] for count in PARTITIONS}
         show_growth("partitions in flight", [(count, runs[count]) for count in PARTITIONS])
+    title = "a message out of an idle backlog is home, seconds"
+    report.add(title, pick_up_s, PICK_UP_GOAL_S, at_most=True)
     if sources is not None:
         part = ours.rate / sources
         print(f"\npart of the rate of NATS: {part:.2f} ({'near' if part >= NEAR else 'not near'})")

@@ -49,6 +49,7 @@ PACE_S = 0.25  # between the sends of one client
 BATCHES = (1, 1, 5, 20, 50)  # messages of a send
 DEADLINE_S = 120.0  # of every wait: far longer than anything here takes
 FINDING_OUT_S = 30.0  # that the command gets to see that its Spark is dead
+MOSTLY = 0.8  # how often messages come home between two kills; else it strikes while others heal
 MARK = "TWINBUS_SOAK"
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
 _GUARD = [sys.executable, "-c", "from tests.soak.syphon_kill import guard; guard()"]
@@ -374,6 +375,7 @@ class Site:
         for index in range(len(QUEUES)):
             self._away.create_queue(describe_backlog_queue(PRIMARY, index))
         self._syphon = SyphonProcess(folder, mark, home, away)
+        self._proven = 0  # the last life of it that brought something home
         stack.callback(self._syphon.kill_all)
         factory = MessagingFactory.from_connection_string(away, retry_policy=_PATIENT)
         stack.enter_context(factory)
@@ -400,8 +402,10 @@ class Site:
         return sum(one.active_message_count for one in runtime)
 
     def _supervise(self) -> None:
-        """Start the syphon again if it ended."""
+        """Start the syphon again if it ended; it may do so by itself only while Spark starts."""
         if self._syphon.exit_code is not None:
+            if self._proven == self._syphon.lives:
+                self._complain(f"the syphon gave up, with exit code {self._syphon.exit_code}")
             self._syphon.start()
 
     def _until(self, condition: Callable[[], object], what: str) -> None:
@@ -417,9 +421,11 @@ class Site:
             raise AssertionError(f"{error}; the syphon: {self._syphon.complaints()}") from None
 
     def await_progress(self) -> None:
-        """Return when messages came home after now."""
+        """Return when the syphon brought messages home after now, and none of its former lives."""
+        self._until(lambda: not self._syphon.remains(), "what a dead syphon started has ended")
         before = self.home()
         self._until(lambda: self.home() > before, "messages come home again")
+        self._proven = self._syphon.lives
 
     # -- killing -------------------------------------------------------------------------------
 
@@ -436,6 +442,8 @@ class Site:
         }
         died = blows[victim]()
         self.outcome.kills[victim] += 1
+        if self._generator.random() < MOSTLY:
+            self.await_progress()
         return died
 
     def _kill_worker(self) -> str:
@@ -466,7 +474,6 @@ class Site:
         else:
             self._syphon.kill()
         self._syphon.start()  # while the rest of the old one may still be there
-        self._await_start()
         return f"life {life}, {how}"
 
     def _kill_jvm(self) -> str:
@@ -485,18 +492,13 @@ class Site:
         except AssertionError as error:
             self._complain(str(error))
             self._syphon.kill_all()
-        self._supervise()
-        self._await_start()
+        if self._syphon.exit_code is not None:
+            self._syphon.start()
         return f"life {life}"
 
     def _complain(self, text: str) -> None:
         self.outcome.complaints.append(text)
         print(f"{text}; its log ends: {self._syphon.complaints()}", flush=True)
-
-    def _await_start(self) -> None:
-        """Mostly wait until Spark has started, or the next kill would meet nothing at work."""
-        if self._generator.random() < 0.8:
-            self.await_progress()
 
     # -- the end -------------------------------------------------------------------------------
 

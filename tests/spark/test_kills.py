@@ -2,7 +2,7 @@
 
 from tests.soak.syphon_kill import Victim, run
 
-SEED = 3
+SEED = 1102
 KILLS = 6
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, concat, lit
+from pyspark.sql.functions import col, concat, expr, lit
 
 from tests.spark.test_source import FULL
 from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
@@ -269,3 +269,25 @@ def test_the_session_of_the_application_is_used_and_left_alone(
     twins.primary.queue()
     twins.drain()
     assert spark.range(3).count() == 3
+
+
+def test_a_query_that_spark_gave_up_is_started_again_and_nothing_is_put_aside(
+    spark: SparkSession, twins: Twins
+) -> None:
+    twins.primary.queue()
+    sent = twins.divert_ids(numbered("m", 10))
+    with Syphon(twins.settings(transform=fails_at_first)) as syphon:
+        until(lambda: twins.primary.count() == 10, "all is home")
+        assert syphon.progress.dead_lettered == 0
+    assert twins.primary.ids() == sent
+    assert spark.streams.active == []
+
+
+FAILURES = iter([True])
+
+
+def fails_at_first(messages: DataFrame) -> DataFrame:
+    """Let the first query fail in the middle of a batch."""
+    if next(FAILURES, False):
+        return messages.withColumn("subject", expr("raise_error('by accident')"))
+    return messages

@@ -76,9 +76,15 @@ class Desk:
         """Leave what the next batch carries."""
         self._put("tasks.json", [task.to_json() for task in tasks])
 
-    def tasks(self) -> list[Task]:
-        """Return what the batch under way carries."""
-        return [Task.from_json(v) for v in json.loads((self.folder / "tasks.json").read_bytes())]
+    def take_tasks(self) -> list[Task]:
+        """Return what the batch under way carries, once: no later batch is to be taken for it."""
+        file = self.folder / "tasks.json"
+        try:
+            tasks = [Task.from_json(value) for value in json.loads(file.read_bytes())]
+        except FileNotFoundError:  # Spark begins with an empty batch
+            return []
+        file.unlink()
+        return tasks
 
     def put_outcome(self, batch: int, outcomes: list[Carried]) -> None:
         """Leave what a batch came to; again after a repeated batch."""

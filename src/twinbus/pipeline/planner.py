@@ -71,6 +71,7 @@ class Planner:
         self._moved: dict[str, DestinationProgress] = {}
         self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
         self._is_closed = threading.Event()
+        desk.take_tasks()  # of a planner before, whose batch was never committed
 
     # -- batches -----------------------------------------------------------------------------------
 

@@ -1,14 +1,16 @@
 """Starts Spark quietly: on this machine unless told otherwise, on loopback, its log in a file.
 
-An application that has a session already keeps it: then nothing here is set.
+An application that has a session already keeps it: then nothing here is set. One that we started is
+shared by all who borrow it in this process, and stops with the last of them.
 """
 
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,9 +45,56 @@ def local_master(cores: int | None = None) -> str:
     return f"local[{cores or os.cpu_count() or 2},{_TRIES}]"
 
 
-def find_session() -> "SparkSession | None":
-    """Return the session the application runs, if it does."""
-    return _session_class().getActiveSession()
+class BorrowedSession:
+    """A session for a while."""
+
+    _lock = threading.Lock()
+    _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
+    _borrowers = 0
+
+    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+        cls = BorrowedSession
+        with cls._lock:
+            self._is_ours = cls._ours is not None or not _is_running()
+            if not self._is_ours:
+                self.session = _session_class().builder.getOrCreate()
+                return
+            if cls._ours is None:
+                folder = tempfile.TemporaryDirectory(
+                    prefix="twinbus-spark-", ignore_cleanup_errors=True
+                )
+                try:
+                    session = start_session(Path(folder.name), master, conf)
+                except BaseException:
+                    folder.cleanup()
+                    raise
+                cls._ours = session, folder
+            self.session = cls._ours[0]
+            cls._borrowers += 1
+
+    def give_back(self) -> None:
+        """Let go of it; the last one stops a session of ours."""
+        cls = BorrowedSession
+        with cls._lock:
+            if not self._is_ours:
+                return
+            self._is_ours = False
+            cls._borrowers -= 1
+            if cls._borrowers or cls._ours is None:
+                return
+            session, folder = cls._ours
+            cls._ours = None
+        with suppress(Exception):  # Spark may be gone
+            session.stop()
+        folder.cleanup()
+
+
+def _is_running() -> bool:
+    """Whether the application has a session, of whichever thread."""
+    _session_class()
+    from pyspark import SparkContext  # noqa: PLC0415 - as above
+
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - no other way to ask
 
 
 def _session_class() -> "type[SparkSession]":

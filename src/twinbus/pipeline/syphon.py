@@ -33,7 +33,7 @@ from twinbus.pairing.backlog import backlog_queue_path
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.pipeline.desk import Desk, SyphonProgress
 from twinbus.pipeline.planner import PlannerSettings
-from twinbus.pipeline.spark import find_session, start_session
+from twinbus.pipeline.spark import BorrowedSession
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,26 +121,21 @@ class Syphon(Closable):
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._error: Exception | None = None
-        self._own_session: SparkSession | None = None
         self._last_progress: SyphonProgress | None = None
+        self._query: StreamingQuery | None = None
+        self._spark: BorrowedSession | None = None
         try:
-            self._session = self._find_or_start_session()
-            self._query = self._start_query()
-        except BaseException:
+            self._spark = BorrowedSession(settings.master, settings.conf)
+            self._query = self._start_query(self._spark.session)
+        except BaseException as error:
             self._clear_away()
-            raise
+            if isinstance(error, MessagingError) or not isinstance(error, Exception):
+                raise
+            raise MessagingError(f"Spark cannot run the syphon: {_short(error)}") from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
 
-    def _find_or_start_session(self) -> "SparkSession":
-        found = find_session()
-        if found is not None:
-            return found
-        settings = self._settings
-        self._own_session = start_session(self._desk.folder, settings.master, settings.conf)
-        return self._own_session
-
-    def _start_query(self) -> "StreamingQuery":
+    def _start_query(self, session: "SparkSession") -> "StreamingQuery":
         from twinbus.pipeline import (  # noqa: PLC0415 - Spark is there only now
             syphon_query,
             transform_query,
@@ -152,11 +147,12 @@ class Syphon(Closable):
         source = syphon_query.SyphonDataSource
         if transform is not None:
             source = transform_query.TransformDataSource
-        self._session.dataSource.register(source)
+        session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
+        session.dataSource.register(source)
         options = syphon_query.SyphonOptions(
             settings.primary, settings.secondary, self._desk.folder, settings.planner(self._owner)
         ).to_options()
-        rows = self._session.readStream.format(source.name()).options(**options).load()
+        rows = session.readStream.format(source.name()).options(**options).load()
         if transform is not None:
             rows = transform(rows)
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
@@ -180,7 +176,7 @@ class Syphon(Closable):
     @property
     def query_progress(self) -> Any:
         """What Spark tells of the last batch: a StreamingQueryProgress, or None."""
-        return self._query.lastProgress
+        return self._query.lastProgress if self._query is not None else None
 
     def wait_until_running(self) -> None:
         """Return when it has had its first look at the backlog."""
@@ -208,34 +204,38 @@ class Syphon(Closable):
 
     def _watch(self) -> None:
         """Pass notes on, and start the query again when Spark gave it up."""
-        failures = 0
-        began = self.progress.batches
+        failures, seen = 0, 0
         while not self._stopping.wait(_LOOK_S):
             self._pass_notes_on()
-            if self._query.isActive:
-                continue
-            error = self._query.exception()
-            if error is None:
-                break
-            if self._once:
-                self._error = error
-                break
-            moved = self.progress.batches
-            failures = 0 if moved != began else failures
-            began = moved
-            _log.error("Spark gave the query up and it is started again: %s", _short(error))
-            pause_s = _PAUSES_S[min(failures, len(_PAUSES_S) - 1)]
-            failures += 1
-            if self._stopping.wait(pause_s):
-                break
             try:
-                self._query = self._start_query()
+                error = self._failure()
+                if error is None:
+                    if self._query is None or not self._query.isActive:
+                        break
+                    continue
+                self._error = error
+                if self._once:
+                    break
+                batches = self.progress.batches
+                failures, seen = (failures + 1 if batches == seen else 1), batches
+                _log.error("Spark gave the query up; it is started again: %s", _short(error))
+                if self._stopping.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
+                    break
+                assert self._spark is not None
+                self._query = self._start_query(self._spark.session)
+                self._error = None
             except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
-                _log.exception("the query cannot be started")
+                _log.exception("Spark is gone, and the syphon with it")
                 self._error = trouble
                 break
         self._pass_notes_on()
         self._ended.set()
+
+    def _failure(self) -> Exception | None:
+        """Return why Spark gave the query up, if it did."""
+        if self._query is None or self._query.isActive:
+            return None
+        return self._query.exception()
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
@@ -249,8 +249,9 @@ class Syphon(Closable):
             return
         self._desk.ask_to_stop()
         waited_s = 0.0
-        while self._query.isActive and not self.progress.is_stopped and waited_s < _LAST_BATCH_S:
-            self._ended.wait(_LOOK_S)
+        while not self.progress.is_stopped and waited_s < _LAST_BATCH_S:
+            if self._ended.wait(_LOOK_S):
+                break
             waited_s += _LOOK_S
         self._stopping.set()
         self._watcher.join()
@@ -260,21 +261,25 @@ class Syphon(Closable):
 
     def _clear_away(self) -> None:
         with suppress(Exception):  # Spark may be gone
-            if hasattr(self, "_query"):
+            if self._query is not None:
                 self._query.stop()
-        with suppress(Exception):
-            if self._own_session is not None:
-                self._own_session.stop()
+        if self._spark is not None:
+            self._spark.give_back()
         self._last_progress = self.progress
         self._folder.cleanup()
 
 
 def _short(error: Exception) -> str:
-    """Return the line of an error of Spark that says what happened: ours, if it was one of ours."""
+    """Return the line of an error of Spark that says what happened: Python's, if it is one."""
     text = str(error)
-    ours = re.findall(r"^\s*twinbus\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    pythons = re.findall(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (ours or lines or [type(error).__name__])[0]
+    told = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
+    if "No module named 'twinbus'" in told:
+        told += (
+            ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
+        )
+    return told
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:

@@ -178,7 +178,7 @@ class RowWriter(RangeWriter):
         desk = Desk(self._options.folder)
         outcomes = [
             self._account(task, one, told.get((task.queue, one.epoch), []))
-            for task in desk.tasks()
+            for task in desk.take_tasks()
             for one in task.ranges
         ]
         desk.put_outcome(batchId, outcomes)
