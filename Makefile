@@ -63,7 +63,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 
 docs: $(READY) ## write the API reference, from the docstrings, to build/docs
-	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing
+	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.pipeline.syphon twinbus.pipeline.source
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies anew (needs uv)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from twinbus import (
     OperationTimeoutError,
     RetryPolicy,
 )
+from twinbus.broker.commands import Receive
 from twinbus.namespace import flight
 
 QUEUE = "orders"
@@ -80,3 +82,16 @@ def test_a_long_poll_notices_that_the_server_hangs(
         os.kill(server.pid, signal.SIGSTOP)
         with pytest.raises(OperationTimeoutError):
             receiver.receive(timedelta(hours=1))
+
+
+def test_a_long_poll_that_nobody_waits_at_notices_it_too(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "QUIET_S", 0.3)
+    with MessagingFactory.from_connection_string(server.connection_string) as factory:
+        poll = factory.courier.namespace.submit(Receive(QUEUE, wait=timedelta(hours=1)))
+        time.sleep(2)  # several times as long as a connection may be quiet
+        assert not poll.done()
+        os.kill(server.pid, signal.SIGSTOP)
+        assert isinstance(poll.exception(timeout=60), OperationTimeoutError)
+        os.kill(server.pid, signal.SIGCONT)

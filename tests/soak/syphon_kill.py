@@ -478,17 +478,17 @@ class Site:
 
     def _kill_jvm(self) -> str:
         self._until(self._syphon.jvms, "Spark is there")
-        dead = self._syphon.jvms()
-        life = self._syphon.lives
+        life, dead = self._syphon.lives, self._syphon.jvms()
         for jvm in dead:
             jvm.kill()
+
+        def found_out() -> bool:
+            """Whether it ended, to be started again, or started another Spark."""
+            return self._syphon.exit_code is not None or not set(self._syphon.jvms()) <= set(dead)
+
         what = f"the syphon finds out that its Spark ({dead[0].pid}) is dead"
-        try:  # it ends, to be started again, or starts another Spark
-            until(
-                lambda: self._syphon.exit_code is not None or self._syphon.jvms(),
-                what,
-                FINDING_OUT_S,
-            )
+        try:
+            until(found_out, what, FINDING_OUT_S)
         except AssertionError as error:
             self._complain(str(error))
             self._syphon.kill_all()

@@ -178,11 +178,10 @@ class _Undo:
 class _Frame:
     """Asks that went together and are answered at once."""
 
-    __slots__ = ("sent_at", "unanswered")
+    __slots__ = ("unanswered",)
 
     def __init__(self, unanswered: int) -> None:
         self.unanswered = unanswered
-        self.sent_at = time.monotonic()
 
 
 class _Nudge(Enum):
@@ -221,7 +220,8 @@ class _Link:
         self._nudges: Inbox[_Nudge] = Inbox()  # for the writer thread
         self._reader: Any = None
         self._writer: Any = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._asked_at = time.monotonic()  # asked: since when somebody waits
+        self._pinged_at = 0.0
         self.broken: MessagingError | None = None
         self._closed: NamespaceClosedError | None = None  # what everyone is told after `close`
         self._ended = threading.Event()
@@ -239,6 +239,8 @@ class _Link:
     def post(self, command: Command[Any], asker: _Asker, own_hand_s: float | None = None) -> int:
         """Send a command; a caller that waits anyway writes it itself, if it takes no longer."""
         number = next(self._numbers)
+        if not self._askers:
+            self._asked_at = time.monotonic()
         self._askers[number] = asker
         self._pending.append((number, command))
         if self.broken is not None:  # looked at last, so that nobody slips in behind `_end`
@@ -343,12 +345,19 @@ class _Link:
             self._end(_unanswered(due[1]))
 
     def _check_answers(self) -> None:
-        """End the link if a server is silent; those who submitted do not look themselves."""
-        oldest = min((frame.sent_at for frame in list(self._in_flight)), default=None)
-        if oldest is not None:
-            quiet_s = time.monotonic() - max(self._heard_at, oldest)
-            if quiet_s >= 2 * QUIET_S:
-                self._end(_unanswered(quiet_s))
+        """Ask a silent server whether it is there, and end the link if it is not.
+
+        Those who submitted do not look themselves, and may wait for hours.
+        """
+        if not self._askers:
+            return
+        now, since = time.monotonic(), max(self._heard_at, self._asked_at)
+        if self._pinged_at < since:
+            if now - since >= QUIET_S:
+                self._pinged_at = now
+                self._nudges.put(_Nudge.PING)
+        elif now - self._pinged_at >= QUIET_S:
+            self._end(_unanswered(now - since))
 
     def _open(self) -> None:
         connection = self._connection

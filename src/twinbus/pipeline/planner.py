@@ -115,28 +115,30 @@ class Planner:
 
     def _take(self, *, fresh_only: bool = False) -> list[Task]:
         """Take in what was granted, and return what there is to carry."""
+        while self._granted:
+            self._take_in(*self._granted.popleft())
         with self._lock:
             now = self._clock.now_us()
-            while self._granted:
-                self._take_in(*self._granted.popleft(), now)
             for queue, epoch in self._book.give_up_surplus(now):
                 self._release(queue, epoch)
             split = self._settings.ranges_per_queue > 1
             return self._book.tasks(now, split=split, fresh_only=fresh_only)
 
-    def _take_in(self, queue: str, lease: RangeLease, now: int) -> None:
-        self._book.meet(lease.waited_for, now)
+    def _take_in(self, queue: str, lease: RangeLease) -> None:
+        """Put a range into the book, and those behind it where a queue may be split."""
+        missing = self._settings.ranges_per_queue
         more: RangeLease | None = lease
-        for count in range(1, self._settings.ranges_per_queue + 1):
-            if more is None:
-                return
-            assert more.oldest_utc is not None
-            self._book.grant(queue, more, moment_us(more.oldest_utc))
-            if not more.left_behind or count == self._settings.ranges_per_queue:
-                return
-            more = None
-            with suppress(MessagingError):
-                more = self._secondary.ask(self._request(queue, timedelta(0)), _GRACE_S)
+        while more is not None:
+            with self._lock:
+                assert more.oldest_utc is not None
+                self._book.meet(more.waited_for, self._clock.now_us())
+                self._book.grant(queue, more, moment_us(more.oldest_utc))
+                request = self._request(queue, timedelta(0))
+            missing -= 1
+            left, more = more.left_behind, None
+            if missing and left:
+                with suppress(MessagingError):  # without the lock: replies need it
+                    more = self._secondary.ask(request, _GRACE_S)
 
     def _finish_batch(self) -> None:
         """Learn what the last batch came to."""
