@@ -31,4 +31,6 @@ def test_what_the_docs_show_of_spark_works(
     block = block.replace(
         '"connectionEnv", "TWINBUS_CONNECTION"', f'"connectionFile", "{connection}"'
     )
+    for folder in ('"checkpoint"', '"orders.parquet"'):  # Spark has a folder of its own
+        block = block.replace(folder, f'"{tmp_path}/" + {folder}')
     exec(compile(block, "docs", "exec"), {})  # noqa: S102 - our own pages

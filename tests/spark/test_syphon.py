@@ -194,7 +194,8 @@ def test_two_syphons_share_the_work(twins: Twins) -> None:
                 sent += twins.divert_ids(numbered(f"{queue}/{part}", 200), queue=queue)
         until(lambda: twins.waiting() == 0, "all is home")
         until(lambda: one.progress.moved + other.progress.moved == len(sent), "both told")
-        assert one.progress.moved, other.progress.moved
+        assert one.progress.moved
+        assert other.progress.moved
     home = twins.primary.ids()
     assert sorted(home) == sorted(sent)
     for queue in range(3):

@@ -137,11 +137,12 @@ def syphon(
         signal.signal(number, lambda *_: stopping.set())
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
     with Syphon(settings, once=once) as running:
-        progress = _follow(running, stopping, as_json=as_json)
-    _tell_end(progress, once=once)
+        _follow(running, stopping, as_json=as_json)
+    _print_line(running.progress, as_json=as_json)
+    _tell_end(running.progress, once=once)
 
 
-def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> SyphonProgress:
+def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> None:
     """Show how far it is until it ends or is to stop."""
     console = Console(stderr=True)
     lively = console.is_terminal and not as_json
@@ -164,9 +165,6 @@ def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> Syp
             looks += 1
     if stopping.is_set():
         click.echo("stopping after this batch ...", err=True)
-    progress = running.progress
-    _print_line(progress, as_json=as_json)
-    return progress
 
 
 class _Nothing:

@@ -72,6 +72,10 @@ class BorrowedSession:
             self.session = cls._ours[0]
             cls._borrowers += 1
 
+    def check(self) -> None:
+        """Raise if Spark is gone."""
+        _ = self.session.version
+
     def give_back(self) -> None:
         """Let go of it; the last one stops a session of ours."""
         cls = BorrowedSession

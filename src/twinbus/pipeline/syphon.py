@@ -204,38 +204,39 @@ class Syphon(Closable):
 
     def _watch(self) -> None:
         """Pass notes on, and start the query again when Spark gave it up."""
-        failures, seen = 0, 0
-        while not self._stopping.wait(_LOOK_S):
-            self._pass_notes_on()
-            try:
-                error = self._failure()
-                if error is None:
-                    if self._query is None or not self._query.isActive:
-                        break
-                    continue
-                self._error = error
-                if self._once:
-                    break
-                batches = self.progress.batches
-                failures, seen = (failures + 1 if batches == seen else 1), batches
-                _log.error("Spark gave the query up; it is started again: %s", _short(error))
-                if self._stopping.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
-                    break
-                assert self._spark is not None
-                self._query = self._start_query(self._spark.session)
-                self._error = None
-            except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
-                _log.exception("Spark is gone, and the syphon with it")
-                self._error = trouble
-                break
+        try:
+            self._watch_query()
+        except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
+            _log.error("Spark is gone, and the syphon with it: %s", _short(trouble))
+            self._error = trouble
         self._pass_notes_on()
         self._ended.set()
 
-    def _failure(self) -> Exception | None:
-        """Return why Spark gave the query up, if it did."""
-        if self._query is None or self._query.isActive:
-            return None
-        return self._query.exception()
+    def _watch_query(self) -> None:
+        """Return when the query has ended; raise when Spark is gone."""
+        failures, seen = 0, 0
+        assert self._spark is not None
+        while not self._stopping.wait(_LOOK_S):
+            self._pass_notes_on()
+            if self._query is not None and self._query.isActive:
+                continue
+            error = self._query.exception() if self._query is not None else self._error
+            if error is None:
+                return
+            self._error = error
+            if self._once:
+                return
+            batches = self.progress.batches
+            failures, seen = (failures + 1 if batches == seen else 1), batches
+            _log.error("Spark gave the query up; it is started again: %s", _short(error))
+            if self._stopping.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
+                return
+            try:
+                self._query = self._start_query(self._spark.session)
+                self._error = None
+            except Exception as trouble:  # noqa: BLE001 - a process of Spark's may have died again
+                self._spark.check()
+                self._query, self._error = None, trouble
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
