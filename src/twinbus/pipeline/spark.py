@@ -74,7 +74,7 @@ class BorrowedSession:
 
     def check(self) -> None:
         """Raise if Spark is gone."""
-        _ = self.session.version
+        _ = self.session.sparkContext.defaultParallelism
 
     def give_back(self) -> None:
         """Let go of it; the last one stops a session of ours."""
