@@ -76,6 +76,17 @@ class SystemClock:
         return lambda: None
 
 
+class SteadyClock(SystemClock):
+    """The machine's clock as it was at the beginning: it goes on when that one is set."""
+
+    def __init__(self) -> None:
+        self._ahead_us = super().now_us() - time.monotonic_ns() // 1000
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970 (UTC)."""
+        return self._ahead_us + time.monotonic_ns() // 1000
+
+
 class ManualClock:
     """A clock that stands still until it is told to move; for tests and simulations."""
 

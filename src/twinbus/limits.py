@@ -120,7 +120,9 @@ REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when the
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
-HELD_RANGES: Final = 100  # of one queue, while destinations fail: five million messages passed over
+MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
+HELD_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
+CROWDED_RANGES: Final = 16  # of one queue are made one: each lease costs its renewals
 SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
 MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
 SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; 40 an hour for ten
@@ -131,6 +133,7 @@ RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on f
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
+KNOWN_SINKS: Final = 10_000  # pieces of Spark's writers that are recognised; about 1 MB
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # The wire

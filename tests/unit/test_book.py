@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from twinbus.broker.commands import RangeLease
-from twinbus.limits import HELD_RANGES, SECOND_US
+from twinbus.limits import CROWDED_RANGES, HELD_RANGES, SECOND_US
 from twinbus.pipeline.book import Book, Task
 from twinbus.pipeline.carrier import OVERTAKING, Carried, Failure, Range
 from twinbus.pipeline.destinations import Destinations
@@ -16,11 +16,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def lease(epoch: int, count: int = 10, behind: int = 0) -> RangeLease:
     first = epoch * 100
-    return RangeLease("me", epoch, first, first + count - 1, count, count, NOW, NOW, behind)
+    last = first + count - 1
+    return RangeLease("me", epoch, first, last, count, count, NOW, "q", NOW, behind)
 
 
 def range_of(epoch: int, count: int = 10) -> Range:
-    return Range(epoch, epoch * 100, epoch * 100 + count - 1)
+    return Range(epoch, epoch * 100, epoch * 100 + count - 1, "q")
 
 
 def book_of(*queues: str, retry_s: int = 1) -> Book:
@@ -78,7 +79,7 @@ def test_a_destination_is_tried_again_in_its_first_range_by_one_queue() -> None:
     assert book.next_due(0) == SECOND_US
     assert book.tasks(SECOND_US - 1) == []
     [task] = book.tasks(SECOND_US)
-    assert (task.queue, epochs([task]), task.on_trial) == ("a", [[1]], ("orders",))
+    assert (task.queue, epochs([task]), task.on_trial) == ("a", [[1]], {"orders": 1})
 
 
 def test_when_it_flows_again_all_go() -> None:
@@ -113,8 +114,8 @@ def test_with_a_rival_about_only_a_share_is_kept() -> None:
     for epoch, queue in enumerate(book.queues):
         grant(book, queue, epoch)
     book.meet("another", 0)
-    assert book.give_up_surplus(0) == [("d", 3), ("e", 4)]
-    assert [task.queue for task in book.tasks(0)] == ["a", "b", "c"]
+    assert book.give_up_surplus(0) == [("e", 4), ("a", 0)]
+    assert [task.queue for task in book.tasks(0)] == ["b", "c", "d"]
 
 
 def test_a_rival_not_seen_for_long_is_forgotten() -> None:
@@ -175,3 +176,15 @@ def test_the_oldest_message_and_what_waits_are_known() -> None:
     book.grant("a", lease(1, behind=30), 700)
     book.grant("b", lease(2), 500)
     assert (book.waiting, book.oldest_us) == (50, 500)
+
+
+def test_many_small_ranges_that_wait_become_one() -> None:
+    book = book_of("a")
+    for epoch in range(CROWDED_RANGES):
+        grant(book, "a", epoch)
+        book.absorb([kept("a", epoch, "orders", DOWN)], 0)
+    [(queue, ranges)] = book.crowded()
+    assert (queue, len(ranges)) == ("a", CROWDED_RANGES)
+    book.merge(queue, ranges, lease(99, count=CROWDED_RANGES * 10))
+    assert (book.epochs("a"), book.kept()["orders"]) == ([99], CROWDED_RANGES * 10)
+    assert book.crowded() == []

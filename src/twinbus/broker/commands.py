@@ -336,6 +336,7 @@ class RangeLease:
     message_count: int
     size_in_bytes: int
     leased_until_utc: datetime
+    origin: str = ""  # names the queue as a source of transfers: no later queue of its path does
     oldest_utc: datetime | None = None  # when its oldest message was enqueued
     left_behind: int = 0  # deliverable messages that the queue has besides
     waited_for: str | None = None  # whose lease or lock it had to wait for, if it had to

@@ -53,13 +53,14 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         message_count=len(at),
         size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
         leased_until_utc=from_us(until),
+        origin=queue.origin,
         oldest_utc=from_us(int(get("enqueued", at).min())),
         left_behind=queue.waiting.count(State.ACTIVE),
     )
 
 
 def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
-    """Return the first message that is held, these leases apart, by number, and who holds it."""
+    """Return the first message that is held, these leases apart, and the owner of its lease."""
     waiting = queue.waiting
     held: list[tuple[int, str | None]] = [(NEVER_US, None)]
     for lease in queue.leases:
@@ -68,7 +69,7 @@ def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
             held += [(int(waiting.get("sequence", at[:1])[0]), lease.owner)] if len(at) else []
     if waiting.count(State.LOCKED):
         at = waiting.in_state(waiting.all(), State.LOCKED)
-        held.append((int(waiting.get("sequence", at[:1])[0]), "a receiver"))
+        held.append((int(waiting.get("sequence", at[:1])[0]), None))
     return min(held, key=lambda one: one[0])
 
 

@@ -213,6 +213,7 @@ class Namespace:
         if entity.queue.waiting.count(State.TRANSFERRING):
             entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
+            queue.origin = f"{queue.path.lower()}#{entity.number}.{entity.created_us}"
             queue.touch()
             self._arm(queue)
 

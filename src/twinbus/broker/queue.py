@@ -85,6 +85,7 @@ class Queue:
         self.leases = Leases()
         self.waiters = Waiters(shared)
         self.next_sequence = 1
+        self.origin = ""  # names it as a source of transfers: no other queue ever has that name
         self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
         self.idle_at = NEVER_US  # when its entity has been unused for too long
 

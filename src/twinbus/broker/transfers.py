@@ -1,9 +1,9 @@
 """The memory of transfers: which messages of which origin were taken, for ever, in little space.
 
-An origin is a backlog queue, a sender or a spill store; it numbers its messages. What was taken is
-kept as intervals, which stay few because origins hand over in order. Senders come and go: those
-heard of last are kept, and of a sender with many gaps the latest numbers. What is forgotten can be
-taken twice, but is never lost.
+An origin is a backlog queue, a sender, a sink of Spark or a spill store; it numbers its messages.
+What was taken is kept as intervals, which stay few because origins hand over in order. Senders and
+sinks come and go: those heard of last are kept, of each kind so many, and of one with many gaps the
+latest numbers. What is forgotten can be taken twice, but is never lost.
 """
 
 from bisect import bisect_right
@@ -13,15 +13,21 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS
+from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS, KNOWN_SINKS
 from twinbus.message import Int64s
 
 _SENDER = "sender/"  # what the names of senders begin with
+_SINK = "sink/"  # and those of Spark's writers
 
 
 def sender_source(number: int) -> str:
     """Return the name of a sender as an origin; its number has 64 bits."""
     return f"{_SENDER}{number:016x}"
+
+
+def sink_source(name: str) -> str:
+    """Return the name of a sink as an origin."""
+    return f"{_SINK}{name}"
 
 
 @lru_cache(maxsize=KNOWN_SENDERS)  # asked for with every send
@@ -99,9 +105,18 @@ class Transfers:
     def __init__(self) -> None:
         self._taken: dict[str, Intervals] = {}
         self._senders: dict[str, Intervals] = {}  # the one heard of last comes last
+        self._sinks: dict[str, Intervals] = {}  # as well
 
     def _held(self, origin: str) -> Intervals | None:
-        return self._senders.get(origin) or self._taken.get(origin)
+        return self._kind(origin)[0].get(origin)
+
+    def _kind(self, origin: str) -> tuple[dict[str, Intervals], int | None]:
+        """Return where an origin is remembered, and how many are there; None: all, for ever."""
+        if sender_number(origin) is not None:
+            return self._senders, KNOWN_SENDERS
+        if origin.startswith(_SINK):
+            return self._sinks, KNOWN_SINKS
+        return self._taken, None
 
     def end_before(self, origin: str, number: int) -> bool:
         """Whether no number of an origin from this one on was taken."""
@@ -115,17 +130,15 @@ class Transfers:
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]]) -> None:
         """Remember that these were taken."""
-        if sender_number(origin) is None:
-            held = self._taken.setdefault(origin, Intervals())
-        else:
-            held = self._senders.pop(origin) if origin in self._senders else Intervals()
-            self._senders[origin] = held
+        known, most = self._kind(origin)
+        held = known.pop(origin) if origin in known else Intervals()
+        known[origin] = held
         for first, last in intervals:
             held.add(first, last)
-        if origin in self._senders:
+        if most is not None:
             held.keep_latest(KNOWN_GAPS)
-            if len(self._senders) > KNOWN_SENDERS:
-                del self._senders[next(iter(self._senders))]
+            if len(known) > most:
+                del known[next(iter(known))]
 
     def forget(self, origin: str) -> None:
         """Forget an origin that can hand nothing over again."""
@@ -133,6 +146,6 @@ class Transfers:
 
     def origins(self) -> Iterable[tuple[str, list[tuple[int, int]]]]:
         """Yield each origin with its intervals."""
-        for held in (self._taken, self._senders):
+        for held in (self._taken, self._senders, self._sinks):
             for origin, intervals in held.items():
                 yield origin, list(intervals)

@@ -18,7 +18,7 @@ from rich.text import Text
 from twinbus.cli.context import ExitCode, Span, find_connection, print_json
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString
-from twinbus.limits import DEFAULT_RETRY_INTERVAL, SYPHON_LEASE
+from twinbus.limits import DEFAULT_RETRY_INTERVAL, MAX_RANGES_PER_QUEUE, SYPHON_LEASE
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
 from twinbus.spans import format_span
@@ -87,7 +87,7 @@ Examples:
 )
 @click.option(
     "--ranges-per-queue",
-    type=click.IntRange(1, 64),
+    type=click.IntRange(1, MAX_RANGES_PER_QUEUE),
     default=1,
     show_default=True,
     help="Split a deep backlog queue; above 1 a client's messages may overtake each other.",

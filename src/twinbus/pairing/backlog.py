@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin
+from twinbus.broker.transfers import sender_number
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import Clock, to_us
 from twinbus.entities import QueueDescription
@@ -332,6 +333,7 @@ def restored(batch: pa.RecordBatch) -> Restored:
     aliases = {alias: _alias_column(alias, names, values, rows, count, faults) for alias in ALIASES}
     for row in np.flatnonzero(byte_lengths(aliases[PATH]) == 0).tolist():
         faults.setdefault(row, f"it has no property {PATH}, so nobody knows where it belongs")
+    _check_senders(aliases[SENDER], aliases[NUMBER], faults)
     columns: dict[str, Any] = {name: batch.column(name) for name in MESSAGE_SCHEMA.names}
     for column, alias in ALIASED_COLUMNS.items():
         if aliases[alias].null_count != count:
@@ -341,6 +343,24 @@ def restored(batch: pa.RecordBatch) -> Restored:
     columns["properties"] = _map_of(names.filter(own), values.filter(own), rows[kept], count)
     whole = pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA)
     return Restored(whole, aliases[PATH], aliases[SENDER], aliases[NUMBER], faults)
+
+
+def _check_senders(senders: pa.Array, numbers: pa.Array, faults: dict[int, str]) -> None:
+    """Note the rows whose sender is none, or comes without its number, or the other way round."""
+    if senders.null_count == len(senders) and numbers.null_count == len(numbers):
+        return
+    halves = pc.xor(senders.is_null(), numbers.is_null()).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(halves).tolist():
+        faults.setdefault(row, f"it has one of {SENDER} and {NUMBER}, which belong together")
+    encoded = senders.dictionary_encode()
+    unknown = [at for at, name in enumerate(encoded.dictionary.to_pylist()) if not _is_sender(name)]
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    for row in np.flatnonzero(np.isin(codes, unknown)).tolist():
+        faults.setdefault(row, f"its property {SENDER} names no sender")
+
+
+def _is_sender(name: str) -> bool:
+    return sender_number(name) is not None
 
 
 _NAMES = {alias: pa.scalar(alias, pa.string()) for alias in ALIASES}

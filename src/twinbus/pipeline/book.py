@@ -9,14 +9,16 @@ goes to one task of a batch, with its ranges in order.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import Any
 
 from twinbus.broker.commands import RangeLease
-from twinbus.limits import HELD_RANGES
+from twinbus.limits import CROWDED_RANGES, HELD_RANGES, MAX_LEASE_MESSAGES
 from twinbus.pipeline.carrier import Carried, Range, canonical
 from twinbus.pipeline.destinations import Destinations, Trouble
 
 _STALE = "StaleEpoch"
+_WIDEST = MAX_LEASE_MESSAGES  # a range can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +28,18 @@ class Task:
     queue: str
     ranges: tuple[Range, ...]
     held_back: tuple[str, ...] = ()  # destinations to pass over
-    on_trial: tuple[str, ...] = ()  # destinations to try in the first range that has any of theirs
+    on_trial: Mapping[str, int] = field(default_factory=dict)  # destination -> epoch to try it in
 
     def to_json(self) -> list[Any]:
         """Return it as offsets and the desk keep it."""
-        ranges = [[one.epoch, one.first, one.last] for one in self.ranges]
-        return [self.queue, ranges, list(self.held_back), list(self.on_trial)]
+        ranges = [[one.epoch, one.first, one.last, one.origin] for one in self.ranges]
+        return [self.queue, ranges, list(self.held_back), dict(self.on_trial)]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "Task":
         """Return a task that was kept."""
         queue, ranges, held_back, on_trial = value
-        return cls(queue, tuple(Range(*one) for one in ranges), tuple(held_back), tuple(on_trial))
+        return cls(queue, tuple(Range(*one) for one in ranges), tuple(held_back), on_trial)
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Book:
         self._destinations = destinations
         self._retry_us = retry_us
         self._rival_memory_us = rival_memory_us
+        self._turn = 0
         self._rivals: dict[str, int] = {}  # other syphons, and until when they are reckoned with
 
     @property
@@ -110,7 +113,7 @@ class Book:
 
     def grant(self, queue: str, lease: RangeLease, oldest_us: int) -> None:
         """Take in a range."""
-        leased = Range(lease.epoch, lease.first, lease.last)
+        leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
         held = self._queues[queue]
         held.ranges.append(_Held(leased, lease.message_count, oldest_us))
         held.behind = lease.left_behind
@@ -121,7 +124,10 @@ class Book:
         share = -(-len(self._queues) // (1 + len(self._rivals)))
         busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
         fresh = [p for p, queue in busy.items() if not any(held.kept for held in queue.ranges)]
-        surplus = fresh[max(share - (len(busy) - len(fresh)), 0) :]
+        keep = max(share - (len(busy) - len(fresh)), 0)
+        self._turn += 1  # so that it is not always the same ones that are given away
+        at = self._turn % len(fresh) if fresh else 0
+        surplus = [*fresh[at:], *fresh[:at]][keep:]
         return [(path, epoch) for path in surplus for epoch in self.clear(path)]
 
     # -- batches -----------------------------------------------------------------------------------
@@ -133,14 +139,14 @@ class Book:
         for path, queue in self._queues.items():
             tried_here = self._tried_here(queue, on_trial)
             held_back = tuple(sorted(waiting | (on_trial - tried_here)))
-            ready = list(_ready(queue.ranges, set(held_back), tried_here, now))
+            trials = _trials(queue.ranges, tried_here)
+            ready = list(_ready(queue.ranges, set(held_back), trials, now))
             ranges = [held.range for held in ready if held.is_fresh or not fresh_only]
             if ranges:
                 on_trial -= tried_here
                 waiting |= tried_here  # by this queue alone
                 parts = [(one,) for one in ranges] if split else [tuple(ranges)]
-                tried = tuple(sorted(tried_here))
-                tasks += [Task(path, part, held_back, tried) for part in parts]
+                tasks += [Task(path, part, held_back, trials) for part in parts]
         return tasks
 
     def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
@@ -205,6 +211,32 @@ class Book:
             queue.ranges.remove(held)
         return []
 
+    def crowded(self) -> list[tuple[str, list[Range]]]:
+        """Return queues with many small ranges that wait, and the ranges: to be made one.
+
+        Else a destination that stays down would cost a lease for every few messages.
+        """
+        found = []
+        for path, queue in self._queues.items():
+            waiting = list(takewhile(lambda held: held.kept and not held.retry_at, queue.ranges))
+            sizes = accumulate(held.count for held in waiting)
+            fit = [held.range for held, size in zip(waiting, sizes, strict=True) if size <= _WIDEST]
+            if len(fit) >= CROWDED_RANGES:
+                found.append((path, fit))
+        return found
+
+    def merge(self, queue: str, ranges: Sequence[Range], lease: RangeLease) -> None:
+        """Put one range in the place of several."""
+        held = self._queues[queue].ranges
+        old = [one for one in held if one.range in ranges]
+        kept: Counter[str] = Counter()
+        for one in old:
+            kept.update(one.kept)
+        leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
+        oldest = min(one.oldest_us for one in old)
+        merged = _Held(leased, lease.message_count, oldest, dict(kept))
+        held[:] = [merged, *(one for one in held if one.range not in ranges)]
+
     def leases(self) -> list[tuple[str, int]]:
         """Return every lease at hand."""
         return [(path, epoch) for path in self._queues for epoch in self.epochs(path)]
@@ -237,25 +269,40 @@ class Book:
             for queue in self._queues.values()
         )
 
+    def see_behind(self, queue: str, count: int) -> None:
+        """Note that a queue has at least so many messages besides those at hand."""
+        held = self._queues[queue]
+        held.behind = max(count - sum(one.left for one in held.ranges), 0)
+
     @property
     def oldest_us(self) -> int | None:
         """When the oldest message at hand was diverted."""
         return min((held.oldest_us for held in self._held()), default=None)
 
 
+def _trials(ranges: Iterable[_Held], on_trial: set[str]) -> dict[str, int]:
+    """Return in which range each destination is tried: the first of those that wait for it.
+
+    One of which nothing waits here is tried wherever it comes up.
+    """
+    trials: dict[str, int] = {}
+    for held in ranges:
+        for name in on_trial & set(held.kept):
+            trials.setdefault(name, held.range.epoch)
+    return trials
+
+
 def _ready(
-    ranges: Iterable[_Held], held_back: set[str], on_trial: set[str], now: int
+    ranges: Iterable[_Held], held_back: set[str], trials: Mapping[str, int], now: int
 ) -> Iterator[_Held]:
     """Give the ranges of a queue of which something may move, in order.
 
     A destination on trial is tried in one range, not in all that wait for it. What could not be
     read is not overtaken.
     """
-    untried = set(on_trial)
     for held in ranges:
         if held.retry_at > now:
             return
-        movable = set(held.kept) - held_back
-        if not held.kept or movable - on_trial or movable & untried:
-            untried -= movable
+        flowing = set(held.kept) - held_back - set(trials)
+        if not held.kept or flowing or held.range.epoch in trials.values():
             yield held

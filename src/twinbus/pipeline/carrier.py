@@ -34,6 +34,7 @@ from twinbus.pairing.backlog import Restored, restored
 
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidArgumentError, InvalidOperationError)
+NO_TRIALS: Mapping[str, int] = {}
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 
 
@@ -44,6 +45,7 @@ class Range:
     epoch: int
     first: int  # sequence numbers, both included
     last: int
+    origin: str  # of the queue: what the primary knows its messages by
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Carried:
     poison: list[tuple[int, str]] = field(default_factory=list)  # number, and what is wrong
     kept: dict[str, int] = field(default_factory=dict)  # destination -> messages that stay
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
+    kept_at: list[tuple[int, int]] = field(default_factory=list)  # where, if a transform is used
     failures: dict[str, Failure] = field(default_factory=dict)  # of destinations that were tried
     unread: Failure | None = None  # the secondary did not hand it out whole, or not settle it
     sends: int = 0  # operations on the primary
@@ -77,6 +80,7 @@ class Carried:
         """Add what another worker says of the same range."""
         self.completed += other.completed
         self.poison += other.poison
+        self.kept_at += other.kept_at
         self.failures |= other.failures
         self.sends += other.sends
         self.reading_s += other.reading_s
@@ -126,16 +130,17 @@ class Run:
         batch = self.batch.slice(first, count)
         return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
 
-    def send_to(self, destination: str, queue: str) -> Send:
+    def send_to(self, destination: str, origin: str) -> Send:
         """Return the command that brings it home once, however often it is asked."""
         also = Origin(self.sender, self.sent_as.to_numpy()) if self.sender is not None else None
-        return Send(destination, self.batch, Origin(queue, _cheapest(self.numbers), also))
+        return Send(destination, self.batch, Origin(origin, _cheapest(self.numbers), also))
 
 
 def _cheapest(numbers: Int64s) -> range | Int64s:
     """Return numbers without a gap as a range, which is nothing to carry."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    return range(first, last + 1) if last - first + 1 == len(numbers) else numbers
+    if (np.diff(numbers) == 1).all():
+        return range(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
 
 
 class Carrier:
@@ -150,24 +155,24 @@ class Carrier:
         queue: str,
         ranges: Sequence[Range],
         held_back: Iterable[str] = (),
-        on_trial: Iterable[str] = (),
+        on_trial: Mapping[str, int] = NO_TRIALS,
     ) -> list[Carried]:
         """Carry ranges of a queue, in their order.
 
-        Destinations held back are passed over; those on trial from the second range on that has
-        messages of theirs. What cannot be read is not overtaken.
+        Destinations held back are passed over; those on trial everywhere but in the range of one
+        epoch. What cannot be read is not overtaken.
         """
-        blocked, tried = set(held_back), set(on_trial)
+        blocked = set(held_back)
         done: list[Carried] = []
         for one in ranges:
             if done and done[-1].unread is not None:
                 done.append(Carried(queue, one, unread=OVERTAKING))
                 continue
-            done.append(self._carry(queue, one, blocked))
-            blocked |= tried & {canonical(name) for name in (*done[-1].moved, *done[-1].kept)}
+            passed = {name for name, epoch in on_trial.items() if epoch != one.epoch}
+            done.append(self._carry(queue, one, blocked, passed))
         return done
 
-    def _carry(self, queue: str, leased: Range, blocked: set[str]) -> Carried:
+    def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
         carried = Carried(queue, leased)
         pieces = self.pieces(queue, leased)
         try:
@@ -177,7 +182,7 @@ class Carrier:
                 carried.reading_s += time.monotonic() - began
                 if batch is None:
                     break
-                self.deliver(restored(batch), _numbers(batch), carried, blocked)
+                self.deliver(restored(batch), _numbers(batch), carried, blocked, passed)
         except MessagingError as error:
             carried.unread = failure_of(error)
         return carried
@@ -191,7 +196,7 @@ class Carrier:
 
         coming: Future[pa.RecordBatch] | None = read(leased.first)
         while coming is not None:
-            batch = _reply_of(coming)
+            batch = _reply_of(coming, time.monotonic() + _TIMEOUT_S)
             if not batch.num_rows:
                 return
             last = int(batch.column("sequence_number")[-1].as_py())
@@ -199,26 +204,31 @@ class Carrier:
             yield batch
 
     def deliver(
-        self, found: Restored, numbers: Int64s, carried: Carried, blocked: set[str]
+        self,
+        found: Restored,
+        numbers: Int64s,
+        carried: Carried,
+        blocked: set[str],
+        passed: Iterable[str] = (),
     ) -> None:
         """Send messages to their destinations; those that fail join the blocked ones."""
+        passed_over = blocked | set(passed)
         carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
         waiting = {}
         for destination, rows in _by_destination(found).items():
-            if canonical(destination) in blocked:
+            if canonical(destination) in passed_over:
                 carried.note_kept(destination, len(rows))
             else:
                 waiting[destination] = list(_runs_of(found, numbers, rows))
+        origin = carried.range.origin
         while waiting:
             sent = {
-                destination: (
-                    left[0],
-                    self._primary.submit(left[0].send_to(destination, carried.queue)),
-                )
+                destination: (left[0], self._primary.submit(left[0].send_to(destination, origin)))
                 for destination, left in waiting.items()
             }
+            deadline = time.monotonic() + _TIMEOUT_S  # of all that hang together
             for destination, (run, reply) in sent.items():
-                done = self._finish(destination, run, reply, carried)
+                done = self._finish(destination, run, reply, carried, deadline)
                 if done == len(run):
                     waiting[destination] = waiting[destination][1:]
                 else:
@@ -228,13 +238,18 @@ class Carrier:
             waiting = {destination: left for destination, left in waiting.items() if left}
 
     def _finish(
-        self, destination: str, run: Run, reply: "Future[SendReceipt]", carried: Carried
+        self,
+        destination: str,
+        run: Run,
+        reply: "Future[SendReceipt]",
+        carried: Carried,
+        deadline: float,
     ) -> int:
         """Wait for a send; return how many messages are home or put aside: all, or it failed."""
         carried.sends += 1
         began = time.monotonic()
         try:
-            _reply_of(reply)
+            _reply_of(reply, deadline)
         except _REFUSED_FOR_GOOD as error:
             return self._put_aside(destination, run, error, carried)
         except QuotaExceededError as error:
@@ -266,16 +281,17 @@ class Carrier:
         middle = len(run) // 2
         done = 0
         for half in (run.slice(0, middle), run.slice(middle, len(run))):
-            reply = self._primary.submit(half.send_to(destination, carried.queue))
-            done += self._finish(destination, half, reply, carried)
+            reply = self._primary.submit(half.send_to(destination, carried.range.origin))
+            deadline = time.monotonic() + _TIMEOUT_S
+            done += self._finish(destination, half, reply, carried, deadline)
             if done != middle and half.numbers[0] == run.numbers[0]:
                 break  # in order or not at all
         return done
 
 
-def _reply_of(future: "Future[Any]") -> Any:
+def _reply_of(future: "Future[Any]", deadline: float) -> Any:
     try:
-        return future.result(_TIMEOUT_S)
+        return future.result(max(deadline - time.monotonic(), 0.0))
     except TimeoutError:
         raise OperationTimeoutError(
             f"no answer within {_TIMEOUT_S:.0f} s; whether the work was done is unknown"

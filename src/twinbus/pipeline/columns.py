@@ -152,8 +152,16 @@ def _from_spark(field: pa.Field, column: pa.Array) -> pa.Array:
     if field.name == "properties":
         return _properties_from_spark(column)
     if field.type in (TIMESTAMP, DURATION):
-        return _cast(column, field.type)
+        return _moments(field.name, column, field.type)
     return column.cast(field.type)
+
+
+def _moments(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return times as they are; numbers are none, for nobody knows their unit."""
+    if column.null_count != len(column) and not pa.types.is_temporal(column.type):
+        wanted = "interval day to second" if kind == DURATION else "timestamp"
+        raise InvalidArgumentError(f"{name} is {column.type}; it must be {wanted}")
+    return _cast(column, kind)
 
 
 def _properties_from_spark(column: pa.Array) -> pa.Array:
@@ -194,4 +202,6 @@ def _child(values: pa.Array, child: str, kind: pa.DataType) -> pa.Array:
         lengths = pc.unique(pc.binary_length(held.drop_null())).to_pylist()
         if lengths != [16]:
             raise InvalidArgumentError(f"a uuid has 16 bytes, not {lengths}")
+    if child in ("datetime", "timedelta"):
+        return _moments(f"the {child} of a property", held, kind)
     return _cast(held, kind)

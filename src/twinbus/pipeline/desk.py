@@ -13,7 +13,7 @@ A file appears whole or not at all. None holds a message or a key.
 
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,11 @@ class Desk:
         values["destinations"] = tuple(DestinationProgress(**d) for d in values["destinations"])
         return SyphonProgress(**values), [Note(**note) for note in told["notes"]]
 
+    def resume(self) -> SyphonProgress:
+        """Go on after a planner that ended: return how far it was, and number notes after its."""
+        progress, self._notes = self.progress()
+        return replace(progress, is_stopped=False)
+
     # -- the end -----------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
@@ -143,6 +148,7 @@ def _carried(value: dict[str, Any]) -> Carried:
     value["completed"] = [(first, last) for first, last in value["completed"]]
     value["poison"] = [(number, why) for number, why in value["poison"]]
     value["moved"] = {name: (messages, size) for name, (messages, size) in value["moved"].items()}
+    value["kept_at"] = [(first, last) for first, last in value["kept_at"]]
     value["failures"] = {name: Failure(**one) for name, one in value["failures"].items()}
     value["unread"] = value["unread"] and Failure(**value["unread"])
     return Carried(**value)

@@ -18,20 +18,28 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from twinbus.broker.commands import LeaseRange, RangeLease, ReleaseRange, RenewRange
+from twinbus.broker.commands import LeaseRange, Peek, RangeLease, ReleaseRange, RenewRange
 from twinbus.clock import Clock, moment_us, to_us
 from twinbus.errors import MessagingError, StaleEpochError
-from twinbus.limits import MAX_RETRY_INTERVAL, RANGE_MESSAGES, SECOND_US, SYPHON_LEASE, SYPHON_POLL
+from twinbus.limits import (
+    MAX_LEASE_MESSAGES,
+    MAX_RETRY_INTERVAL,
+    RANGE_MESSAGES,
+    SECOND_US,
+    SYPHON_LEASE,
+    SYPHON_POLL,
+)
 from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.book import Absorbed, Book, Task
 from twinbus.pipeline.carrier import Carried, canonical
-from twinbus.pipeline.desk import Desk, DestinationProgress, SyphonProgress
+from twinbus.pipeline.desk import Desk, DestinationProgress
 from twinbus.pipeline.destinations import Destinations
 from twinbus.wakeup import Wakeup
 
 _RATE_WINDOW_US = 10 * SECOND_US
 _GATHER_S = 0.05  # that a queue gets to answer before the others go without it
-_GRACE_S = 2.0  # for the leases to be given back at the end
+_GRACE_S = 2.0  # for an answer that is due at once
+_TRIES = 5  # to read a queue, before `once` does without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +75,9 @@ class Planner:
         self._granted: deque[tuple[str, RangeLease]] = deque()
         self._is_planning = False
         self._wakeup = Wakeup()
-        self._progress = SyphonProgress()
-        self._moved: dict[str, DestinationProgress] = {}
+        self._progress = desk.resume()
+        self._moved = {canonical(one.path): one for one in self._progress.destinations}
+        self._bounds: dict[str, int] = {}  # how many messages of a queue `once` may still take
         self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
         self._is_closed = threading.Event()
         desk.take_tasks()  # of a planner before, whose batch was never committed
@@ -84,6 +93,7 @@ class Planner:
         if self._desk.is_asked_to_stop:
             self._tell(is_stopped=True)
             return []
+        self._merge_crowded()
         self._is_planning = True
         try:
             tasks = self._tasks_at_once() if once else self._await_tasks(patience_s)
@@ -110,8 +120,38 @@ class Planner:
                 time.sleep(min(_GATHER_S, left_s))  # what is diverted together comes together
 
     def _tasks_at_once(self) -> list[Task]:
-        wait(self._ask_all(timedelta(0)), _GRACE_S)
-        return self._take(fresh_only=True)
+        """Return what is there, up to what was there at the first look."""
+        for _ in range(_TRIES):
+            wait(self._ask_all(timedelta(0)), _GRACE_S)
+            self._bound()
+            tasks = self._take(fresh_only=True)
+            if tasks or not self._pauses:
+                break
+            time.sleep(self._pause_s(_GRACE_S))
+        if not tasks:
+            self._look_what_is_left()
+        return tasks
+
+    def _bound(self) -> None:
+        """Note how much of each queue is still to be taken."""
+        granted = dict(self._granted)
+        for queue in self._book.queues:
+            lease = granted.get(queue)
+            if lease is not None:
+                left = self._bounds.get(queue, lease.message_count + lease.left_behind)
+                self._bounds[queue] = left - lease.message_count
+            elif queue not in self._pauses:
+                self._bounds[queue] = 0
+
+    def _look_what_is_left(self) -> None:
+        """Find messages that others hold or that came late: it must not look as if none were."""
+        for queue in self._book.queues:
+            try:
+                left = self._secondary.ask(Peek(queue, 0, 1), _GRACE_S).num_rows
+            except MessagingError:
+                left = 1  # who knows
+            with self._lock:
+                self._book.see_behind(queue, left)
 
     def _take(self, *, fresh_only: bool = False) -> list[Task]:
         """Take in what was granted, and return what there is to carry."""
@@ -131,7 +171,7 @@ class Planner:
         while more is not None:
             with self._lock:
                 assert more.oldest_utc is not None
-                self._book.meet(more.waited_for, self._clock.now_us())
+                self._meet(more)
                 self._book.grant(queue, more, moment_us(more.oldest_utc))
                 request = self._request(queue, timedelta(0))
             missing -= 1
@@ -139,6 +179,31 @@ class Planner:
             if missing and left:
                 with suppress(MessagingError):  # without the lock: replies need it
                     more = self._secondary.ask(request, _GRACE_S)
+
+    def _meet(self, lease: RangeLease) -> None:
+        """Reckon with another syphon whose lease was in the way; a lost one of our own is none."""
+        if lease.waited_for != self._settings.owner:
+            self._book.meet(lease.waited_for, self._clock.now_us())
+
+    def _merge_crowded(self) -> None:
+        """Make one range of many small ones that wait for the same destinations."""
+        with self._lock:
+            crowded = self._book.crowded()
+        settings = self._settings
+        for queue, ranges in crowded:
+            first, last = ranges[0].first, ranges[-1].last
+            command = LeaseRange(
+                queue, settings.owner, MAX_LEASE_MESSAGES, first, last, duration=settings.lease
+            )
+            lease = None
+            with suppress(MessagingError):
+                lease = self._secondary.ask(command, _GRACE_S)
+            with self._lock:
+                if lease is not None:
+                    self._book.merge(queue, ranges, lease)
+                else:  # their leases may be over
+                    for surplus in self._book.lose(queue, ranges[0].epoch):
+                        self._release(*surplus)
 
     def _finish_batch(self) -> None:
         """Learn what the last batch came to."""
@@ -151,6 +216,7 @@ class Planner:
             for lease in absorbed.surplus:
                 self._release(*lease)
             self._count(outcomes, absorbed, now)
+        self._tell()
         for trouble in absorbed.new_troubles:
             self._desk.note(
                 logging.WARNING,
@@ -185,6 +251,7 @@ class Planner:
         with self._lock:
             now = self._clock.now_us()
             busy = self._polls | {queue for queue, _ in self._granted}
+            busy |= {queue for queue, left in self._bounds.items() if left <= 0}
             wanted = [
                 queue
                 for queue in self._book.queues
@@ -214,7 +281,7 @@ class Planner:
             if lease is not None and self._is_planning:
                 self._granted.append((queue, lease))
             elif lease is not None:
-                self._book.meet(lease.waited_for, now)
+                self._meet(lease)
                 self._release(queue, lease.epoch)
         self._wakeup.send()
 
@@ -234,7 +301,7 @@ class Planner:
             due = [when for _, when in self._pauses.values() if when > now]
             retry = self._book.next_due(now)
         due += [retry] if retry is not None else []
-        return min([left_s, *(max(when - now, 1000) / SECOND_US for when in due)])
+        return min([left_s, *(max((when - now) / SECOND_US, _GATHER_S) for when in due)])
 
     def _release(self, queue: str, epoch: int) -> None:
         self._secondary.submit(ReleaseRange(queue, epoch))  # else it lapses

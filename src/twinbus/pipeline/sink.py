@@ -1,18 +1,18 @@
 """The `twinbus` data source of Spark: writing rows as messages.
 
-Every row is numbered by its place: (query or job, partition) name the origin; (batch, row) the
-number. A task that runs again, or a batch that is repeated from the checkpoint, comes with the same
-numbers, and the broker takes each once. That holds as long as a repeated batch has the same rows in
-the same order, as it does when its source is replayable and nothing between shuffles them anew.
+A piece of rows is known by its place (query or job, partition, batch, row) and by what is in it. A
+task that runs again, or a batch that is repeated from the checkpoint, comes with the same pieces,
+and the broker takes each once. Where a repeated batch has other rows, or the same in another order,
+its pieces are taken for new: then rows may be doubled, but none is lost.
 """
 
-import hashlib
 import secrets
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from twinbus.broker.commands import Origin, Send
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.transfers import sink_source
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import CARRIED_BYTES, SINK_BATCH_MESSAGES
 from twinbus.message import body_bytes, sizes
@@ -86,14 +86,14 @@ def _send_all(
     """Send rows, numbered by their place."""
     task = TaskContext.get()
     assert task is not None
-    origin = f"{run}/{options.path.lower()}/{task.partitionId()}"
-    source = sender_source(int.from_bytes(hashlib.sha256(origin.encode()).digest()[:8]) or 1)
+    place = f"{run}/{options.path.lower()}/{task.partitionId()}"
     number = batch << _ROW_BITS
     courier = options.courier()
     for rows in batches:
         for piece in _pieces(from_spark(rows)):
             numbers = range(number, number + piece.num_rows)
-            named = _with_ids(piece, source, numbers)
+            named = _with_ids(piece, place, numbers)
+            source = sink_source(f"{place}/{xxhash.xxh3_128_hexdigest(named.serialize())}")
             courier.ask(Send(options.path, named, Origin(source, numbers)))
             number += piece.num_rows
     return WriterCommitMessage()
@@ -112,11 +112,12 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         at += min(count, SINK_BATCH_MESSAGES)
 
 
-def _with_ids(batch: pa.RecordBatch, source: str, numbers: range) -> pa.RecordBatch:
+def _with_ids(batch: pa.RecordBatch, place: str, numbers: range) -> pa.RecordBatch:
     """Give messages without an identifier one: the same each time they are written."""
     at = batch.schema.get_field_index("message_id")
     held = batch.column(at)
     if not held.null_count:
         return batch
-    made = pa.array([f"{source}/{number}" for number in numbers], pa.string())
+    prefix = xxhash.xxh3_64_hexdigest(place.encode())
+    made = pa.array([f"{prefix}-{number}" for number in numbers], pa.string())
     return batch.set_column(at, batch.schema.field(at), pc.coalesce(held, made))

@@ -55,7 +55,12 @@ from twinbus.errors import (
     RangeUnavailableError,
     StaleEpochError,
 )
-from twinbus.limits import MAX_RECEIVE_MESSAGES, OPERATION_TIMEOUT, SYPHON_POLL
+from twinbus.limits import (
+    MAX_LEASE_MESSAGES,
+    MAX_RECEIVE_MESSAGES,
+    OPERATION_TIMEOUT,
+    SYPHON_POLL,
+)
 from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.columns import BROKER_COLUMNS, MESSAGE_COLUMNS, READ_DDL, to_spark
 from twinbus.pipeline.options import SourceOptions
@@ -243,7 +248,11 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a batch; one that is read again after a restart is leased again."""
+        if "first" not in end:  # Spark begins with an empty batch when there is nothing
+            return []
         epoch = self._kept().hold(end)
+        if not epoch:  # nothing is left of it: it was completed before
+            return []
         return list(_split(end["first"], end["last"], self._options.partitions, epoch))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -273,6 +282,7 @@ class _Keeper:
 
     def __init__(self, options: SourceOptions) -> None:
         self._namespace = options.namespace()
+        self._courier = options.courier()
         self._path = options.path
         self._duration = options.lease
         self._poll: Future[RangeLease | None] | None = None
@@ -317,7 +327,7 @@ class _Keeper:
     def _lease_again(self, end: dict[str, Any], patience_s: float) -> int:
         """Return a new lease of the range of a batch; 0: nothing is left of it."""
         first, last = end["first"], end["last"]
-        count = last - first + 1
+        count = min(last - first + 1, MAX_LEASE_MESSAGES)
         command = LeaseRange(self._path, end["owner"], count, first, last, duration=self._duration)
         deadline = time.monotonic() + patience_s
         while True:
@@ -353,7 +363,7 @@ class _Keeper:
         self._completed = batch
 
     def _ask(self, command: Any) -> Any:
-        return self._namespace.ask(command, _TIMEOUT_S)
+        return self._courier.ask(command)
 
     def _renew(self) -> None:
         pause_s = self._duration.total_seconds() / 3

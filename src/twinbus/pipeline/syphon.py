@@ -23,6 +23,8 @@ from twinbus.lifetimes import Closable
 from twinbus.limits import (
     DEFAULT_RETRY_INTERVAL,
     MAX_LEASE_DURATION,
+    MAX_LEASE_MESSAGES,
+    MAX_RANGES_PER_QUEUE,
     MAX_RETRY_INTERVAL,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
@@ -72,6 +74,12 @@ class SyphonSettings:
                     f"the {name} is embedded in a process, where the workers of Spark, which are "
                     "processes of their own, cannot reach it; serve it with `twinbus serve`"
                 )
+        _check_count("ranges_per_queue", self.ranges_per_queue, MAX_RANGES_PER_QUEUE)
+        _check_count("range_messages", self.range_messages, MAX_LEASE_MESSAGES)
+        if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
+            self.queues
+        ):
+            raise InvalidArgumentError("queues must be a tuple of paths, each of them once")
         if not self.queues:
             raise InvalidArgumentError(
                 "there are no backlog queues; pairing makes them, or name the primary as the "
@@ -93,6 +101,11 @@ class SyphonSettings:
 def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> None:
     if not low <= span <= high:
         raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if type(count) is not int or not 1 <= count <= most:
+        raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
 
 
 def find_backlog_queues(manager: NamespaceManager, primary: str) -> tuple[str, ...]:
@@ -118,6 +131,7 @@ class Syphon(Closable):
         self._desk = Desk(Path(self._folder.name))
         self._owner = f"syphon {secrets.token_hex(8)}"
         self._noted = 0
+        self._leaving = threading.Event()  # no new query, please
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -221,6 +235,9 @@ class Syphon(Closable):
             if self._query is not None and self._query.isActive:
                 continue
             error = self._query.exception() if self._query is not None else self._error
+            if error is None and not self._once and not self._leaving.is_set():
+                self._error = InvalidOperationError("somebody else stopped its query")
+                _log.error("the syphon ended: %s", self._error)
             if error is None:
                 return
             self._error = error
@@ -229,7 +246,7 @@ class Syphon(Closable):
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
             _log.error("Spark gave the query up; it is started again: %s", _short(error))
-            if self._stopping.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
+            if self._leaving.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
                 return
             try:
                 self._query = self._start_query(self._spark.session)
@@ -248,6 +265,7 @@ class Syphon(Closable):
         """Finish the batch under way, then end."""
         if self._stopping.is_set():
             return
+        self._leaving.set()
         self._desk.ask_to_stop()
         waited_s = 0.0
         while not self.progress.is_stopped and waited_s < _LAST_BATCH_S:

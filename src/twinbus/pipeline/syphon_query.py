@@ -12,7 +12,7 @@ taken), so a checkpoint of this query is of no value after it; an old one does n
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from twinbus.broker.commands import SettleRange
-from twinbus.clock import SystemClock
+from twinbus.clock import SteadyClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, Range, failure_of
@@ -52,12 +52,13 @@ _RANGES = pa.schema(
         ("first", pa.int64()),
         ("last", pa.int64()),
         ("held_back", pa.list_(pa.string())),
-        ("on_trial", pa.list_(pa.string())),
+        ("origin", pa.string()),
+        ("on_trial", pa.map_(pa.string(), pa.int64())),
     ]
 )
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
-    "on_trial array<string>"
+    "origin string, on_trial map<string, bigint>"
 )
 
 
@@ -65,8 +66,8 @@ RANGES_DDL = (
 class SyphonOptions:
     """The options of the query, as text and back."""
 
-    primary: str  # connection strings
-    secondary: str
+    primary: str = field(repr=False)  # connection strings
+    secondary: str = field(repr=False)
     folder: Path  # of the desk
     settings: PlannerSettings
 
@@ -158,7 +159,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             namespace = namespace_of(options.secondary)
             desk = Desk(options.folder)
-            self._planner = Planner(namespace, options.settings, desk, SystemClock())
+            self._planner = Planner(namespace, options.settings, desk, SteadyClock())
             self._planner.start_keeping()
         tasks = self._planner.next_tasks(PATIENCE_S, once=self._once)
         if not tasks:
@@ -180,7 +181,8 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "first": one.first,
                 "last": one.last,
                 "held_back": list(task.held_back),
-                "on_trial": list(task.on_trial),
+                "origin": one.origin,
+                "on_trial": list(task.on_trial.items()),
             }
             for one in task.ranges
         ]
@@ -212,9 +214,13 @@ class RangeWriter(DataSourceStreamArrowWriter):
         for batch in iterator:
             rows = batch.to_pylist()
             if rows:
-                ranges = [Range(row["epoch"], row["first"], row["last"]) for row in rows]
+                ranges = [
+                    Range(row["epoch"], row["first"], row["last"], row["origin"]) for row in rows
+                ]
                 task = rows[0]  # all are of one
-                carried += carrier.carry(task["queue"], ranges, task["held_back"], task["on_trial"])
+                carried += carrier.carry(
+                    task["queue"], ranges, task["held_back"], dict(task["on_trial"])
+                )
         return CarriedMessage(carried)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -4,7 +4,7 @@ Slower than ranges, but a function from DataFrame to DataFrame sees every messag
 with these columns besides:
 
     destination        the entity it goes to; may be changed
-    backlog_queue, epoch, sequence_number, sender, sender_number      where it is; to be left alone
+    backlog_queue, origin, epoch, sequence_number, sender, sender_number    to be left alone
 
 A row may be changed or left out, not multiplied. What is left out is dead-lettered in its backlog
 queue: nothing disappears without a trace.
@@ -22,10 +22,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from twinbus.broker.transfers import Intervals, runs
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.pairing.backlog import Restored, restored
 from twinbus.pipeline.book import Task
-from twinbus.pipeline.carrier import Carried, Range, canonical, failure_of
+from twinbus.pipeline.carrier import Carried, Carrier, Range, canonical, failure_of
 from twinbus.pipeline.columns import MESSAGE_COLUMNS, MESSAGE_DDL, from_spark, to_spark
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.settling import settlement
@@ -44,6 +45,7 @@ _PLACE = pa.schema(
     [
         ("destination", pa.string()),
         ("backlog_queue", pa.string()),
+        ("origin", pa.string()),
         ("epoch", pa.int64()),
         ("sequence_number", pa.int64()),
         ("sender", pa.string()),
@@ -51,7 +53,7 @@ _PLACE = pa.schema(
     ]
 )
 _DDL = (
-    f"{MESSAGE_DDL}, destination string, backlog_queue string, epoch bigint, "
+    f"{MESSAGE_DDL}, destination string, backlog_queue string, origin string, epoch bigint, "
     "sequence_number bigint, sender string, sender_number bigint"
 )
 
@@ -110,15 +112,12 @@ class RowReader(RangeReader):
         assert isinstance(partition, TaskPartition)
         task = partition.task
         carrier = self._options.carrier()
-        blocked = set(task.held_back)
         for one in task.ranges:
-            tried: set[str] = set()
+            passed = {name for name, epoch in task.on_trial.items() if epoch != one.epoch}
             for batch in carrier.pieces(task.queue, one):
-                rows = _rows(batch, task.queue, one, blocked)
+                rows = _rows(batch, task.queue, one, {*task.held_back, *passed})
                 if rows.num_rows:
-                    tried |= set(map(canonical, rows.column("destination").unique().to_pylist()))
                     yield rows
-            blocked |= tried & set(task.on_trial)
 
 
 def _rows(batch: pa.RecordBatch, queue: str, leased: Range, blocked: set[str]) -> pa.RecordBatch:
@@ -128,6 +127,7 @@ def _rows(batch: pa.RecordBatch, queue: str, leased: Range, blocked: set[str]) -
         [
             found.paths,
             pa.repeat(pa.scalar(queue, pa.string()), count),
+            pa.repeat(pa.scalar(leased.origin, pa.string()), count),
             pa.array(np.full(count, leased.epoch, np.int64)),
             batch.column("sequence_number"),
             found.senders,
@@ -156,18 +156,32 @@ class RowWriter(RangeWriter):
         blocked: dict[str, set[str]] = {}
         for batch in iterator:
             for queue, epoch in _places(batch):
-                rows = batch.filter(_is_at(batch, queue, epoch))
-                one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0)))
-                found = Restored(
-                    from_spark(rows),
-                    rows.column("destination"),
-                    rows.column("sender"),
-                    rows.column("sender_number"),
-                    {},
-                )
-                numbers = rows.column("sequence_number").to_numpy()
-                carrier.deliver(found, numbers, one, blocked.setdefault(queue, set()))
+                rows = batch.filter(_is_at(batch, queue, epoch)).sort_by("sequence_number")
+                origin = rows.column("origin")[0].as_py()
+                one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0, origin)))
+                self._deliver(carrier, rows, one, blocked.setdefault(queue, set()))
         return CarriedMessage(list(carried.values()))
+
+    def _deliver(
+        self, carrier: Carrier, rows: pa.RecordBatch, carried: Carried, blocked: set[str]
+    ) -> None:
+        numbers = rows.column("sequence_number").to_numpy()
+        whole = rows.column("body").is_valid()
+        for number in numbers[~whole.to_numpy(zero_copy_only=False)].tolist():
+            carried.poison.append((number, "the transform left its body out"))
+        rows = rows.filter(whole)
+        numbers = rows.column("sequence_number").to_numpy()
+        found = Restored(
+            from_spark(rows),
+            rows.column("destination"),
+            rows.column("sender"),
+            rows.column("sender_number"),
+            {},
+        )
+        carrier.deliver(found, numbers, carried, blocked)
+        done = Intervals(carried.completed)
+        done_with = done.contains(numbers) | np.isin(numbers, [at for at, _ in carried.poison])
+        carried.kept_at += runs(numbers[~done_with])
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Settle what went home, and find out what became of the rest."""
@@ -189,12 +203,10 @@ class RowWriter(RangeWriter):
         for one in told:
             carried.merge(one)
         passed_over = {*task.held_back, *task.on_trial}
-        failed = {canonical(name) for name in carried.failures} | passed_over
-        carried.kept.clear()  # counted below, with what was not handed out
         try:
             self._ask(settlement(carried, release=False))
             for batch in self._options.carrier().pieces(task.queue, leased):
-                _classify(batch, carried, failed)
+                _classify(batch, carried, passed_over)
             self._ask(settlement(carried, release=not carried.kept))
         except MessagingError as error:
             carried.unread = failure_of(error)
@@ -215,14 +227,18 @@ def _is_at(batch: pa.RecordBatch, queue: str, epoch: int) -> pa.Array:
     )
 
 
-def _classify(batch: pa.RecordBatch, carried: Carried, failed: set[str]) -> None:
-    """Note for each message that did not go home whether it stays or is put aside."""
+def _classify(batch: pa.RecordBatch, carried: Carried, passed_over: set[str]) -> None:
+    """Note for each message that no writer had whether it stays or is put aside."""
     found = restored(batch)
-    numbers = batch.column("sequence_number").to_pylist()
-    for row, (number, path) in enumerate(zip(numbers, found.paths.to_pylist(), strict=True)):
+    numbers = batch.column("sequence_number").to_numpy()
+    tried = Intervals(carried.kept_at).contains(numbers)
+    places = zip(numbers.tolist(), found.paths.to_pylist(), tried.tolist(), strict=True)
+    for row, (number, path, was_tried) in enumerate(places):
         if row in found.faults:
             carried.poison.append((number, found.faults[row]))
-        elif canonical(path) in failed:
+        elif was_tried:
+            continue  # it is among those its destination keeps
+        elif canonical(path) in passed_over:
             carried.note_kept(path, 1)
         else:
             carried.poison.append((number, LEFT_OUT))

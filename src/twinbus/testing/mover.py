@@ -29,7 +29,7 @@ class Mover:
         )
         if lease is None:
             return 0
-        leased = Range(lease.epoch, lease.first, lease.last)
+        leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
         [carried] = Carrier(self.primary, self.secondary).carry(queue, [leased])
         self.secondary.ask(settlement(carried, release=True))
         home = sum(messages for messages, _ in carried.moved.values())
