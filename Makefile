@@ -37,8 +37,10 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
 	$(RUN) examples/demo.py
 
-test: check ## run the checks and every test (under 10 minutes)
-	$(RUN) -m pytest
+test: check ## run the checks and every test, those on Spark beside the others (under 10 minutes)
+	@mkdir -p build; $(RUN) -m pytest tests/spark >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest --ignore=tests/spark; others=$$?; \
+	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; exit $$((spark + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .
