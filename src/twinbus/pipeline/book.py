@@ -225,10 +225,12 @@ class Book:
                 found.append((path, fit))
         return found
 
-    def merge(self, queue: str, ranges: Sequence[Range], lease: RangeLease) -> None:
-        """Put one range in the place of several."""
+    def merge(self, queue: str, ranges: Sequence[Range], lease: RangeLease) -> bool:
+        """Put one range in the place of several; False: they were lost meanwhile."""
         held = self._queues[queue].ranges
         old = [one for one in held if one.range in ranges]
+        if len(old) != len(ranges):
+            return False
         kept: Counter[str] = Counter()
         for one in old:
             kept.update(one.kept)
@@ -236,6 +238,7 @@ class Book:
         oldest = min(one.oldest_us for one in old)
         merged = _Held(leased, lease.message_count, oldest, dict(kept))
         held[:] = [merged, *(one for one in held if one.range not in ranges)]
+        return True
 
     def leases(self) -> list[tuple[str, int]]:
         """Return every lease at hand."""

@@ -186,9 +186,12 @@ class Planner:
             self._book.meet(lease.waited_for, self._clock.now_us())
 
     def _merge_crowded(self) -> None:
-        """Make one range of many small ones that wait for the same destinations."""
+        """Make one range of many small ones that wait for destinations.
+
+        Not while a queue is being asked: the question names the leases that may be passed over.
+        """
         with self._lock:
-            crowded = self._book.crowded()
+            crowded = [one for one in self._book.crowded() if one[0] not in self._polls]
         settings = self._settings
         for queue, ranges in crowded:
             first, last = ranges[0].first, ranges[-1].last
@@ -199,9 +202,9 @@ class Planner:
             with suppress(MessagingError):
                 lease = self._secondary.ask(command, _GRACE_S)
             with self._lock:
-                if lease is not None:
-                    self._book.merge(queue, ranges, lease)
-                else:  # their leases may be over
+                if lease is not None and not self._book.merge(queue, ranges, lease):
+                    self._release(queue, lease.epoch)
+                elif lease is None:  # theirs may be over
                     for surplus in self._book.lose(queue, ranges[0].epoch):
                         self._release(*surplus)
 
