@@ -106,6 +106,8 @@ class Planner:
         if tasks:
             self._desk.put_tasks(tasks)
         self._tell(batches=self._progress.batches + bool(tasks))
+        if tasks and not self._recent:
+            self._recent.append((self._clock.now_us(), 0))  # the rate counts from here
         return tasks
 
     def _await_tasks(self, patience_s: float) -> list[Task]:
