@@ -17,7 +17,7 @@ from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS, KNOWN_SINKS
 from twinbus.message import Int64s
 
 _SENDER = "sender/"  # what the names of senders begin with
-_SINK = "sink/"  # and those of Spark's writers
+_SINK = "//sink/"  # and those of Spark's writers; no path begins so
 
 
 def sender_source(number: int) -> str:

@@ -9,7 +9,7 @@ goes to one task of a batch, with its ranges in order.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any
 
 from twinbus.broker.commands import RangeLease
@@ -18,7 +18,6 @@ from twinbus.pipeline.carrier import Carried, Range, canonical
 from twinbus.pipeline.destinations import Destinations, Trouble
 
 _STALE = "StaleEpoch"
-_WIDEST = MAX_LEASE_MESSAGES  # a range can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +217,15 @@ class Book:
         """
         found = []
         for path, queue in self._queues.items():
-            waiting = list(takewhile(lambda held: held.kept and not held.retry_at, queue.ranges))
-            sizes = accumulate(held.count for held in waiting)
-            fit = [held.range for held, size in zip(waiting, sizes, strict=True) if size <= _WIDEST]
-            if len(fit) >= CROWDED_RANGES:
-                found.append((path, fit))
+            group: list[Range] = []
+            size = 0
+            for held in takewhile(lambda held: held.kept and not held.retry_at, queue.ranges):
+                if size + held.count > MAX_LEASE_MESSAGES:
+                    group, size = [], 0
+                group.append(held.range)
+                size += held.count
+            if len(group) >= CROWDED_RANGES:
+                found.append((path, group))
         return found
 
     def merge(self, queue: str, ranges: Sequence[Range], lease: RangeLease) -> bool:
@@ -237,7 +240,8 @@ class Book:
         leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
         oldest = min(one.oldest_us for one in old)
         merged = _Held(leased, lease.message_count, oldest, dict(kept))
-        held[:] = [merged, *(one for one in held if one.range not in ranges)]
+        at = held.index(old[0])
+        held[at : at + len(old)] = [merged]
         return True
 
     def leases(self) -> list[tuple[str, int]]:

@@ -80,6 +80,7 @@ class Planner:
         self._bounds: dict[str, int] = {}  # how many messages of a queue `once` may still take
         self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
         self._is_closed = threading.Event()
+        self._has_given_back = False
         desk.take_tasks()  # of a planner before, whose batch was never committed
 
     # -- batches -----------------------------------------------------------------------------------
@@ -91,6 +92,7 @@ class Planner:
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
+            self._give_back()
             self._tell(is_stopped=True)
             return []
         self._merge_crowded()
@@ -132,6 +134,7 @@ class Planner:
             time.sleep(self._pause_s(_GRACE_S))
         if not tasks:
             self._look_what_is_left()
+            self._give_back()
         return tasks
 
     def _bound(self) -> None:
@@ -178,9 +181,11 @@ class Planner:
                 request = self._request(queue, timedelta(0))
             missing -= 1
             left, more = more.left_behind, None
-            if missing and left:
+            if missing and left and self._bounds.get(queue, 1) > 0:
                 with suppress(MessagingError):  # without the lock: replies need it
                     more = self._secondary.ask(request, _GRACE_S)
+            if more is not None and queue in self._bounds:
+                self._bounds[queue] -= more.message_count
 
     def _meet(self, lease: RangeLease) -> None:
         """Reckon with another syphon whose lease was in the way; a lost one of our own is none."""
@@ -337,8 +342,15 @@ class Planner:
         threading.Thread(target=keep, name="twinbus-syphon-leases", daemon=True).start()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Give everything back, and stop keeping it."""
         self._is_closed.set()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let others have what is at hand, once: Spark may leave no time for it later."""
+        if self._has_given_back:
+            return
+        self._has_given_back = True
         with self._lock:
             leases = self._book.leases()
         wait([self._secondary.submit(ReleaseRange(*lease)) for lease in leases], _GRACE_S)

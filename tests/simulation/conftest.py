@@ -1,0 +1,9 @@
+import pytest
+
+from twinbus.pipeline import planner as planning
+
+
+@pytest.fixture
+def answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no planner wait: simulated namespaces answer at once or later."""
+    monkeypatch.setattr(planning, "_GATHER_S", 0.0)
