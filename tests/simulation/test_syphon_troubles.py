@@ -148,6 +148,19 @@ def test_a_destination_that_is_down_for_long_holds_up_no_other_and_keeps_its_ord
     assert not world.left()
 
 
+def test_a_throttled_destination_is_left_alone_for_ten_seconds_and_holds_up_no_other(
+    world: World,
+) -> None:
+    world.way_home.inject(Fault.SERVER_BUSY, "orders", times=1)
+    sent = world.divert_ids(["a", "b"])
+    others = world.divert_ids(["c"], "bills")
+    world.run(8)
+    assert (world.home("orders"), world.home("bills")) == ([], others)
+    assert world.way_home.failed == 1  # it was not asked again
+    world.run(4)
+    assert world.home("orders") == sent
+
+
 def test_a_lost_reply_to_a_lease_makes_no_rival_and_no_queue_starves(world: World) -> None:
     world.syphons[0].secondary.inject(Fault.REPLY_LOST, QUEUES[0], times=1)
     for queue in range(len(QUEUES)):
