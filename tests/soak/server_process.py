@@ -68,7 +68,8 @@ class ServerProcess:
             if ready:
                 self.port, self.admin_port = int(ready[1]), int(ready[2])
                 return
-        raise AssertionError(f"the server did not start: {self.complaints()}")
+        ended = self.process.wait()
+        raise AssertionError(f"the server did not start ({ended}): {self.complaints()}")
 
     def complaints(self) -> str:
         """Return the end of what it wrote to stderr."""

@@ -1,5 +1,6 @@
 """The log: a record is there whole or not at all, and damage is never taken for a torn tail."""
 
+import mmap
 import os
 import shutil
 import signal
@@ -188,6 +189,22 @@ def test_a_batch_of_a_dropped_segment_may_still_be_looked_at(tmp_path: Path) -> 
         log.append(saying("new"))
         log.drop(1)
         assert to_messages(batch)[0].body == b"old"
+
+
+def test_nothing_is_searched_to_the_very_end_of_a_mapping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careful(mmap.mmap):  # some Pythons read the byte behind, where there may be none
+        def find(self, sub: Any, start: int = 0, end: int | None = None) -> int:
+            assert end is not None
+            assert end < len(self)
+            return super().find(sub, start, end)
+
+    write(tmp_path, "a", "b")
+    with only_segment(tmp_path).open("ab") as file:
+        file.write(bytes(ALIGNMENT))  # space that was reserved
+    monkeypatch.setattr(mmap, "mmap", Careful)
+    assert read(tmp_path) == ["a", "b"]
 
 
 # -- torn tails --------------------------------------------------------------------------------

@@ -253,16 +253,21 @@ class Log:
         segment.size = offset
 
     def _find_record(self, segment: Segment, content: mmap.mmap, offset: int) -> int | None:
-        """Return the next good record after a bad one: proof that the bad one is damage."""
+        """Return the next good record after a bad one: proof that the bad one is damage.
+
+        The search ends a byte early: some Pythons (3.11.2) look at the byte behind what they
+        search, and behind a whole mapping there may be none, which ends the process.
+        """
         view = memoryview(content)
-        start = content.find(_RECORD_MAGIC, offset)
+        end = len(view) - 1
+        start = content.find(_RECORD_MAGIC, offset, end)
         while start >= 0:
             if start % ALIGNMENT == 0 and start + _RECORD_HEADER.size <= len(view):
                 number = _RECORD_HEADER.unpack_from(view, start)[3]
                 later = number > self._next_record
                 if later and _record_end(view, start, segment.salt, number) is not None:
                     return start
-            start = content.find(_RECORD_MAGIC, start + 1)
+            start = content.find(_RECORD_MAGIC, start + 1, end)
         return None
 
     def _check_segment_header(self, segment: Segment, view: memoryview) -> None:
