@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -149,17 +150,14 @@ def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> Non
     with (
         Live(console=console, refresh_per_second=4, transient=True)
         if lively
-        else _Nothing() as live
+        else nullcontext() as live
     ):
         looks, told = 0, SyphonProgress()
         while not stopping.is_set() and not running.wait(_SHOW_S):
             progress = running.progress
             if isinstance(live, Live):
                 live.update(_picture(progress))
-            elif (
-                looks % _LINE_EVERY == 0
-                and progress.moved + progress.waiting != told.moved + told.waiting
-            ):
+            elif looks % _LINE_EVERY == 0 and _changed(progress, told):
                 _print_line(progress, as_json=as_json)
                 told = progress
             looks += 1
@@ -167,14 +165,8 @@ def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> Non
         click.echo("stopping after this batch ...", err=True)
 
 
-class _Nothing:
-    """No picture."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def _changed(progress: SyphonProgress, told: SyphonProgress) -> bool:
+    return (progress.moved, progress.waiting) != (told.moved, told.waiting)
 
 
 def _print_line(progress: SyphonProgress, *, as_json: bool) -> None:
