@@ -19,7 +19,7 @@ from twinbus.broker.commands import (
     Settle,
 )
 from twinbus.entities import QueueDescription
-from twinbus.limits import HELD_RANGES, SYPHON_LEASE
+from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
 from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
 from twinbus.pipeline import carrier as carrying
 from twinbus.pipeline.carrier import Carrier
@@ -250,6 +250,18 @@ def test_notes_and_counts_go_on_after_a_new_planner(world: World) -> None:
     moved = {one.path: one.moved for one in progress.destinations}
     assert (progress.moved, moved) == (8, {"bills": 6, "orders": 2})
     assert [note.number for note in notes] == [1, 2, 3, 4]  # twice: in trouble, and out of it
+
+
+@pytest.mark.parametrize("path", ["orders", "nowhere"])
+def test_a_range_of_more_messages_than_a_send_carries_comes_home_or_is_put_aside(
+    tmp_path: Path, path: str
+) -> None:
+    world = World(0, tmp_path, range_messages=MAX_LEASE_MESSAGES, syphons=1)
+    sent = world.divert_ids(numbered("a", MAX_BATCH_MESSAGES), path)
+    sent += world.divert_ids(numbered("b", 5), path)
+    world.run(1)
+    assert world.home("orders") == (sent if path == "orders" else [])
+    assert not world.left()
 
 
 # -- ends ------------------------------------------------------------------------------------------

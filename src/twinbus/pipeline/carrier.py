@@ -27,7 +27,7 @@ from twinbus.errors import (
     OperationTimeoutError,
     QuotaExceededError,
 )
-from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT
+from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
 from twinbus.message import Int64s, body_bytes
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import Restored, restored
@@ -201,7 +201,8 @@ class Carrier:
                 return
             last = int(batch.column("sequence_number")[-1].as_py())
             coming = read(last + 1) if last < leased.last else None
-            yield batch
+            for at in range(0, batch.num_rows, MAX_BATCH_MESSAGES):  # of small ones many fit
+                yield batch.slice(at, MAX_BATCH_MESSAGES)
 
     def deliver(
         self,

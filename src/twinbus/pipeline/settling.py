@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from twinbus.broker.commands import DeadLetterPart, SettleRange
 from twinbus.broker.transfers import Intervals
+from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.pipeline.carrier import CANNOT_GO_HOME, Carried
 
 
@@ -19,4 +20,8 @@ def dead_letter_parts(poison: Iterable[tuple[int, str]]) -> list[DeadLetterPart]
     numbers: dict[str, list[int]] = {}
     for number, why in poison:
         numbers.setdefault(why, []).append(number)
-    return [DeadLetterPart(held, CANNOT_GO_HOME, why) for why, held in numbers.items()]
+    return [
+        DeadLetterPart(held[at : at + MAX_BATCH_MESSAGES], CANNOT_GO_HOME, why)
+        for why, held in numbers.items()
+        for at in range(0, len(held), MAX_BATCH_MESSAGES)
+    ]
