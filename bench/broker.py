@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections import deque
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +29,9 @@ from twinbus.broker.commands import (
     SendReceipt,
     Settle,
 )
+from twinbus.broker.engine import EngineSettings
 from twinbus.entities import QueueDescription
+from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import BrokeredMessage, to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 
@@ -42,9 +45,10 @@ def make_batch() -> pa.RecordBatch:
     return to_batch([BrokeredMessage(os.urandom(BODY)) for _ in range(BATCH)])
 
 
-def open_queue(folder: Path) -> EmbeddedNamespace:
+def open_queue(folder: Path, ledger: LedgerSettings | None = None) -> EmbeddedNamespace:
     """Return a namespace with one large queue."""
-    namespace = EmbeddedNamespace(folder)
+    settings = EngineSettings(directory=folder, ledger=ledger or LedgerSettings())
+    namespace = EmbeddedNamespace(settings)
     namespace.ask(CreateEntity(QueueDescription(path=QUEUE, max_size_in_megabytes=81_920)))
     return namespace
 
@@ -170,6 +174,33 @@ def bench_group_commit(folder: Path, rounds: int, report: Report) -> None:
     report.add("16 threads of single sends / fsyncs of the disk", ratio(send_rates, sync_rates), 3)
 
 
+def bench_ledger(folder: Path, rounds: int, report: Report) -> None:
+    """What keeping the ledgers costs: with them against without, side by side."""
+    batch, body = make_batch(), os.urandom(BODY)
+    metered = open_queue(folder / "metered", LedgerSettings(messages=False))
+    followed = open_queue(folder / "followed")
+    bare = open_queue(folder / "bare", NO_LEDGER)
+
+    def batches(namespace: EmbeddedNamespace) -> None:
+        for _ in range(60):
+            namespace.ask(Send(QUEUE, batch))
+            drain(namespace, BATCH)
+
+    def singles(namespace: EmbeddedNamespace) -> None:
+        send_in_flight(namespace, body, 4000)
+        drain(namespace, 4000)
+
+    for name, work in (("batches", batches), ("single sends", singles)):
+        works = [partial(work, one) for one in (bare, metered, followed)]
+        side_by_side(works, 3)
+        bare_s, metered_s, followed_s = side_by_side(works, 2 * rounds)
+        report.add(f"{name}, operations metered / no ledger", ratio(bare_s, metered_s), 0.98)
+        followed_ratio = ratio(bare_s, followed_s)
+        report.add(f"{name}, messages followed, too / no ledger", followed_ratio, 0.98)
+    for namespace in (metered, followed, bare):
+        namespace.close()
+
+
 def resident_bytes() -> int:
     """Return the private memory of this process: mapped files are the page cache's, not ours."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -260,6 +291,7 @@ def main() -> None:
     try:
         bench_batches(folder, rounds, report)
         bench_group_commit(folder, rounds, report)
+        bench_ledger(folder, rounds, report)
         bench_memory(folder, 1_000_000, report)
         bench_depth(folder, 1_000_000, rounds, report)
         bench_start(folder, rounds, report)

@@ -29,9 +29,10 @@ from pairing import make_queues, server
 
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
 from twinbus.broker.commands import Send
+from twinbus.entities import backlog_queue_path
 from twinbus.limits import CARRIED_BYTES
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue, diverted
+from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.spark import start_session
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues

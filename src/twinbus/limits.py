@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 SECOND_US: Final = 1_000_000
+DAY_US: Final = 86_400 * SECOND_US
 NEVER_US: Final = (
     2**63 - 1
 )  # later than any time: sorts last, and a comparison needs no special case
@@ -135,6 +136,15 @@ STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
 KNOWN_SINKS: Final = 10_000  # pieces of Spark's writers that are recognised; about 1 MB
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
+
+# Ledgers
+LEDGER_BUCKET: Final = timedelta(minutes=1)
+LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of the counts
+LEDGER_RETENTION: Final = timedelta(days=90)
+LEDGER_FILE_ROWS: Final = 1_000_000  # about 40 MB with message ids
+LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses; beyond, the oldest are given up
+KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
+INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it

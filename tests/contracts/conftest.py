@@ -12,8 +12,10 @@ import pytest
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
 from twinbus.broker.commands import Command, PutKey
+from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.flight import FlightNamespace
@@ -37,7 +39,9 @@ class World:
 @pytest.fixture(params=["embedded", "flight"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
+    with EmbeddedNamespace(
+        EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
+    ) as namespace:
         if request.param == "embedded":
             yield World(namespace, clock)
             return

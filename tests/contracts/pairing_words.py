@@ -32,10 +32,11 @@ from twinbus.broker.commands import (
     Receive,
     Send,
 )
-from twinbus.broker.engine import Storages
+from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.storage import DiskStorage
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
@@ -351,7 +352,12 @@ def _end(
     is_server = way == "flight"
     disks = Storages(log=_Memory(), spill=_Memory())
     namespace = stack.enter_context(
-        EmbeddedNamespace(directory, clock, disks, threaded=threaded or is_server)
+        EmbeddedNamespace(
+            EngineSettings(directory=directory, ledger=NO_LEDGER),
+            clock,
+            disks,
+            threaded=threaded or is_server,
+        )
     )
     if not is_server:
         return End(name, clock, lambda: _Kept(namespace))

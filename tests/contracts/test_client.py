@@ -54,8 +54,10 @@ from twinbus import (
     subscription_path,
 )
 from twinbus.broker.commands import Command, PutKey, RenewLocks, RenewSession
+from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.ledger import NO_LEDGER
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
@@ -149,7 +151,11 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         if request.param == "embedded":
             where = ConnectionString(place=Place.EMBEDDED, directory=tmp_path / "namespace")
         else:
-            inner = stack.enter_context(EmbeddedNamespace(tmp_path / "namespace", clock))
+            inner = stack.enter_context(
+                EmbeddedNamespace(
+                    EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
+                )
+            )
             inner.ask(PutKey(ROOT))
             door = stack.enter_context(closing(FlightDoor(inner, clock)))
             where = ConnectionString(

@@ -10,6 +10,7 @@ from twinbus.broker.engine import Engine, EngineSettings, Storages
 from twinbus.broker.log import Log
 from twinbus.broker.queue import Queue
 from twinbus.clock import ManualClock
+from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.testing import FaultyStorage
 
@@ -37,7 +38,9 @@ class Site(World):
         self.disk = FaultyStorage(self.clock)
         self.spill_disk = FaultyStorage(self.clock)
         self.embedded = EmbeddedNamespace(
-            EngineSettings(directory=self.directory, **self.settings | settings),
+            EngineSettings(
+                directory=self.directory, **{"ledger": NO_LEDGER} | self.settings | settings
+            ),
             self.clock,
             Storages(self.disk, self.spill_disk),
             threaded=False,

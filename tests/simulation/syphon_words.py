@@ -14,11 +14,12 @@ from twinbus import BrokeredMessage, dead_letter_path
 from twinbus.broker.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
-from twinbus.entities import QueueDescription
+from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import MessagingError
+from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue, diverted
+from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, failure_of
 from twinbus.pipeline.desk import Desk
@@ -98,7 +99,7 @@ class World:
         self.syphons = [self.new_syphon() for _ in range(syphons or self.random.randint(1, 3))]
 
     def _new_namespace(self, name: str) -> EmbeddedNamespace:
-        settings = EngineSettings(directory=self.folder / name)
+        settings = EngineSettings(directory=self.folder / name, ledger=NO_LEDGER)
         return EmbeddedNamespace(settings, self.clock, threaded=False)
 
     def new_secondary(self, name: str) -> EmbeddedNamespace:

@@ -12,7 +12,8 @@ import pytest
 
 from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, World
 from twinbus.broker.commands import CreateEntity, ReadMeter
-from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue
+from twinbus.entities import backlog_queue_path
+from twinbus.pairing.backlog import describe_backlog_queue
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
 

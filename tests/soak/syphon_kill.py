@@ -38,8 +38,9 @@ from twinbus import (
 )
 from twinbus.broker.commands import Origin
 from twinbus.broker.transfers import sender_source
+from twinbus.entities import backlog_queue_path
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue, diverted
+from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.cancelling import pages
 
 DESTINATIONS = ("orders", "invoices", "returns")

@@ -17,9 +17,10 @@ from twinbus import (
     dead_letter_path,
 )
 from twinbus.broker.commands import Origin, ReadMeter, Send
+from twinbus.entities import backlog_queue_path
 from twinbus.lifetimes import Closable
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import backlog_queue_path, describe_backlog_queue, diverted
+from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pipeline.syphon import Syphon, SyphonSettings
 from twinbus.server.process import Server, ServerSettings
 

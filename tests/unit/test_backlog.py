@@ -14,13 +14,12 @@ from tests.unit.properties import replayed, replayed_at_length
 from tests.unit.test_message import batches as any_batches
 from tests.unit.test_message import exactly, plain
 from twinbus.broker.commands import Origin
-from twinbus.entities import QueueDescription
+from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import MAX_MESSAGE_BYTES, UNLIMITED
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, sizes, to_batch, to_messages
 from twinbus.pairing.backlog import ALIASES as RESERVED
 from twinbus.pairing.backlog import (
-    backlog_queue_path,
     check_divertible,
     describe_backlog_queue,
     diverted,

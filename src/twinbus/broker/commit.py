@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.lifecycle import State
+from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.transfers import Intervals, sender_number
 from twinbus.errors import MessagingError
@@ -72,9 +72,9 @@ class Entries:
             columns = {"entity": entity, "sequence": sequence, "state": state, "failures": failures}
             self.changes.append(columns)
 
-    def gone(self, entity: int, sequence: Int64s) -> None:
-        """Note that messages left an entity."""
-        self.change(entity, sequence, State.GONE)
+    def gone(self, entity: int, sequence: Int64s, cause: Cause) -> None:
+        """Note that messages left an entity, and why, in place of failures nobody needs now."""
+        self.change(entity, sequence, State.GONE, cause.value)
 
 
 class Commit:

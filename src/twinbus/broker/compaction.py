@@ -5,6 +5,7 @@ a little per turn, under the same numbers and in its present state; when nothing
 segment any more its file is removed. Facts need no moving: every segment begins with all of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +33,10 @@ class _Moved:
 class Compaction:
     """Moves what lives out of the oldest segment, step by step."""
 
-    def __init__(self, log: Log, namespace: Namespace) -> None:
+    def __init__(self, log: Log, namespace: Namespace, may_forget: Callable[[int], bool]) -> None:
         self._log = log
         self._namespace = namespace
+        self._may_forget = may_forget  # records up to a number
         self._bodies = namespace.shared.bodies
         self._looked_at: tuple[int, int] | None = None  # when a step was last not worth it
         self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
@@ -58,9 +60,14 @@ class Compaction:
             return False  # only what has gone or come since the last look can make it worth it
         size = self._log.size_without_heads
         wasted = self._bodies.live_bytes < size * (1 - COMPACTION_GARBAGE_RATIO)
-        worth_it = wasted or self._bodies.live_in(self._oldest) == 0
-        self._looked_at = None if worth_it else seen
-        return worth_it
+        is_empty = self._bodies.live_in(self._oldest) == 0
+        self._looked_at = None if wasted or is_empty else seen
+        return self._may_drop_oldest() if is_empty else wasted
+
+    def _may_drop_oldest(self) -> bool:
+        """Whether nothing needs the records of the oldest segment any more."""
+        _, following, *_ = self._log.segments.values()
+        return self._may_forget(following.first_record - 1)
 
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""

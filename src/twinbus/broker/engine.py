@@ -25,8 +25,8 @@ from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
+from twinbus.broker.ledgers import Ledgers
 from twinbus.broker.log import Log
-from twinbus.broker.meter import Meter
 from twinbus.broker.namespace import Namespace, NamespaceSettings
 from twinbus.broker.replay import Replay, restore
 from twinbus.broker.shared import Shared
@@ -36,6 +36,7 @@ from twinbus.broker.tokens import LockNumbers
 from twinbus.clock import Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
+from twinbus.ledger import LedgerSettings
 from twinbus.limits import (
     MAX_BATCH_BYTES,
     RECENT_COMMANDS,
@@ -66,6 +67,7 @@ class EngineSettings:
     segment_bytes: int = SEGMENT_BYTES
     accept_damage: bool = False  # start without damaged records and lose what they held
     namespace: NamespaceSettings = field(default_factory=NamespaceSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,9 @@ class Storages:
 class Engine:
     """Owns the log and the namespace of a directory."""
 
-    def __init__(self, settings: EngineSettings, clock: Clock, storages: Storages) -> None:
+    def __init__(
+        self, settings: EngineSettings, clock: Clock, storages: Storages, *, threaded: bool
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._storages = storages
@@ -100,7 +104,7 @@ class Engine:
         self._now = clock.now_us()
         self.restarts = 0  # times it healed itself
         self.stranded: list[Ticket] = []  # who waits while it heals
-        self._meter = Meter()
+        self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
     def _open(self) -> None:
@@ -128,7 +132,7 @@ class Engine:
 
     def _restore(self) -> None:
         bodies = Bodies(self.log)
-        replay = Replay()
+        replay = Replay(self._ledgers.covered)
         replay.read(self.log, bodies)
         bodies.start_at(replay.number("next", "batch", 1))
         # Lock numbers begin above every lease epoch in the log, above what the last segment knew,
@@ -136,15 +140,21 @@ class Engine:
         known = max(replay.highest_epoch, replay.number("next", "lock", 0))
         locks = LockNumbers(max(self._time(), known))
         self.namespace = Namespace(
-            Shared(bodies, Deaths(), locks, self._meter), self._settings.namespace
+            Shared(bodies, Deaths(), locks, self._ledgers.meter), self._settings.namespace
         )
         restore(self.namespace, replay, self._now, accept_damage=self._settings.accept_damage)
-        self._compaction = Compaction(self.log, self.namespace)
+        self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
         for segment, first, last in replay.history_spans:
             self._compaction.note_history(segment, first, last)
+        self._ledgers.begin_trail(self._path_of, replay.untold, self._now)
+        self._ledgers.take_stock(self._now, self.log.last_record, self.namespace.standing())
         self._kept = Entries()
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
+
+    def _path_of(self, number: int) -> str:
+        queue = self.namespace.directory.queue_numbered(number)
+        return queue.path if queue is not None else ""
 
     def _time(self) -> int:
         """Return now; the broker's time never goes back."""
@@ -158,7 +168,7 @@ class Engine:
             return min(self.namespace.next_event, self.health.retry_at)
         if self._kept or self._compaction.has_work:
             return 0
-        return min(self.namespace.next_event, self._next_check)
+        return min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
 
     # -- a turn --------------------------------------------------------------------------------
 
@@ -200,6 +210,7 @@ class Engine:
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         self.namespace.reclaim()
+        self._ledgers.turn(now, self.log.last_record, self.namespace.standing)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -226,6 +237,7 @@ class Engine:
         snapshot = self.namespace.snapshot() if self.log.begins_segment else []
         parts = commit.parts(snapshot)
         places = self.log.append(parts)
+        self._ledgers.follow(self.log.last_record, parts, self._now)
         bodies = self.namespace.shared.bodies
         for part, place in zip(parts, places, strict=True):
             if part.number:
@@ -280,7 +292,7 @@ class Engine:
             except MessagingError as error:
                 asker.fail(error)
             else:
-                self.namespace.meter_spilled(command.path, batch)
+                self.namespace.meter_spilled(command, batch)
                 asker.answer(SendReceipt([0] * batch.num_rows))
         return left
 
@@ -372,6 +384,9 @@ class Engine:
                 self._append(self._new_commit())
             except StoreUnavailableError as error:
                 _log.warning("settlements were not written: %s", error)
+        now = self._time()
+        self._ledgers.take_stock(now, self.log.last_record, self.namespace.standing())
+        self._ledgers.close(now)
         self.abandon()
 
     def abandon(self) -> None:

@@ -7,6 +7,7 @@ before and duplicates.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.broker.commit import Commit, Ticket
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
-from twinbus.broker.meter import Load, Meter, load_of_sizes
+from twinbus.broker.meter import Load, Meter, Purpose, load_of_sizes, purpose_of_send
 from twinbus.broker.routing import Outbound, Placement, Router
 from twinbus.broker.transfers import Intervals, Transfers, runs
 from twinbus.errors import (
@@ -78,7 +79,8 @@ class Intake:
         """Refuse a send, and meter that."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
-        self._meter.record(path, "Send", error.code, Load())
+        purpose = purpose_of_send(one.command.path, one.command.origin)
+        self._meter.record(path, "Send", purpose, error.code, Load())
         commit.refuse(one.ticket, error)
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
@@ -169,14 +171,29 @@ class Intake:
         for one, held in accepted:
             commit.reply(one.ticket, SendReceipt(numbers[held]))
         if accepted and room is not None:
-            size = incoming.size
-            if len(accepted) < len(asked):
-                size = np.concatenate([size[held] for _, held in accepted])
-            self._meter_accepted(entity, size, len(accepted), commit)
+            self._meter_accepted(entity, accepted, incoming.size, pings, commit)
 
-    def _meter_accepted(self, entity: Entity, size: Int64s, count: int, commit: Commit) -> None:
-        load, path = load_of_sizes(size), entity.description.path
-        commit.on_durable.append(lambda: self._meter.record(path, "Send", "ok", load, count))
+    def _meter_accepted(
+        self,
+        entity: Entity,
+        accepted: Sequence[tuple[Asked, slice]],
+        size: Int64s,
+        pings: Mask | None,
+        commit: Commit,
+    ) -> None:
+        """Count sends when they are durable, those of one purpose together."""
+        path = entity.description.path
+        sends: dict[Purpose, list[slice]] = {}
+        for one, held in accepted:
+            is_ping = pings is not None and bool(pings[held].all())
+            purpose = purpose_of_send(path, one.command.origin, is_ping=is_ping)
+            sends.setdefault(purpose, []).append(held)
+        for purpose, rows in sends.items():
+            sent = np.concatenate([size[held] for held in rows])
+            load, count = load_of_sizes(sent), len(rows)
+            commit.on_durable.append(
+                partial(self._meter.record, path, "Send", purpose, "ok", load, count)
+            )
 
     def _fitting(
         self,

@@ -117,13 +117,15 @@ def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
     return queue.waiting.locked_by(at, epoch)
 
 
-def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
-    """Complete and dead-letter parts of a leased range."""
+def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
+    """Complete and dead-letter parts of a leased range; return how many messages that were."""
     queue.leases.get(command.epoch)
+    settled = 0
     for first, last in command.completed:
         at = _part(queue, command.epoch, first, last)
-        commit.kept.gone(queue.entity, queue.waiting.get("sequence", at))
+        commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)
         queue.settle_gone(at, Cause.COMPLETED)
+        settled += len(at)
     for part in command.dead_lettered:
         numbers = np.asarray(part.sequence_numbers, np.int64)
         at = queue.waiting.find(numbers)
@@ -131,5 +133,7 @@ def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> None:
         at = queue.waiting.locked_by(at, command.epoch)
         death = Death(part.reason, part.description, queue.path)
         queue.bury(at, Cause.DEAD_LETTERED, death, commit)
+        settled += len(at)
     if command.release:
         queue.end_lease(command.epoch, commit)
+    return settled

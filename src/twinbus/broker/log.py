@@ -102,7 +102,7 @@ SCHEMAS = {
             ("entity", pa.int32()),
             ("sequence", pa.int64()),
             ("state", pa.uint8()),
-            ("failures", pa.int32()),
+            ("failures", pa.int32()),  # of one that is gone: the cause
         ]
     ),
     PartKind.HISTORY: pa.schema(
@@ -155,6 +155,7 @@ class Segment:
     salt: int = 0
     head: int = ALIGNMENT  # end of its first record, which holds every fact
     ours: bool = False  # begun by this object, so that it knows everyone who looks at it
+    first_record: int = 0
     _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
@@ -304,7 +305,7 @@ class Log:
             end = before.size + _RECORD_HEADER.size
             self._fill_gap(before, before.size, end, int(first) - 1)
             before.size = end
-        self._next_record = int(first)
+        self._next_record = segment.first_record = int(first)
 
     def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
         if not self._accept_damage:
@@ -386,6 +387,11 @@ class Log:
             return True
         active = self._active()
         return active.size - active.head >= self._segment_bytes
+
+    @property
+    def last_record(self) -> int:
+        """The number of the record written last."""
+        return self._next_record - 1
 
     @property
     def size_in_bytes(self) -> int:
@@ -491,7 +497,9 @@ class Log:
         self._end_segment()
         self._descriptor = descriptor
         self._written_to = written
-        self.segments[number] = Segment(number, path, ALIGNMENT, salt, ours=True)
+        self.segments[number] = Segment(
+            number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
+        )
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""

@@ -1,25 +1,74 @@
-"""What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity."""
+"""What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity.
+
+Operations are told apart by their purpose, so that the price of pairing can be told from the price
+of what the application would have done anyway.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 import pyarrow as pa
 
+from twinbus.broker import commands as c
+from twinbus.broker.transfers import is_of_a_queue
+from twinbus.entities import is_backlog_path
+from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import DELIVERY_SCHEMA, Int64s, sizes
 
 UNIT_BYTES = 64 * 1024  # what one billed operation may carry
-METER_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        ("operation", pa.string()),
-        ("outcome", pa.string()),
-        ("count", pa.int64()),
-        ("messages", pa.int64()),
-        ("bytes", pa.int64()),
-        ("units", pa.int64()),
-    ]
+METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
+
+
+class Purpose(Enum):
+    """What an operation was for."""
+
+    APPLICATION = "application"
+    BACKLOG = "backlog"  # a send that was diverted
+    PING = "ping"
+    IDLE_POLL = "idle_poll"  # a look into a backlog queue that found nothing
+    SYPHON = "syphon"  # bringing home: reading the backlog, sending to the primary
+    MANAGEMENT = "management"
+
+
+_MANAGEMENT = frozenset(
+    {
+        c.CreateEntity,
+        c.UpdateEntity,
+        c.DeleteEntity,
+        c.GetEntity,
+        c.ListEntities,
+        c.GetRuntimeProperties,
+        c.CreateRule,
+        c.DeleteRule,
+        c.ListRules,
+        c.ReadMeter,
+        c.PutKey,
+        c.DeleteKey,
+        c.ListKeys,
+    }
 )
+
+
+def purpose_of(command: c.Command[object], path: str, *, found_nothing: bool = False) -> Purpose:
+    """Return what a request was for; of sends see `purpose_of_send`."""
+    if type(command) in _MANAGEMENT:
+        return Purpose.MANAGEMENT
+    if not is_backlog_path(path):
+        return Purpose.APPLICATION
+    return Purpose.IDLE_POLL if found_nothing else Purpose.SYPHON
+
+
+def purpose_of_send(path: str, origin: c.Origin | None, *, is_ping: bool = False) -> Purpose:
+    """Return what a send was for."""
+    if is_ping:
+        return Purpose.PING
+    if is_backlog_path(path):
+        return Purpose.BACKLOG
+    if origin is not None and is_of_a_queue(origin.source):
+        return Purpose.SYPHON
+    return Purpose.APPLICATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +95,101 @@ def load_of_sizes(size: Int64s) -> Load:
     return Load(len(size), total, max(units, 1))
 
 
+_Key = tuple[str, str, Purpose, str]
+_Totals = dict[_Key, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What was counted over a stretch of time."""
+
+    began: int
+    totals: _Totals
+
+
 class Meter:
-    """Running totals; the writer is the only one to touch them."""
+    """Counts by time bucket; whoever has the turn is the only one to touch it."""
 
-    def __init__(self) -> None:
-        self._totals: dict[tuple[str, str, str], list[int]] = {}
+    def __init__(self, bucket_us: int, now: int) -> None:
+        self._bucket_us = bucket_us
+        self._before: _Totals = {}  # of the buckets that were taken
+        self._closed: list[Bucket] = []
+        self._begin(now)
 
-    def record(self, path: str, operation: str, outcome: str, load: Load, count: int = 1) -> None:
+    def _begin(self, now: int) -> None:
+        self._began = now - now % self._bucket_us
+        self._totals: _Totals = {}
+
+    def record(
+        self, path: str, operation: str, purpose: Purpose, outcome: str, load: Load, count: int = 1
+    ) -> None:
         """Count operations and what they carried together."""
-        totals = self._totals.setdefault((path, operation, outcome), [0, 0, 0, 0])
+        totals = self._totals.setdefault((path, operation, purpose, outcome), [0, 0, 0, 0])
         totals[0] += count
         totals[1] += load.messages
         totals[2] += load.size
         totals[3] += load.units
 
+    def turn_to(self, now: int) -> bool:
+        """Begin the bucket of this moment; say whether it is another."""
+        if now < self._began + self._bucket_us:
+            return False
+        self._close()
+        self._begin(now)
+        return True
+
+    def _close(self) -> None:
+        if self._totals:
+            self._closed.append(Bucket(self._began, self._totals))
+            _add(self._before, self._totals)
+            self._totals = {}
+
+    def take(self) -> list[Bucket]:
+        """Hand out what was counted since this was asked last."""
+        self._close()
+        taken, self._closed = self._closed, []
+        return taken
+
     def table(self) -> pa.RecordBatch:
-        """Return the totals, one row per entity, operation and outcome."""
-        rows = [(*key, *totals) for key, totals in sorted(self._totals.items())]
-        columns: Iterable[Sequence[object]] = zip(*rows, strict=True) if rows else [()] * 7
+        """Return all since the start, one row per entity, operation, purpose and outcome."""
+        totals: _Totals = {}
+        _add(totals, self._before)
+        _add(totals, self._totals)
         return pa.RecordBatch.from_arrays(
             [
                 pa.array(column, kind.type)
-                for column, kind in zip(columns, METER_SCHEMA, strict=True)
+                for column, kind in zip(_columns(totals), METER_SCHEMA, strict=True)
             ],
             schema=METER_SCHEMA,
         )
+
+
+def _add(totals: _Totals, more: _Totals) -> None:
+    for key, counted in more.items():
+        held = totals.setdefault(key, [0, 0, 0, 0])
+        for at, value in enumerate(counted):
+            held[at] += value
+
+
+def _columns(totals: _Totals) -> Iterable[Sequence[object]]:
+    rows = sorted(
+        (path, operation, purpose.value, outcome, *counted)
+        for (path, operation, purpose, outcome), counted in totals.items()
+    )
+    return zip(*rows, strict=True) if rows else [()] * len(METER_SCHEMA)
+
+
+def table_of(buckets: Sequence[Bucket]) -> pa.Table:
+    """Return buckets as rows of the ledger."""
+    schema = SCHEMAS[LedgerKind.OPERATIONS]
+    pieces = []
+    for bucket in buckets:
+        count = len(bucket.totals)
+        columns = [[bucket.began] * count, *_columns(bucket.totals)]
+        pieces.append(
+            pa.table(
+                [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)],
+                schema=schema,
+            )
+        )
+    return pa.concat_tables(pieces)

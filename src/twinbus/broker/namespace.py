@@ -6,7 +6,7 @@ reads. The writer (writer.py) drives it: tick, execute, serve, commit.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -31,13 +31,13 @@ from twinbus.broker.leasing import (
 )
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management, key_fact
-from twinbus.broker.meter import Load, load_of, load_of_sizes
+from twinbus.broker.meter import Load, load_of, load_of_sizes, purpose_of, purpose_of_send
 from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
 from twinbus.broker.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.topic import Subscription, Topic
-from twinbus.broker.transfers import Transfers
+from twinbus.broker.transfers import Transfers, queue_source
 from twinbus.broker.waiters import Waiter
 from twinbus.clock import from_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, dead_letter_path
@@ -57,7 +57,7 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
 )
-from twinbus.message import Int64s, sizes
+from twinbus.message import Int64s, columns_in_use, ping_rows, sizes
 
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Ticket, int, Commit], Any]
@@ -155,12 +155,18 @@ class Namespace:
             else:
                 value = handler(command, ticket, now, commit)
         except MessagingError as error:
-            self.meter.record(self._metered(path), c.kind_of(command), error.code, Load())
+            purpose = purpose_of(command, path)
+            self.meter.record(self._metered(path), c.kind_of(command), purpose, error.code, Load())
             commit.refuse(ticket, error)
             return
-        if value is not PARKED:  # else it is metered when it is served or dismissed
-            self.meter.record(self._metered(path), c.kind_of(command), "ok", load_of(value))
-            commit.reply(ticket, value)
+        if value is PARKED:
+            return  # it is metered when it is served or dismissed
+        load = load_of(value)
+        if isinstance(value, _Settled):
+            load, value = Load(value.messages, 0, max(value.messages, 1)), value.reply
+        purpose = purpose_of(command, path, found_nothing=value is None or value is NOTHING)
+        self.meter.record(self._metered(path), c.kind_of(command), purpose, "ok", load)
+        commit.reply(ticket, value)
 
     def _metered(self, path: str) -> str:
         """Return the path operations are metered under; unknown ones share one."""
@@ -213,7 +219,7 @@ class Namespace:
         if entity.queue.waiting.count(State.TRANSFERRING):
             entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
-            queue.origin = f"{queue.path.lower()}#{entity.number}.{entity.created_us}"
+            queue.origin = queue_source(queue.path, entity.number, entity.created_us)
             queue.touch()
             self._arm(queue)
 
@@ -289,9 +295,14 @@ class Namespace:
         if entity is not None:
             self._accessed(entity, now)
 
-    def meter_spilled(self, path: str, batch: pa.RecordBatch) -> None:
+    def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
-        self.meter.record(self._metered(path), "Send", "ok", load_of_sizes(sizes(batch)))
+        pings = ping_rows(columns_in_use(batch))
+        purpose = purpose_of_send(
+            send.path, send.origin, is_ping=pings is not None and bool(pings.all())
+        )
+        path, load = self._metered(send.path), load_of_sizes(sizes(batch))
+        self.meter.record(path, c.kind_of(send), purpose, "ok", load)
 
     def take_spilled(self, command: c.Send, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
@@ -301,10 +312,11 @@ class Namespace:
             asked = [Asked(_Nobody(), command)]
             self._intake.take(entity, asked, now, commit, unbounded=True)
 
-    def _cancel(self, command: c.CancelScheduled, _: Ticket, now: int, commit: Commit) -> None:
+    def _cancel(self, command: c.CancelScheduled, _: Ticket, now: int, commit: Commit) -> Any:
         entity = self.directory.entity(command.path)
         self._accessed(entity, now)
         entity.queue.cancel(_numbers(command.sequence_numbers), commit)
+        return _Settled(len(command.sequence_numbers))
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -359,15 +371,17 @@ class Namespace:
         queue = self._queue(command.path, now)
         return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
 
-    def _settle(self, command: c.Settle, _: Ticket, now: int, commit: Commit) -> None:
+    def _settle(self, command: c.Settle, _: Ticket, now: int, commit: Commit) -> Any:
         queue = self._queue(command.path, now)
         death = None
         if command.disposition is c.Disposition.DEAD_LETTER:
             death = Death(_short(command.reason), _short(command.description), queue.path)
         queue.settle(command.lock_tokens, command.disposition, death, commit)
+        return _Settled(len(command.lock_tokens))
 
     def _renew(self, command: c.RenewLocks, _: Ticket, now: int, __: Commit) -> Any:
-        return from_us(self._queue(command.path, now).renew(command.lock_tokens, now))
+        until = self._queue(command.path, now).renew(command.lock_tokens, now)
+        return _Settled(len(command.lock_tokens), from_us(until))
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -435,8 +449,8 @@ class Namespace:
     def _read_range(self, command: c.ReadRange, _: Ticket, now: int, __: Commit) -> Any:
         return read_range(self._queue(command.path, now), command)
 
-    def _settle_range(self, command: c.SettleRange, _: Ticket, now: int, commit: Commit) -> None:
-        settle_range(self._queue(command.path, now), command, commit)
+    def _settle_range(self, command: c.SettleRange, _: Ticket, now: int, commit: Commit) -> Any:
+        return _Settled(settle_range(self._queue(command.path, now), command, commit))
 
     def _release_range(self, command: c.ReleaseRange, _: Ticket, now: int, commit: Commit) -> None:
         queue = self._queue(command.path, now)
@@ -467,6 +481,14 @@ class Namespace:
             facts.append(Fact.of("transferred", origin, intervals))
         return facts
 
+    def standing(self) -> Iterable[tuple[int, Int64s]]:
+        """Give the numbers of the durable messages of each queue, in order."""
+        for queue in self.directory.queues():
+            at = queue.waiting.all()
+            at = at[queue.waiting.get("state", at) != State.PENDING.value]
+            if len(at):
+                yield queue.entity, queue.waiting.get("sequence", at)
+
     def waiting_tickets(self) -> list[Ticket]:
         """Return everyone whose request waits."""
         return [waiter.ticket for queue in self.directory.queues() for waiter in queue.waiters]
@@ -475,8 +497,7 @@ class Namespace:
         """Let requests that wait go unanswered: those who asked are gone."""
         for queue in self.directory.queues():
             for waiter in queue.waiters.withdraw(tickets):
-                path, kind = self._metered(queue.path), c.kind_of(waiter.command)
-                self.meter.record(path, kind, "Withdrawn", Load())
+                queue.meter(waiter.command, Load(), "Withdrawn", found_nothing=True)
 
     def faults(self) -> list[str]:
         """Return every inconsistency between counters and columns."""
@@ -486,6 +507,14 @@ class Namespace:
         if standing != self.shared.bodies.places:
             found.append(f"{standing} messages stand, but {self.shared.bodies.places} are counted")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A reply, and how many messages the request was about: each is metered."""
+
+    messages: int
+    reply: Any = None
 
 
 class _Nobody:

@@ -30,7 +30,7 @@ from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
-from twinbus.broker.meter import Load, load_of
+from twinbus.broker.meter import Load, load_of, purpose_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
@@ -213,7 +213,7 @@ class Queue:
         if mode is ReceiveMode.PEEK_LOCK:
             return delivered(self.waiting, at, self.shared, Held(lock, until))
         commit.must_sync = True
-        commit.tentative.gone(self.entity, self.waiting.get("sequence", at))
+        commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
         commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
         commit.on_refused.append(lambda: self._return(at))
         return delivered(self.waiting, at, self.shared)
@@ -254,7 +254,7 @@ class Queue:
         elif disposition is Disposition.ABANDON:
             self._give_back(at, Cause.ABANDONED, commit)
         elif disposition is Disposition.COMPLETE:
-            commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
             self.settle_gone(at, Cause.COMPLETED)
         else:
             self.waiting.step(at, _SET_ASIDE[disposition])
@@ -352,7 +352,7 @@ class Queue:
         sessions = get("session", at) if target is self else -1
         columns |= {"session": sessions, **changes}
         commit.must_sync = True  # nobody may see the new number before it is durable
-        commit.kept.gone(self.entity, get("sequence", at))
+        commit.kept.gone(self.entity, get("sequence", at), cause)
         self.waiting.step(at, cause)
         sequence = target.allocate(len(at))
         rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
@@ -422,7 +422,7 @@ class Queue:
         """Cancel scheduled messages, all or none."""
         at = self._find_in(numbers, State.SCHEDULED, "scheduled")
         commit.must_sync = True
-        commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+        commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.CANCELLED)
         self.settle_gone(at, Cause.CANCELLED)
 
     # -- time ----------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ class Queue:
             death = Death(TTL_EXPIRED, "the message outlived its time to live", self.path)
             self.bury(at, Cause.EXPIRED, death, commit)
         else:
-            commit.kept.gone(self.entity, self.waiting.get("sequence", at))
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.EXPIRED)
             self.settle_gone(at, Cause.EXPIRED)
 
     def end_lease(self, epoch: int, commit: Commit) -> None:
@@ -549,17 +549,26 @@ class Queue:
             return True
         if reply is None:
             return False
-        self._meter(command, load_of(reply))
+        self.meter(command, load_of(reply))
         commit.reply(waiter.ticket, reply)
         return True
 
-    def _meter(self, command: Command[Any], load: Load) -> None:
-        self.shared.meter.record(self.path, kind_of(command), "ok", load)
+    def meter(
+        self,
+        command: Command[Any],
+        load: Load,
+        outcome: str = "ok",
+        *,
+        found_nothing: bool = False,
+    ) -> None:
+        """Count a request that waited here."""
+        purpose = purpose_of(command, self.path, found_nothing=found_nothing)
+        self.shared.meter.record(self.path, kind_of(command), purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
         for waiter in self.waiters.leave(now):
-            self._meter(waiter.command, Load())
+            self.meter(waiter.command, Load(), found_nothing=True)
             if isinstance(waiter.command, AcceptSession):
                 commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
             else:

@@ -17,7 +17,7 @@ from twinbus.broker.bodies import Bodies
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import Cause, State
-from twinbus.broker.log import SCHEMAS, Log, Part, PartKind
+from twinbus.broker.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
 from twinbus.broker.queue import Queue
@@ -34,7 +34,9 @@ Columns = dict[str, npt.NDArray[Any]]
 class Replay:
     """What the log says, gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: int) -> None:
+        self._told = told  # up to this record the ledger knows everything
+        self.untold: list[Record] = []
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transfers = Transfers()
         self.highest_entity = 0
@@ -49,6 +51,8 @@ class Replay:
     def read(self, log: Log, bodies: Bodies) -> None:
         """Gather the whole log."""
         for record in log.replay():
+            if record.number > self._told:
+                self.untold.append(record)
             for part, place in record.parts:
                 if part.kind is PartKind.MESSAGES:
                     bodies.add(part.number, place, part.columns.num_rows)

@@ -216,7 +216,7 @@ class Router:
             self.route(entity, rows, life, outbound)
         self.stage(outbound, None, now, commit)
         commit.must_sync = True
-        commit.tentative.gone(queue.entity, get("sequence", at))
+        commit.tentative.gone(queue.entity, get("sequence", at), cause)
         commit.on_durable.append(lambda: queue.settle_gone(at, cause))
         commit.on_refused.append(lambda: queue.try_again(at, cause, now))
 

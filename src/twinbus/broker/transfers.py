@@ -42,6 +42,16 @@ def sender_number(source: str) -> int | None:
     return number if sender_source(number) == source else None
 
 
+def queue_source(path: str, number: int, created_us: int) -> str:
+    """Return the name of a queue as an origin; one made anew under its path has another."""
+    return f"{path.lower()}#{number}.{created_us}"
+
+
+def is_of_a_queue(source: str) -> bool:
+    """Whether an origin is a queue, whose messages are being brought home."""
+    return "#" in source  # no path has one, nor any other origin
+
+
 class Intervals:
     """A set of whole numbers, kept as disjoint intervals with gaps between them."""
 

@@ -101,7 +101,7 @@ class Writer:
         *,
         threaded: bool = True,
     ) -> None:
-        self.engine = Engine(settings, clock, storages or Storages())
+        self.engine = Engine(settings, clock, storages or Storages(), threaded=threaded)
         self._clock = clock
         self._arrivals: deque[Asker] = deque()
         self._withdrawn: set[int] = set()  # identities of arrivals that no longer count

@@ -94,6 +94,11 @@ Examples:
     help="Split a deep backlog queue; above 1 a client's messages may overtake each other.",
 )
 @click.option(
+    "--ledger",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write down what was moved, for `twinbus report`; all workers must reach it.",
+)
+@click.option(
     "--conf", multiple=True, callback=_conf, metavar="NAME=VALUE", help="Setting of Spark."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
@@ -108,6 +113,7 @@ def syphon(
     retry_interval: timedelta,
     lease: timedelta,
     ranges_per_queue: int,
+    ledger: Path | None,
     conf: dict[str, str],
     as_json: bool,
 ) -> None:
@@ -129,6 +135,7 @@ def syphon(
         retry_interval=retry_interval,
         lease=lease,
         ranges_per_queue=ranges_per_queue,
+        ledger=ledger,
         transform=transform,
         master=master,
         conf=conf,

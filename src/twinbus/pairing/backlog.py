@@ -29,7 +29,7 @@ from twinbus.broker.commands import Origin
 from twinbus.broker.transfers import sender_number
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import Clock, to_us
-from twinbus.entities import QueueDescription
+from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import (
     EntityAlreadyExistsError,
     InvalidArgumentError,
@@ -84,11 +84,6 @@ Indices = npt.NDArray[np.int64]
 
 
 # -- queues --------------------------------------------------------------------------------------
-
-
-def backlog_queue_path(primary: str, index: int) -> str:
-    """Return the name of a backlog queue of the namespace `primary`."""
-    return f"{primary}/x-servicebus-transfer/{index}"
 
 
 def describe_backlog_queue(primary: str, index: int) -> QueueDescription:

@@ -148,7 +148,7 @@ class Board:
         else:
             entity.health = record(before, sign, now, self._timing)
             self.signs[before.state, sign] += 1
-        self._note_change(entity, before.state, sign, from_us(now))
+        self._note_change(entity, before, sign, from_us(now))
         return entity.health.state
 
     def look(self, now: int) -> None:
@@ -159,20 +159,22 @@ class Board:
         self._announcer.deliver()
 
     def _note_change(
-        self, entity: _Entity, before: HealthState, sign: Sign | None, at: datetime
+        self, entity: _Entity, before: Health, sign: Sign | None, at: datetime
     ) -> None:
         after = entity.health.state
-        if after is before:
+        if after is before.state:
             return
+        since = from_us(before.since)
         if after is HealthState.FAILED_OVER:
             self.signs[HealthState.SUSPECT, Sign.RAN_OUT] += 1
             entity.failovers += 1
             entity.diverted_before = entity.diverted
-            self._announcer.post(FailedOver(at, entity.path, _told(entity.cause)))
-        elif before is HealthState.FAILED_OVER:
+            failing = since if before.state is HealthState.SUSPECT else at
+            self._announcer.post(FailedOver(at, entity.path, _told(entity.cause), failing))
+        elif before.state is HealthState.FAILED_OVER:
             by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
             count = entity.diverted - entity.diverted_before
-            self._announcer.post(Returned(at, entity.path, by, count))
+            self._announcer.post(Returned(at, entity.path, by, count, since))
 
     def statuses(self) -> list[PathStatus]:
         """Return every entity that ever failed."""

@@ -23,6 +23,7 @@ class FailedOver(PairingEvent):
 
     path: str
     cause: str  # the failure seen last
+    since: datetime | None = None  # when it failed first
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Returned(PairingEvent):
     path: str
     by: str  # "ping" or "mark_path_healthy"
     diverted: int  # messages, since it had failed over
+    since: datetime | None = None  # when it failed over
 
 
 @dataclass(frozen=True, slots=True)

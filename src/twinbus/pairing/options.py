@@ -1,6 +1,7 @@
 """How to pair for send availability: the ranges of every option, checked when it is given."""
 
 from datetime import timedelta
+from pathlib import Path
 
 from twinbus.client.factory import MessagingFactory, PairedNamespaceOptions
 from twinbus.client.manager import NamespaceManager
@@ -33,6 +34,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         *,
         check_head_room: bool = False,  # on healthy sends, too: could this be diverted?
         syphon: SyphonStarter | None = None,  # what brings messages home, if enabled
+        ledger: str | Path | None = None,  # folder for what happens; None: it is not written down
     ) -> None:
         if not isinstance(secondary_manager, NamespaceManager):
             raise InvalidArgumentError(
@@ -62,6 +64,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         self.enable_syphon = enable_syphon
         self.check_head_room = check_head_room
         self.syphon = syphon
+        self.ledger = Path(ledger) if ledger is not None else None
         self._backlog_queue_count = backlog_queue_count
         self._ping_primary_interval = DEFAULT_PING_INTERVAL
         self._is_used = False

@@ -12,12 +12,15 @@ from twinbus.client.courier import Courier, NamespaceUser
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.state import FactoryState
 from twinbus.clock import to_us
+from twinbus.entities import backlog_queue_path
 from twinbus.errors import EntityDisabledError, InvalidArgumentError, InvalidOperationError
+from twinbus.limits import NEVER_US, SECOND_US
 from twinbus.pairing import lifecycle
-from twinbus.pairing.backlog import backlog_queue_path, ensure_backlog_queues
+from twinbus.pairing.backlog import ensure_backlog_queues
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
 from twinbus.pairing.events import Announcer, PairingEvent
 from twinbus.pairing.health import HealthState, Sign, Timing
+from twinbus.pairing.ledger import TransitionLedger
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
@@ -57,6 +60,10 @@ class SendAvailabilityPairing:
         self._announcer = Announcer()
         timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
         self._board = Board(timing, queues, courier.clock, self._announcer)
+        self._ledger = (
+            TransitionLedger(options.ledger, primary.name) if options.ledger is not None else None
+        )
+        self._announcer.watch(self._keep)
         self._ticker = Ticker(courier.clock, self._tick)
         self._pinger = Pinger(courier, self._board, self._ticker.nudge)
         self._route = PairedRoute(
@@ -145,13 +152,14 @@ class SendAvailabilityPairing:
 
     def _tick(self, now: int) -> int:
         self._board.bring_back(now)
+        written = self._write_ledger(now)
         with self._partnering:
             self._partnership, sentence = lifecycle.verdict(self._partnership, now)
             due = self._partnership.due
         self._execute(sentence)
         if self._has_ended:
             return due
-        due = min(due, self._pinger.tick(now))
+        due = min(due, written, self._pinger.tick(now))
         cancellations = self._route.cancellations
         cancellations.finish()
         if cancellations.can_go_on:
@@ -191,6 +199,17 @@ class SendAvailabilityPairing:
         self._stop_syphon()
         self.secondary.close()
         self.options.secondary_manager.close()
+        self._write_ledger(self._clock.now_us())
+
+    def _keep(self, event: PairingEvent) -> None:
+        """Have an event written down soon, if that is wanted."""
+        if self._ledger is not None:
+            self._ledger.note(event)
+            self._ticker.expect(self._clock.now_us() + SECOND_US)
+
+    def _write_ledger(self, now: int) -> int:
+        """Write what happened, if that is wanted; return when to try again."""
+        return self._ledger.tick(now) if self._ledger is not None else NEVER_US
 
     def _stop_syphon(self) -> None:
         if self._syphon is not None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
 from twinbus.message import Int64s, body_bytes
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import Restored, restored
+from twinbus.pipeline.transfers import Passed, TransferLedger
 
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidArgumentError, InvalidOperationError)
@@ -146,9 +148,12 @@ def _cheapest(numbers: Int64s) -> range | Int64s:
 class Carrier:
     """Carries for one primary and one secondary; used by one thread."""
 
-    def __init__(self, primary: Namespace, secondary: Namespace) -> None:
+    def __init__(
+        self, primary: Namespace, secondary: Namespace, ledger: Path | None = None
+    ) -> None:
         self._primary = primary
         self._secondary = secondary
+        self.transfers = TransferLedger(ledger)
 
     def carry(
         self,
@@ -170,6 +175,7 @@ class Carrier:
                 continue
             passed = {name for name, epoch in on_trial.items() if epoch != one.epoch}
             done.append(self._carry(queue, one, blocked, passed))
+        self.transfers.write()  # before anything is settled
         return done
 
     def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
@@ -182,7 +188,9 @@ class Carrier:
                 carried.reading_s += time.monotonic() - began
                 if batch is None:
                     break
-                self.deliver(restored(batch), _numbers(batch), carried, blocked, passed)
+                found = restored(batch)
+                self.deliver(found, _numbers(batch), carried, blocked, passed)
+                self.transfers.note(carried, Passed.of(batch, found))
         except MessagingError as error:
             carried.unread = failure_of(error)
         return carried

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString, Place
+from twinbus.entities import backlog_queue_path
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
@@ -31,7 +32,6 @@ from twinbus.limits import (
     RANGE_MESSAGES,
     SYPHON_LEASE,
 )
-from twinbus.pairing.backlog import backlog_queue_path
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.pipeline.desk import Desk, SyphonProgress
 from twinbus.pipeline.planner import PlannerSettings
@@ -61,6 +61,7 @@ class SyphonSettings:
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
     range_messages: int = RANGE_MESSAGES  # of a queue in one batch
     ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
+    ledger: Path | None = None  # folder for what was moved; None: it is not written down
     transform: "str | Transform | None" = None  # module:function, or a function
     master: str | None = None  # of Spark; None: this machine
     conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
@@ -164,7 +165,11 @@ class Syphon(Closable):
         session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
         session.dataSource.register(source)
         options = syphon_query.SyphonOptions(
-            settings.primary, settings.secondary, self._desk.folder, settings.planner(self._owner)
+            settings.primary,
+            settings.secondary,
+            self._desk.folder,
+            settings.planner(self._owner),
+            settings.ledger.absolute() if settings.ledger is not None else None,
         ).to_options()
         rows = session.readStream.format(source.name()).options(**options).load()
         if transform is not None:
@@ -315,6 +320,7 @@ def start_for(pairing: SendAvailabilityPairing) -> Syphon:
             primary=primary.to_text(),
             secondary=secondary.to_text(),
             queues=find_backlog_queues(manager, pairing.primary.name),
+            ledger=pairing.options.ledger,
         )
     )
     try:

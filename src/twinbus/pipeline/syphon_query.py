@@ -70,6 +70,7 @@ class SyphonOptions:
     secondary: str = field(repr=False)
     folder: Path  # of the desk
     settings: PlannerSettings
+    ledger: Path | None = None  # reached by all workers
 
     def to_options(self) -> dict[str, str]:
         """Return them as Spark carries options."""
@@ -78,6 +79,7 @@ class SyphonOptions:
             "primary": self.primary,
             "secondary": self.secondary,
             "folder": str(self.folder),
+            "ledger": str(self.ledger or ""),
             "owner": settings.owner,
             "queues": "\n".join(settings.queues),
             "retry_interval_s": str(settings.retry_interval.total_seconds()),
@@ -98,11 +100,13 @@ class SyphonOptions:
             ranges_per_queue=int(options["ranges_per_queue"]),
         )
         folder = Path(options["folder"])
-        return cls(options["primary"], options["secondary"], folder, settings)
+        ledger = Path(options["ledger"]) if options["ledger"] else None
+        return cls(options["primary"], options["secondary"], folder, settings, ledger)
 
     def carrier(self) -> Carrier:
         """Return what carries between the two, in whichever process."""
-        return Carrier(namespace_of(self.primary), namespace_of(self.secondary))
+        primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
+        return Carrier(primary, secondary, self.ledger)
 
 
 class SyphonDataSource(DataSource):

@@ -4,7 +4,8 @@ Slower than ranges, but a function from DataFrame to DataFrame sees every messag
 with these columns besides:
 
     destination        the entity it goes to; may be changed
-    backlog_queue, origin, epoch, sequence_number, sender, sender_number    to be left alone
+    backlog_queue, origin, epoch, sequence_number, sender, sender_number, accepted
+                       to be left alone
 
 A row may be changed or left out, not multiplied. What is left out is dead-lettered in its backlog
 queue: nothing disappears without a trace.
@@ -24,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from twinbus.broker.transfers import Intervals, runs
 from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.message import TIMESTAMP, sizes
 from twinbus.pairing.backlog import Restored, restored
 from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, Range, canonical, failure_of
@@ -38,6 +40,7 @@ from twinbus.pipeline.syphon_query import (
     SyphonOptions,
     TaskPartition,
 )
+from twinbus.pipeline.transfers import Passed
 
 TRANSFORM_FORMAT = "twinbus_syphon_rows"
 LEFT_OUT = "the transform left it out"
@@ -50,11 +53,12 @@ _PLACE = pa.schema(
         ("sequence_number", pa.int64()),
         ("sender", pa.string()),
         ("sender_number", pa.int64()),
+        ("accepted", TIMESTAMP),
     ]
 )
 _DDL = (
     f"{MESSAGE_DDL}, destination string, backlog_queue string, origin string, epoch bigint, "
-    "sequence_number bigint, sender string, sender_number bigint"
+    "sequence_number bigint, sender string, sender_number bigint, accepted timestamp"
 )
 
 Transform = Callable[[DataFrame], DataFrame]
@@ -132,6 +136,7 @@ def _rows(batch: pa.RecordBatch, queue: str, leased: Range, blocked: set[str]) -
             batch.column("sequence_number"),
             found.senders,
             found.numbers,
+            batch.column("enqueued_time_utc"),
         ],
         schema=_PLACE,
     )
@@ -160,6 +165,7 @@ class RowWriter(RangeWriter):
                 origin = rows.column("origin")[0].as_py()
                 one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0, origin)))
                 self._deliver(carrier, rows, one, blocked.setdefault(queue, set()))
+        carrier.transfers.write()
         return CarriedMessage(list(carried.values()))
 
     def _deliver(
@@ -179,6 +185,9 @@ class RowWriter(RangeWriter):
             {},
         )
         carrier.deliver(found, numbers, carried, blocked)
+        ids, size = rows.column("message_id"), sizes(found.batch)
+        passed = Passed(numbers, rows.column("accepted"), ids, found.paths, size)
+        carrier.transfers.note(carried, passed)
         done = Intervals(carried.completed)
         done_with = done.contains(numbers) | np.isin(numbers, [at for at, _ in carried.poison])
         carried.kept_at += runs(numbers[~done_with])
@@ -205,8 +214,11 @@ class RowWriter(RangeWriter):
         passed_over = {*task.held_back, *task.on_trial}
         try:
             self._ask(settlement(carried, release=False))
-            for batch in self._options.carrier().pieces(task.queue, leased):
+            carrier = self._options.carrier()
+            for batch in carrier.pieces(task.queue, leased):
                 _classify(batch, carried, passed_over)
+                carrier.transfers.note(carried, Passed.of(batch, restored(batch)))
+            carrier.transfers.write()
             self._ask(settlement(carried, release=not carried.kept))
         except MessagingError as error:
             carried.unread = failure_of(error)

@@ -6,6 +6,10 @@
     open_receives = 10000
     operations_per_second = 5000
 
+    [ledger]
+    retention = "90d"
+    roll_interval = "1m"
+
     [[queue]]
     path = "orders"
     lock_duration = "30s"
@@ -42,6 +46,7 @@ from twinbus.entities import (
     TopicDescription,
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.ledger import LedgerSettings
 from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES
 from twinbus.namespace.contract import Namespace
 from twinbus.spans import parse_span
@@ -70,6 +75,7 @@ class Config:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = MAX_CONNECTIONS
     thresholds: Thresholds = field(default_factory=Thresholds)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
 
 
 def read_config(path: Path) -> Config:
@@ -85,10 +91,10 @@ def read_config(path: Path) -> Config:
 
 
 def _config(found: Mapping[str, Any]) -> Config:
-    unknown = sorted(set(found) - {"limits", *_KINDS})
+    unknown = sorted(set(found) - {"limits", "ledger", *_KINDS})
     if unknown:
         raise InvalidArgumentError(
-            f"there is no section {unknown[0]!r}; there are: limits, {', '.join(_KINDS)}"
+            f"there is no section {unknown[0]!r}; there are: limits, ledger, {', '.join(_KINDS)}"
         )
     declared = []
     for kind in _KINDS:
@@ -114,7 +120,17 @@ def _config(found: Mapping[str, Any]) -> Config:
         limits.get("max_message_bytes", MAX_MESSAGE_BYTES),
         limits.get("max_connections", MAX_CONNECTIONS),
         Thresholds(**thresholds),
+        _ledger(found.get("ledger", {})),
     )
+
+
+def _ledger(table: Any) -> LedgerSettings:
+    if not isinstance(table, dict):
+        raise InvalidArgumentError("write the settings of the ledger under [ledger]")
+    for name in ("is_on", "messages"):
+        if not isinstance(table.get(name, True), bool):
+            raise InvalidArgumentError(f"ledger.{name} is {table[name]!r}; write true or false")
+    return settings_from(LedgerSettings, table)
 
 
 def _declared(kind: str, table: dict[str, Any]) -> Declared:

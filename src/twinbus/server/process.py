@@ -48,6 +48,7 @@ class Server(Closable):
                     namespace=NamespaceSettings(
                         max_message_bytes=config.max_message_bytes, thresholds=config.thresholds
                     ),
+                    ledger=config.ledger,
                 )
             )
             opened.callback(namespace.close)

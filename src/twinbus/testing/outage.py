@@ -33,8 +33,9 @@ from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
 from twinbus.client.state import FactoryState
 from twinbus.clock import ManualClock, to_us
-from twinbus.entities import QueueDescription, subscription_path
+from twinbus.entities import QueueDescription, backlog_queue_path, subscription_path
 from twinbus.errors import EntityNotFoundError, MessagingError, ServerBusyError
+from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.limits import (
     DEFAULT_LEASE_DURATION,
     PARTNER_GRACE,
@@ -43,7 +44,6 @@ from twinbus.limits import (
 )
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pairing.backlog import backlog_queue_path
 from twinbus.pairing.events import FailedOver, PairingEvent, Returned
 from twinbus.pairing.health import HealthState
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
@@ -97,12 +97,14 @@ class OutageSimulation:
         script: Sequence[Outage] | None = None,
         setting: Setting | None = None,
         tell: Callable[[str], None] | None = None,  # hears the story as it happens
+        ledger: LedgerSettings = NO_LEDGER,
     ) -> None:
         self.seed = seed
         self._random = Random(seed)  # noqa: S311 - the seed is the point
         self.setting = setting or Setting.drawn(self._random)
         self._span_us = int(hours * 3600 * SECOND_US)
         self._script = script
+        self._ledger = ledger
         self._tell = tell or (lambda _: None)
         self.clock = ManualClock()
         self._start_us = self.clock.now_us()
@@ -146,7 +148,7 @@ class OutageSimulation:
         self._mover = Mover(primary, secondary)
 
     def _namespace(self, directory: Path) -> EmbeddedNamespace:
-        settings = EngineSettings(directory=directory, segment_bytes=1 << 20)
+        settings = EngineSettings(directory=directory, segment_bytes=1 << 20, ledger=self._ledger)
         disks = Storages(_QuickDisk(), _QuickDisk())
         namespace = EmbeddedNamespace(settings, self.clock, disks, threaded=False)
         return self._stack.enter_context(namespace)

@@ -7,7 +7,7 @@ from enum import Enum
 from random import Random
 
 from twinbus.clock import ManualClock
-from twinbus.pairing.backlog import backlog_queue_path
+from twinbus.entities import backlog_queue_path
 from twinbus.testing.faults import Fault
 
 QUEUES = ("orders", "invoices", "sessions")  # the last one requires sessions

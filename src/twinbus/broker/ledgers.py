@@ -1,0 +1,203 @@
+"""The ledgers of a namespace: what it metered, and the trail of its messages.
+
+Whoever has the turn counts and follows in memory. Now and then all of it is handed over and
+written, by a thread of its own where there are threads. What cannot be written is kept for the next
+time, and never keeps the broker from its work.
+
+Of the trail nothing is lost by a kill: `covered` says up to which record of the log it was written,
+and what the log says after that is followed again at the start. Of the counts a kill loses what was
+not written yet.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinbus.broker import meter
+from twinbus.broker.log import Part, Record
+from twinbus.broker.meter import Bucket, Meter
+from twinbus.broker.trail import Step, Trail, gap, rows_in, tables_of
+from twinbus.clock import to_us
+from twinbus.ledger import Ledger, LedgerKind, LedgerSettings
+from twinbus.limits import (
+    DAY_US,
+    INVENTORY_INTERVAL,
+    LEDGER_FILE_ROWS,
+    LEDGER_HELD_ROWS,
+    NEVER_US,
+)
+from twinbus.message import Int64s
+
+Standing = Iterable[tuple[int, Int64s]]  # queues by number, and the numbers of their messages
+_log = logging.getLogger("twinbus.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What is to be written."""
+
+    buckets: Sequence[Bucket]
+    steps: Sequence[Step]
+    record: int  # the trail is complete up to here
+    now: int
+
+
+class Ledgers:
+    """Writes the ledgers of one namespace."""
+
+    def __init__(
+        self, directory: Path, settings: LedgerSettings, now: int, *, background: bool
+    ) -> None:
+        self._settings = settings
+        self._operations = Ledger(directory, LedgerKind.OPERATIONS, settings.retention)
+        self._messages = Ledger(directory, LedgerKind.MESSAGES, settings.retention)
+        self.meter = Meter(to_us(settings.bucket), now)
+        self.trail: Trail | None = None
+        self._roll_us = to_us(settings.roll_interval)
+        self._next_roll = now + self._roll_us
+        self._next_stock = now
+        self._thread = (
+            ThreadPoolExecutor(1, "twinbus-ledger") if background and settings.is_on else None
+        )
+        self._buckets: list[Bucket] = []  # these two are the thread's
+        self._steps: list[Step] = []
+        self._covered = self._messages.read_mark()
+        self._handed_over = self._covered
+        self._is_sick = False
+
+    # -- the trail -----------------------------------------------------------------------------
+
+    @property
+    def covered(self) -> int:
+        """The last record of the log whose trail is written."""
+        return self._covered
+
+    def may_forget(self, record: int) -> bool:
+        """Whether the log may forget a record; if it is too early, the trail is written at once.
+
+        A disk that is sick here must not make the log grow for ever.
+        """
+        if self.trail is None or record <= self._covered or self._is_sick:
+            return True
+        if record > self._handed_over:
+            self._next_roll = 0
+        return False
+
+    def begin_trail(
+        self, path_of: Callable[[int], str], untold: Sequence[Record], now: int
+    ) -> None:
+        """Begin, or begin anew after the broker healed itself, with what the log still has."""
+        if not (self._settings.is_on and self._settings.messages):
+            return
+        self.trail = Trail(path_of)
+        self.trail.last_record = self._covered
+        if untold and self._covered and untold[0].number > self._covered + 1:
+            self.trail.note_gap(now, untold[0].number - 1)  # it was switched off meanwhile
+        for record in untold:
+            self.trail.follow(record.number, (part for part, _ in record.parts), now)
+
+    def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
+        """Note what a durable record says."""
+        if self.trail is not None:
+            self.trail.follow(record, parts, now)
+
+    # -- rolling -------------------------------------------------------------------------------
+
+    @property
+    def next_event(self) -> int:
+        """When `turn` has something to do."""
+        return self._next_roll if self._settings.is_on else NEVER_US
+
+    def turn(
+        self, now: int, record: int, standing: Callable[[], Iterable[tuple[int, Int64s]]]
+    ) -> None:
+        """Do what is due after a turn: `record` was the last one, `standing` tells what stands."""
+        if self.meter.turn_to(now) and not self._settings.is_on:
+            self.meter.take()
+        if not self._settings.is_on:
+            return
+        many = self.trail is not None and self.trail.rows >= LEDGER_FILE_ROWS
+        if now >= self._next_roll or many:
+            if now >= self._next_stock:
+                self.take_stock(now, record, standing())
+            self._roll(now)
+
+    def take_stock(self, now: int, record: int, standing: Standing) -> None:
+        """State what the broker holds."""
+        self._next_stock = now + to_us(INVENTORY_INTERVAL)
+        if self.trail is not None:
+            self.trail.take_stock(standing, now, record)
+
+    def _roll(self, now: int) -> None:
+        self._next_roll = now + self._roll_us
+        steps = self.trail.take() if self.trail is not None else []
+        self._handed_over = self.trail.last_record if self.trail is not None else 0
+        job = _Job(self.meter.take(), steps, self._handed_over, now)
+        if not (job.buckets or job.steps):
+            return
+        if self._thread is None:
+            self._write(job)
+        else:
+            self._thread.submit(self._write, job)
+
+    def close(self, now: int) -> None:
+        """Write everything."""
+        if self._settings.is_on:
+            self._roll(now)
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    # -- writing, in the thread ----------------------------------------------------------------
+
+    def _write(self, job: _Job) -> None:
+        self._buckets += job.buckets
+        self._steps += job.steps
+        try:
+            self._write_operations(job.now)
+            self._write_trail(job.now, job.record)
+            self._is_sick = False
+        except Exception as error:  # noqa: BLE001 - the broker must go on whatever it is
+            self._is_sick = True
+            lost = self._give_up_oldest(job.now)
+            _log.warning(
+                "the ledger in %s cannot be written and is tried again: %s%s",
+                self._messages.folder.parent,
+                error,
+                f"; {lost} rows of it were given up" if lost else "",
+            )
+
+    def _write_operations(self, now: int) -> None:
+        by_day: dict[int, list[Bucket]] = {}
+        for bucket in self._buckets:
+            by_day.setdefault(bucket.began // DAY_US, []).append(bucket)
+        for day, held in by_day.items():
+            self._operations.write(meter.table_of(held), _in_day(now, day))
+        self._buckets = []
+
+    def _write_trail(self, now: int, record: int) -> None:
+        if not self._steps or self.trail is None:
+            return
+        for day, rows in tables_of(self._steps, self.trail.path):
+            self._messages.write(rows, _in_day(now, day))
+        if record > self._covered:
+            self._messages.put_mark(record)
+            self._covered = record
+        self._steps = []
+
+    def _give_up_oldest(self, now: int) -> int:
+        """Keep what may stay in memory; return how many rows may not."""
+        too_many = sum(map(rows_in, self._steps)) - LEDGER_HELD_ROWS
+        given_up, record = 0, 0
+        while given_up < too_many:
+            step = self._steps.pop(0)
+            given_up, record = given_up + rows_in(step), step.record
+        if given_up:
+            self._steps.insert(0, gap(now, record))
+        return given_up
+
+
+def _in_day(now: int, day: int) -> int:
+    """Return a moment of a day: now, or its nearest."""
+    return max(day * DAY_US, min(now, (day + 1) * DAY_US - 1))

@@ -1,0 +1,249 @@
+"""Ledgers: what happened, in Parquet files that can be read while they are written.
+
+    <folder>/ledger/
+      operations/day=2026-11-16/20261116T101500-4f2a9c1e-7.parquet    what a namespace metered
+      messages/day=2026-11-16/20261116T101500-4f2a9c1e-8.parquet      what became of each message
+      transitions/day=...                                             of a pairing
+      transfers/day=...                                               of a syphon
+
+A file appears whole, under its name, when it is on the disk, and is never changed: whoever lists a
+folder sees complete files only. Files of a day lie together, so that a reader leaves out the days
+it does not need, and whole days are given up when they are old. Each file says in its metadata
+which ledger it belongs to and in which version it was written.
+
+`read_footer` tells whether a file is one of ours. It opens the footer only.
+"""
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from twinbus.clock import from_us
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
+
+FOLDER = "ledger"
+VERSION = 1
+_KIND_KEY, _VERSION_KEY = b"twinbus.ledger", b"twinbus.ledger.version"
+_MARK = ".covered"
+_MOMENT = pa.timestamp("us", "UTC")
+
+
+class LedgerKind(Enum):
+    """What a ledger tells of."""
+
+    OPERATIONS = "operations"
+    MESSAGES = "messages"
+    TRANSITIONS = "transitions"
+    TRANSFERS = "transfers"
+
+
+SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
+    LedgerKind.OPERATIONS: pa.schema(
+        [
+            ("bucket", _MOMENT),  # when the time it was counted over began
+            ("path", pa.string()),  # of the entity; empty: of none, or of one that is not there
+            ("operation", pa.string()),
+            ("purpose", pa.string()),  # see meter.Purpose
+            ("outcome", pa.string()),  # ok, Withdrawn, or the code of an error
+            ("count", pa.int64()),  # requests
+            ("messages", pa.int64()),
+            ("bytes", pa.int64()),
+            ("units", pa.int64()),  # of 64 KB, per message; a request without any counts one
+        ]
+    ),
+    LedgerKind.MESSAGES: pa.schema(
+        [
+            ("at", _MOMENT),
+            ("event", pa.string()),  # see trail.Event
+            ("path", pa.string()),
+            ("number", pa.int32()),  # of the entity: one made anew under its path has another
+            ("first", pa.int64()),  # sequence numbers, both included
+            ("last", pa.int64()),
+            ("message_id", pa.string()),  # where the row is about one message and names it
+            ("record", pa.int64()),  # of the log, that made it durable
+        ]
+    ),
+    LedgerKind.TRANSITIONS: pa.schema(
+        [
+            ("at", _MOMENT),
+            ("primary", pa.string()),  # name of the namespace
+            ("process", pa.string()),  # host and process id of the paired application
+            ("event", pa.string()),  # FailedOver, Returned, BacklogQueuePulled, BacklogQueueBack
+            ("path", pa.string()),  # of the entity, or of the backlog queue
+            ("since", _MOMENT),  # failed over: its first failure; returned: when it failed over
+            ("cause", pa.string()),  # returned: by a ping or by hand
+            ("diverted", pa.int64()),  # returned: messages, since it failed over
+        ]
+    ),
+    LedgerKind.TRANSFERS: pa.schema(
+        [
+            ("moved", _MOMENT),
+            ("accepted", _MOMENT),  # by the backlog queue
+            ("message_id", pa.string()),
+            ("path", pa.string()),  # where it belongs on the primary
+            ("queue", pa.string()),  # of the backlog
+            ("origin", pa.string()),  # of the queue: one made anew under its path has another
+            ("sequence_number", pa.int64()),  # in the queue
+            ("bytes", pa.int64()),
+            ("result", pa.string()),  # moved, or dead_lettered
+            ("reason", pa.string()),  # of a dead-lettered one
+        ]
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """How a ledger is written and kept."""
+
+    is_on: bool = True
+    messages: bool = True  # what became of each message, too: for reconciliation
+    bucket: timedelta = LEDGER_BUCKET  # how finely operations are told apart in time
+    roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
+    retention: timedelta = LEDGER_RETENTION  # days older than this are removed
+
+    def __post_init__(self) -> None:
+        second, day = timedelta(seconds=1), timedelta(days=1)
+        for name, span, low, high in (
+            ("bucket", self.bucket, second, day),
+            ("roll_interval", self.roll_interval, second, day),
+            ("retention", self.retention, day, timedelta(days=36500)),
+        ):
+            if not isinstance(span, timedelta) or not low <= span <= high:
+                raise InvalidArgumentError(f"ledger {name} is {span}; it must be {low} to {high}")
+        if day % self.bucket:
+            raise InvalidArgumentError(
+                f"ledger bucket is {self.bucket}; a day must be a whole number of buckets"
+            )
+
+
+NO_LEDGER = LedgerSettings(is_on=False)
+
+
+class Ledger:
+    """One kind of ledger in one folder; any number of processes may write there."""
+
+    def __init__(self, folder: Path, kind: LedgerKind, retention: timedelta) -> None:
+        self.kind = kind
+        self.folder = folder / FOLDER / kind.value
+        self._retention = retention
+        self._writer = secrets.token_hex(4)  # so that no two write one file
+        self._files = itertools.count(1)
+        self._cleared: date | None = None
+        self._metadata = {_KIND_KEY: kind.value.encode(), _VERSION_KEY: str(VERSION).encode()}
+        self._layout = _layout(SCHEMAS[kind])
+
+    def write(self, rows: pa.Table, at_us: int) -> Path:
+        """Write rows of one day as one file; when this returns they are on the disk."""
+        moment = from_us(at_us)
+        folder = self.folder / f"day={moment:%Y-%m-%d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{moment:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
+        draft = folder / f".{path.name}"  # readers pass over names that begin with a dot
+        try:
+            with _create(draft) as file:
+                pq.write_table(rows.replace_schema_metadata(self._metadata), file, **self._layout)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+        self._clear_away(moment)
+        return path
+
+    def put_mark(self, number: int) -> None:
+        """Remember how far the writer is."""
+        draft = self.folder / ".covered.draft"
+        with _create(draft) as file:
+            file.write(str(number).encode())
+        draft.replace(self.folder / _MARK)
+
+    def read_mark(self) -> int:
+        """Return how far the writer was; 0: nobody knows."""
+        try:
+            return int((self.folder / _MARK).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    def _clear_away(self, now: datetime) -> None:
+        """Remove the days that are too old; looked at once a day."""
+        if self._cleared == now.date():
+            return
+        self._cleared = now.date()
+        for day, folder in days(self.folder):
+            if day < (now - self._retention).date():
+                for file in folder.iterdir():
+                    file.unlink(missing_ok=True)
+                with suppress(OSError):  # somebody still puts files there
+                    folder.rmdir()
+
+
+def _create(path: Path) -> BinaryIO:
+    """Open a new file that is its owner's only: ledgers name messages."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def _layout(schema: pa.Schema) -> dict[str, Any]:
+    """Return how columns are written: message ids are all different, so nothing is tried there."""
+    names = [name for name in schema.names if name != "message_id"]
+    whole = [column.name for column in schema if pa.types.is_integer(column.type)]
+    return {
+        "compression": {name: "zstd" if name in names else "none" for name in schema.names},
+        "use_dictionary": [name for name in names if schema.field(name).type == pa.string()],
+        "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+        "write_statistics": names,
+        "store_schema": False,  # texts are texts, also where memory holds them by number
+    }
+
+
+def days(folder: Path) -> Iterator[tuple[date, Path]]:
+    """Give the days of a ledger of one kind and their folders, in order."""
+    for path in sorted(folder.glob("day=*")):
+        with suppress(ValueError):
+            yield date.fromisoformat(path.name.removeprefix("day=")), path
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself."""
+
+    kind: str
+    version: int
+    rows: int
+
+
+def read_footer(path: Path) -> Footer | str:
+    """Return what a ledger file says of itself, or why it is none."""
+    try:
+        found = pq.read_metadata(path)
+    except (OSError, pa.ArrowException) as error:
+        size = path.stat().st_size if path.exists() else 0
+        return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
+    told = found.metadata or {}
+    if _KIND_KEY not in told:
+        return "foreign: a Parquet file, but not of a Twinbus ledger"
+    kind = told[_KIND_KEY].decode(errors="replace")
+    try:
+        version = int(told[_VERSION_KEY])
+        schema = SCHEMAS[LedgerKind(kind)]
+    except (KeyError, ValueError):
+        return f"foreign: it calls itself {kind!r}, which this Twinbus does not know"
+    if version > VERSION:
+        return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
+    if found.schema.to_arrow_schema().remove_metadata() != schema:
+        return f"damaged: its columns are not those of {kind} in version {version}"
+    return Footer(kind, version, found.num_rows)

@@ -1,0 +1,77 @@
+"""What a pairing tells of itself: a line for each event in the ledger of transitions."""
+
+import logging
+import os
+import socket
+from collections import deque
+from pathlib import Path
+
+import pyarrow as pa
+
+from twinbus.clock import moment_us
+from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
+from twinbus.limits import DAY_US, KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, SECOND_US
+from twinbus.pairing.events import (
+    BacklogQueueBack,
+    BacklogQueuePulled,
+    FailedOver,
+    PairingEvent,
+    Returned,
+)
+
+_log = logging.getLogger("twinbus.pairing")
+
+
+class TransitionLedger:
+    """Gathers events, and writes them when the pairing ticks: a sender does not wait for it."""
+
+    def __init__(self, folder: Path, primary: str) -> None:
+        self._ledger = Ledger(folder, LedgerKind.TRANSITIONS, LEDGER_RETENTION)
+        self._primary = primary
+        self._process = f"{socket.gethostname()}:{os.getpid()}"
+        self._events: deque[PairingEvent] = deque(maxlen=KEPT_TRANSITIONS)
+
+    def note(self, event: PairingEvent) -> None:
+        """Take an event in."""
+        self._events.append(event)
+
+    def tick(self, now: int) -> int:
+        """Write what was noted; return when to look again."""
+        events = list(self._events)
+        if not events:
+            return NEVER_US
+        try:
+            for day in sorted({moment_us(event.at) // DAY_US for event in events}):
+                held = [event for event in events if moment_us(event.at) // DAY_US == day]
+                rows = pa.Table.from_pylist(
+                    [self._row(event) for event in held], SCHEMAS[LedgerKind.TRANSITIONS]
+                )
+                self._ledger.write(rows, moment_us(held[-1].at))
+        except (OSError, pa.ArrowException) as error:
+            _log.warning(
+                "the ledger in %s cannot be written and is tried again: %s",
+                self._ledger.folder,
+                error,
+            )
+            return now + 10 * SECOND_US
+        for _ in events:
+            self._events.popleft()
+        return NEVER_US
+
+    def _row(self, event: PairingEvent) -> dict[str, object]:
+        row: dict[str, object] = {
+            "at": event.at,
+            "primary": self._primary,
+            "process": self._process,
+            "event": type(event).__name__,
+        }
+        if isinstance(event, FailedOver):
+            row |= {"path": event.path, "since": event.since, "cause": event.cause}
+        elif isinstance(event, Returned):
+            row |= {"path": event.path, "since": event.since, "cause": event.by}
+            row |= {"diverted": event.diverted}
+        elif isinstance(event, BacklogQueuePulled):
+            row |= {"path": event.queue, "cause": event.cause}
+        elif isinstance(event, BacklogQueueBack):
+            row |= {"path": event.queue}
+        return row
