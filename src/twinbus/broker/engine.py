@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ from twinbus.broker.shared import Shared
 from twinbus.broker.spill import Spill, StoreHealth
 from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
+from twinbus.broker.trail import Trail
 from twinbus.clock import Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
@@ -146,7 +148,8 @@ class Engine:
         self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
         for segment, first, last in replay.history_spans:
             self._compaction.note_history(segment, first, last)
-        self._ledgers.begin_trail(self._path_of, replay.untold, self._now)
+        ids_of = partial(bodies.texts, "message_id")
+        self._ledgers.begin_trail(Trail(self._path_of, ids_of), replay.untold, self._now)
         self._ledgers.take_stock(self._now, self.log.last_record, self.namespace.standing())
         self._kept = Entries()
         self._next_check = self._now + SELF_CHECK_INTERVAL_US

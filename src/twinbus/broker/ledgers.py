@@ -85,23 +85,26 @@ class Ledgers:
             self._next_roll = 0
         return False
 
-    def begin_trail(
-        self, path_of: Callable[[int], str], untold: Sequence[Record], now: int
-    ) -> None:
+    def begin_trail(self, trail: Trail, untold: Sequence[Record], now: int) -> None:
         """Begin, or begin anew after the broker healed itself, with what the log still has."""
         if not (self._settings.is_on and self._settings.messages):
             return
-        self.trail = Trail(path_of)
+        self.trail = trail
         self.trail.last_record = self._covered
         if untold and self._covered and untold[0].number > self._covered + 1:
             self.trail.note_gap(now, untold[0].number - 1)  # it was switched off meanwhile
         for record in untold:
-            self.trail.follow(record.number, (part for part, _ in record.parts), now)
+            self.follow(record.number, [part for part, _ in record.parts], now)
 
     def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
-        """Note what a durable record says."""
-        if self.trail is not None:
+        """Note what a durable record says; whatever is wrong here is not the broker's trouble."""
+        if self.trail is None:
+            return
+        try:
             self.trail.follow(record, parts, now)
+        except Exception:
+            _log.exception("record %d of the log cannot be followed in the ledger", record)
+            self.trail.note_gap(now, record)
 
     # -- rolling -------------------------------------------------------------------------------
 

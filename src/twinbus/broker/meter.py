@@ -17,6 +17,7 @@ from twinbus.entities import is_backlog_path
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import DELIVERY_SCHEMA, Int64s, sizes
 
+EMPTY = "Empty"  # the outcome of a receive that found nothing
 UNIT_BYTES = 64 * 1024  # what one billed operation may carry
 METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
 
@@ -51,13 +52,20 @@ _MANAGEMENT = frozenset(
 )
 
 
-def purpose_of(command: c.Command[object], path: str, *, found_nothing: bool = False) -> Purpose:
+def found_nothing(command: c.Command[object], reply: object) -> bool:
+    """Whether a request for messages brought none."""
+    if not isinstance(command, c.Receive | c.LeaseRange):
+        return False
+    return reply is None or (isinstance(reply, pa.RecordBatch) and not reply.num_rows)
+
+
+def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
     """Return what a request was for; of sends see `purpose_of_send`."""
     if type(command) in _MANAGEMENT:
         return Purpose.MANAGEMENT
     if not is_backlog_path(path):
         return Purpose.APPLICATION
-    return Purpose.IDLE_POLL if found_nothing else Purpose.SYPHON
+    return Purpose.IDLE_POLL if is_idle else Purpose.SYPHON
 
 
 def purpose_of_send(path: str, origin: c.Origin | None, *, is_ping: bool = False) -> Purpose:

@@ -31,7 +31,15 @@ from twinbus.broker.leasing import (
 )
 from twinbus.broker.lifecycle import State
 from twinbus.broker.management import Management, key_fact
-from twinbus.broker.meter import Load, load_of, load_of_sizes, purpose_of, purpose_of_send
+from twinbus.broker.meter import (
+    EMPTY,
+    Load,
+    found_nothing,
+    load_of,
+    load_of_sizes,
+    purpose_of,
+    purpose_of_send,
+)
 from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
@@ -164,8 +172,10 @@ class Namespace:
         load = load_of(value)
         if isinstance(value, _Settled):
             load, value = Load(value.messages, 0, max(value.messages, 1)), value.reply
-        purpose = purpose_of(command, path, found_nothing=value is None or value is NOTHING)
-        self.meter.record(self._metered(path), c.kind_of(command), purpose, "ok", load)
+        is_idle = found_nothing(command, value)
+        purpose = purpose_of(command, path, is_idle=is_idle)
+        outcome = EMPTY if is_idle else "ok"
+        self.meter.record(self._metered(path), c.kind_of(command), purpose, outcome, load)
         commit.reply(ticket, value)
 
     def _metered(self, path: str) -> str:
@@ -497,7 +507,7 @@ class Namespace:
         """Let requests that wait go unanswered: those who asked are gone."""
         for queue in self.directory.queues():
             for waiter in queue.waiters.withdraw(tickets):
-                queue.meter(waiter.command, Load(), "Withdrawn", found_nothing=True)
+                queue.meter(waiter.command, Load(), "Withdrawn", is_idle=True)
 
     def faults(self) -> list[str]:
         """Return every inconsistency between counters and columns."""

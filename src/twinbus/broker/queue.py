@@ -30,7 +30,7 @@ from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
-from twinbus.broker.meter import Load, load_of, purpose_of
+from twinbus.broker.meter import EMPTY, Load, load_of, purpose_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
@@ -559,16 +559,17 @@ class Queue:
         load: Load,
         outcome: str = "ok",
         *,
-        found_nothing: bool = False,
+        is_idle: bool = False,
     ) -> None:
         """Count a request that waited here."""
-        purpose = purpose_of(command, self.path, found_nothing=found_nothing)
+        purpose = purpose_of(command, self.path, is_idle=is_idle)
         self.shared.meter.record(self.path, kind_of(command), purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
         for waiter in self.waiters.leave(now):
-            self.meter(waiter.command, Load(), found_nothing=True)
+            outcome = "ok" if isinstance(waiter.command, AcceptSession) else EMPTY
+            self.meter(waiter.command, Load(), outcome, is_idle=True)
             if isinstance(waiter.command, AcceptSession):
                 commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
             else:

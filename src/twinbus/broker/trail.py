@@ -50,6 +50,7 @@ for _cause, _event in ENDINGS.items():
     _CODE_OF_CAUSE[_cause] = _CODES[_event]
 _NO_IDS = pa.array([], pa.string())
 _SCHEMA = SCHEMAS[LedgerKind.MESSAGES]
+IdsOf = Callable[[Int64s, npt.NDArray[np.int32]], Sequence[str | None]]
 _EVERYTHING = np.iinfo(np.int64).max
 
 
@@ -66,10 +67,10 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of messages, and the ids of the batches that came with them."""
+    """Places of messages, and their ids."""
 
     columns: pa.RecordBatch
-    ids: dict[int, pa.Array]
+    ids: pa.Array
     record: int
 
 
@@ -117,8 +118,9 @@ def _of_the_whole(event: str, at: int, record: int) -> Runs:
 class Trail:
     """Gathers steps until they are written."""
 
-    def __init__(self, path_of: Callable[[int], str]) -> None:
+    def __init__(self, path_of: Callable[[int], str], ids_of: IdsOf) -> None:
         self._path_of = path_of  # by the number of a queue; empty: it is gone
+        self._ids_of = ids_of  # by batches and rows of the log
         self._paths: dict[int, str] = {0: ""}
         self._steps: list[Step] = []
         self.rows = 0
@@ -154,12 +156,26 @@ class Trail:
                     named = ids[part.number]
                     self._note(Whole(part.entity, part.first_sequence, part.time, named, record))
             elif part.kind is PartKind.PLACES:
-                self._note(Places(part.columns, ids, record))
+                self._note(Places(part.columns, self._ids(part.columns, ids), record))
             elif part.kind is PartKind.CHANGES:
                 self._note(Changes(part.columns, now, record))
             elif part.kind is PartKind.FACTS:
                 self._follow_facts(part.columns, now, record)
         self.last_record = record
+
+    def _ids(self, places: pa.RecordBatch, own: dict[int, pa.Array]) -> pa.Array:
+        """Return the ids of placed messages: of batches in the record, or of older ones."""
+        batch, row = (places.column(name).to_numpy() for name in ("batch", "row"))
+        older = ~np.isin(batch, list(own))
+        found = self._ids_of(batch[older], row[older]) if older.any() else []
+        at = np.empty(len(batch), np.int64)
+        at[older] = np.arange(len(found))
+        begins = len(found)
+        for number, ids in own.items():
+            here = batch == number
+            at[here] = begins + row[here]
+            begins += len(ids)
+        return pa.concat_arrays([pa.array(found, pa.string()), *own.values()]).take(pa.array(at))
 
     def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
         kinds, keys, values = facts.columns
@@ -254,21 +270,15 @@ def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
 
 
 def _of_places(step: Places) -> _Rows:
-    names = ("entity", "sequence", "enqueued", "batch", "row")
-    number, sequence, at, batch, row = (step.columns.column(n).to_numpy() for n in names)
-    held, offset = [pa.nulls(1, pa.string())], 1  # the first stands for what is not named here
-    places = np.zeros(len(batch), np.int64)
-    for name, ids in step.ids.items():
-        places = np.where(batch == name, row + offset, places)
-        held.append(ids)
-        offset += len(ids)
+    names = ("entity", "sequence", "enqueued")
+    number, sequence, at = (step.columns.column(name).to_numpy() for name in names)
     return _Rows(
         at,
         np.full(len(at), _CODES[ACCEPTED], np.int32),
         number.astype(np.int64),
         sequence,
         sequence,
-        pa.concat_arrays(held).take(pa.array(places)),
+        step.ids,
         np.full(len(at), step.record),
     )
 

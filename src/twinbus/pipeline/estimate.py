@@ -1,0 +1,193 @@
+"""What an outage will cost, before it comes: operations and money per stage, and whether it fits.
+
+The outage as the formulas see it:
+
+    0 ------ outage begins; sends fail
+    f ------ the failover interval is over: from here on sends are diverted
+    f + kp - pings, one per interval p, entity and paired process
+    r ------ the first ping after the end of the outage passes: r = f + ceil((end - f) / p) * p
+             what was diverted between f and r goes home at the drain rate
+
+Metered operations equal these formulas exactly; the simulations check that.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+
+from twinbus.broker.meter import UNIT_BYTES
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    BACKLOG_SIZE_MEGABYTES,
+    DEFAULT_BACKLOG_QUEUES,
+    DEFAULT_FAILOVER_INTERVAL,
+    DEFAULT_PING_INTERVAL,
+    MAX_BACKLOG_QUEUES,
+    MAX_FAILOVER_INTERVAL,
+    MAX_MESSAGE_BYTES,
+    MAX_PING_INTERVAL,
+    MIN_PING_INTERVAL,
+    SYPHON_POLL,
+)
+from twinbus.pipeline.prices import PriceSheet
+from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
+
+MONTH = timedelta(days=30)
+_NOTHING = timedelta(0)
+
+
+# -- the formulas ------------------------------------------------------------------------------
+
+
+def units_of(size: int) -> int:
+    """Return the operations a message of so many bytes is billed as, each time it is handled."""
+    return max(1, -(-size // UNIT_BYTES))
+
+
+def diverted_operations(messages: int, size: int) -> dict[Stage, int]:
+    """Return what diverted messages of one size cost: their four stages, and the completions."""
+    units = units_of(size)
+    return {
+        **dict.fromkeys(DIVERTED, messages * units),
+        **dict.fromkeys(COMPLETIONS, messages),
+    }
+
+
+def pings_until_return(outage: timedelta, failover: timedelta, interval: timedelta) -> int:
+    """Return how often one process pings one entity; the last ping passes. 0: no failover."""
+    if outage < failover or outage <= _NOTHING:
+        return 0
+    return max(1, -((failover - outage) // interval))
+
+
+def time_away(outage: timedelta, failover: timedelta, interval: timedelta) -> timedelta:
+    """Return how long sends of an entity are diverted."""
+    return pings_until_return(outage, failover, interval) * interval
+
+
+def idle_polls(queues: int, span: timedelta) -> int:
+    """Return how often a syphon looks into idle backlog queues."""
+    return queues * (span // SYPHON_POLL)
+
+
+# -- the estimate ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A system, and an outage to come."""
+
+    processes: int = 1  # paired applications; each pings
+    entities: int = 1  # that fail
+    rate: float = 100.0  # messages a second, to all of these entities together
+    size: int = 1024  # bytes of a message with its properties
+    queues: int = DEFAULT_BACKLOG_QUEUES
+    outage: timedelta = timedelta(hours=1)
+    failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL
+    ping_interval: timedelta = DEFAULT_PING_INTERVAL
+    drain_rate: float = 1000.0  # messages a second that the syphon brings home
+    queue_megabytes: int = BACKLOG_SIZE_MEGABYTES
+
+    def __post_init__(self) -> None:
+        for name, most in (
+            ("processes", 1_000_000),
+            ("entities", 1_000_000),
+            ("size", MAX_MESSAGE_BYTES),
+            ("queues", MAX_BACKLOG_QUEUES),
+            ("queue_megabytes", 1_000_000),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidArgumentError(f"{name} is {value!r}; it must be from 1 to {most:,}")
+        for name in ("rate", "drain_rate"):
+            value = getattr(self, name)
+            if type(value) not in (int, float) or not 0 < value < 1e9:
+                raise InvalidArgumentError(f"{name} is {value!r}; it must be a number above 0")
+        for name, low, high in (
+            ("outage", _NOTHING, timedelta(days=3650)),
+            ("failover_interval", _NOTHING, MAX_FAILOVER_INTERVAL),
+            ("ping_interval", MIN_PING_INTERVAL, MAX_PING_INTERVAL),
+        ):
+            span = getattr(self, name)
+            if not isinstance(span, timedelta) or not low <= span <= high:
+                raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a plan comes to."""
+
+    plan: Plan
+    sheet: PriceSheet
+    away: timedelta  # how long sends are diverted
+    diverted: int  # messages that the backlog takes
+    refused: int  # messages that find it full
+    failed: int  # messages whose sends fail or wait before the failover
+    pings: int
+    operations: Mapping[Stage, int]  # billed, of the outage
+    prices: Mapping[Stage, Decimal]  # of the outage, at the marginal price
+    idle_operations: int  # polls a month
+    idle_price: Decimal  # of them, a month
+    base_price: Decimal  # of both namespaces, a month
+    backlog_bytes: int
+    capacity_bytes: int
+    full_after: timedelta | None  # since sends were diverted; None: it fits
+    drain: timedelta
+
+    @property
+    def fits(self) -> bool:
+        """Whether the backlog takes everything."""
+        return not self.refused
+
+    @property
+    def price(self) -> Decimal:
+        """What the outage costs."""
+        return sum(self.prices.values(), Decimal(0))
+
+
+def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
+    """Return what a plan comes to; `used` operations of the month were used up before."""
+    away = time_away(plan.outage, plan.failover_interval, plan.ping_interval)
+    wanted = round(plan.rate * away.total_seconds())
+    capacity = plan.queues * plan.queue_megabytes * 1024 * 1024
+    diverted = min(wanted, plan.queues * (capacity // plan.queues // plan.size))
+    pings = (
+        plan.processes
+        * plan.entities
+        * pings_until_return(plan.outage, plan.failover_interval, plan.ping_interval)
+    )
+    operations = sheet.billable({**diverted_operations(diverted, plan.size), Stage.PING: pings})
+    polls = idle_polls(plan.queues, MONTH)
+    full_after = None
+    if diverted < wanted:
+        full_after = timedelta(seconds=diverted / plan.rate)
+    return Estimate(
+        plan=plan,
+        sheet=sheet,
+        away=away,
+        diverted=diverted,
+        refused=wanted - diverted,
+        failed=round(plan.rate * min(plan.outage, plan.failover_interval).total_seconds()),
+        pings=pings,
+        operations=operations,
+        prices=_share_out(sheet, operations, used + polls),
+        idle_operations=polls,
+        idle_price=sheet.price_of(used + polls) - sheet.price_of(used),
+        base_price=sheet.base_price(Decimal(MONTH // timedelta(hours=1)), 2),
+        backlog_bytes=diverted * plan.size,
+        capacity_bytes=capacity,
+        full_after=full_after,
+        drain=timedelta(seconds=diverted / plan.drain_rate),
+    )
+
+
+def _share_out(
+    sheet: PriceSheet, operations: Mapping[Stage, int], used: int
+) -> dict[Stage, Decimal]:
+    """Return what each stage costs on top of what was used: each its part of the whole."""
+    total = sum(operations.values())
+    price = sheet.price_of(used + total) - sheet.price_of(used)
+    return {
+        stage: price * count / total if total else Decimal(0) for stage, count in operations.items()
+    }

@@ -1,0 +1,172 @@
+"""Price sheets: what operations cost, as data.
+
+A sheet is a TOML file, dated and with its source. Those that come with Twinbus are known by name
+(azure-standard, azure-premium, zero); any other is given by its path.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from twinbus.errors import InvalidArgumentError
+from twinbus.pipeline.stages import Stage, is_billed
+
+_MILLION = 1_000_000
+_COUNTED_PER = ("account", "namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Operations of a month up to a number, and what a million of them costs."""
+
+    up_to: int | None  # None: without end
+    per_million: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSheet:
+    """What a namespace and its operations cost."""
+
+    name: str
+    as_of: date
+    source: str
+    currency: str
+    base_per_hour: Decimal = Decimal(0)
+    base_per_namespace: bool = False  # else one base charge for all
+    base_units: int = 1
+    included: int = 0  # operations a month
+    tiers: Sequence[Tier] = ()
+    bill_completions: bool = False
+    bill_management: bool = True
+
+    def bills(self, stage: Stage) -> bool:
+        """Whether operations of a stage are counted at all."""
+        return is_billed(stage, completions=self.bill_completions, management=self.bill_management)
+
+    def billable(self, operations: Mapping[Stage, int]) -> dict[Stage, int]:
+        """Return the operations that are billed."""
+        return {stage: count for stage, count in operations.items() if self.bills(stage)}
+
+    def price_of(self, operations: int) -> Decimal:
+        """Return what so many billed operations of one month cost."""
+        total, begins = Decimal(0), self.included
+        for tier in self.tiers:
+            ends = operations if tier.up_to is None else min(operations, tier.up_to)
+            if ends > begins:
+                total += tier.per_million * (ends - begins) / _MILLION
+                begins = ends
+        return total
+
+    def base_price(self, hours: Decimal, namespaces: int) -> Decimal:
+        """Return what it costs to have the namespaces for so long, whatever they do."""
+        count = namespaces if self.base_per_namespace else 1
+        return self.base_per_hour * hours * self.base_units * count
+
+    def with_completions(self, billed: bool | None) -> "PriceSheet":  # noqa: FBT001 - a switch
+        """Return the sheet with completions billed or not; None: as it says."""
+        return self if billed is None else replace(self, bill_completions=billed)
+
+
+def built_in_sheets() -> list[str]:
+    """Return the names of the sheets that come with Twinbus."""
+    found = files("twinbus.pipeline").joinpath("prices").iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in found if f.name.endswith(".toml"))
+
+
+def load_sheet(wanted: str) -> PriceSheet:
+    """Return a sheet by its name, or read one from a file."""
+    if wanted in built_in_sheets():
+        text = files("twinbus.pipeline").joinpath("prices", f"{wanted}.toml").read_text("utf-8")
+    elif Path(wanted).suffix == ".toml" or Path(wanted).exists():
+        try:
+            text = Path(wanted).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgumentError(
+                f"the price sheet {wanted} cannot be read: {error}"
+            ) from error
+    else:
+        raise InvalidArgumentError(
+            f"there is no price sheet {wanted!r}; there are {', '.join(built_in_sheets())}. Or "
+            "give the path of a TOML file"
+        )
+    try:
+        return _sheet(tomllib.loads(text, parse_float=Decimal))
+    except (tomllib.TOMLDecodeError, InvalidArgumentError) as error:
+        told = error.text if isinstance(error, InvalidArgumentError) else str(error)
+        raise InvalidArgumentError(f"price sheet {wanted}: {told}") from error
+
+
+def _sheet(found: Mapping[str, Any]) -> PriceSheet:
+    _check_names("the sheet", found, {"name", "as_of", "source", "currency", "base", "operations"})
+    for name, kind in (("name", str), ("as_of", date), ("source", str), ("currency", str)):
+        if not isinstance(found.get(name), kind):
+            told = "a date, such as 2026-11-16" if kind is date else "a text"
+            raise InvalidArgumentError(f"{name} must be {told}")
+    base, operations = found.get("base", {}), found.get("operations", {})
+    _check_names("[base]", base, {"per_hour", "counted_per", "units"})
+    _check_names(
+        "[operations]", operations, {"included", "bill_completions", "bill_management", "tier"}
+    )
+    counted_per = base.get("counted_per", _COUNTED_PER[0])
+    if counted_per not in _COUNTED_PER:
+        raise InvalidArgumentError(f"base.counted_per must be one of {', '.join(_COUNTED_PER)}")
+    for name in ("bill_completions", "bill_management"):
+        if not isinstance(operations.get(name, True), bool):
+            raise InvalidArgumentError(f"operations.{name} must be true or false")
+    return PriceSheet(
+        name=found["name"],
+        as_of=found["as_of"],
+        source=found["source"],
+        currency=found["currency"],
+        base_per_hour=_number("base.per_hour", base.get("per_hour", 0)),
+        base_per_namespace=counted_per == "namespace",
+        base_units=_whole("base.units", base.get("units", 1)),
+        included=_whole("operations.included", operations.get("included", 0)),
+        tiers=_tiers(operations.get("tier", [])),
+        bill_completions=operations.get("bill_completions", False),
+        bill_management=operations.get("bill_management", True),
+    )
+
+
+def _tiers(tables: Any) -> tuple[Tier, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidArgumentError("write [[operations.tier]], with two brackets, for each tier")
+    tiers = []
+    for table in tables:
+        _check_names("a tier", table, {"up_to", "per_million"})
+        up_to = _whole("up_to", table["up_to"]) if "up_to" in table else None
+        tiers.append(Tier(up_to, _number("per_million", table.get("per_million"))))
+    bounds = [tier.up_to for tier in tiers]
+    ascending = [bound for bound in bounds if bound is not None]
+    if ascending != sorted(set(ascending)) or None in bounds[:-1] or (tiers and bounds[-1]):
+        raise InvalidArgumentError(
+            "tiers go from low to high; each has an up_to but the last, which has none"
+        )
+    return tuple(tiers)
+
+
+def _check_names(where: str, table: Any, known: set[str]) -> None:
+    if not isinstance(table, dict):
+        raise InvalidArgumentError(f"{where} must be a table")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise InvalidArgumentError(
+            f"{where} has no {unknown[0]!r}; it has {', '.join(sorted(known))}"
+        )
+
+
+def _number(name: str, value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 <= value < 10**9:
+        raise InvalidArgumentError(f"{name} is {value!s}; it must be a number, 0 or more")
+    return Decimal(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 10**18:
+        raise InvalidArgumentError(f"{name} is {value!s}; it must be a whole number, 0 or more")
+    return value
