@@ -42,7 +42,7 @@ from twinbus.plain import Kinds, Plain
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
-_BACKLOG = "/x-servicebus-transfer/"
+BACKLOG_INFIX = "/x-servicebus-transfer/"
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NAME = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -68,12 +68,12 @@ class EntityStatus(Enum):
 
 def backlog_queue_path(primary: str, index: int) -> str:
     """Return the name of a backlog queue of the namespace `primary`."""
-    return f"{primary}{_BACKLOG}{index}"
+    return f"{primary}{BACKLOG_INFIX}{index}"
 
 
 def is_backlog_path(path: str) -> bool:
     """Whether a path is that of a backlog queue, or of its dead-letter queue."""
-    return _BACKLOG in path.lower()
+    return BACKLOG_INFIX in path.lower()
 
 
 def dead_letter_path(path: str) -> str:

@@ -17,6 +17,7 @@
     ├── NamespaceInUseError          operator  no    another process writes this directory
     ├── LogDamagedError              operator  no
     ├── NewerFormatError             operator  no
+    ├── LedgerDamagedError           operator  no    the text names the files
     ├── NamespaceClosedError         caller    no
     ├── FactoryFaultedError          caller    no    it and its partner gave up; make new ones
     ├── UnauthorizedError            operator  no    no token, a bad one, or a claim is missing
@@ -159,6 +160,12 @@ class NamespaceInUseError(MessagingError):
 
 class LogDamagedError(MessagingError):
     """A record in the middle of the log fails its checksum."""
+
+    fault = Fault.OPERATOR
+
+
+class LedgerDamagedError(MessagingError):
+    """Files of a ledger cannot be read."""
 
     fault = Fault.OPERATOR
 

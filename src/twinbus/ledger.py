@@ -25,12 +25,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twinbus.clock import from_us
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
+from twinbus.limits import DAY_US, LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
 
 FOLDER = "ledger"
 VERSION = 1
@@ -40,7 +41,7 @@ _MOMENT = pa.timestamp("us", "UTC")
 
 
 class LedgerKind(Enum):
-    """What a ledger tells of."""
+    """What a ledger tells of; the first column of each is the moment its row is about."""
 
     OPERATIONS = "operations"
     MESSAGES = "messages"
@@ -144,15 +145,24 @@ class Ledger:
         self._metadata = {_KIND_KEY: kind.value.encode(), _VERSION_KEY: str(VERSION).encode()}
         self._layout = _layout(SCHEMAS[kind])
 
-    def write(self, rows: pa.Table, at_us: int) -> Path:
-        """Write rows of one day as one file; when this returns they are on the disk."""
-        moment = from_us(at_us)
-        folder = self.folder / f"day={moment:%Y-%m-%d}"
+    def write(self, rows: pa.Table) -> list[Path]:
+        """Write rows, a file for each day they are of; when this returns they are on the disk."""
+        moments = rows.column(0).cast(pa.int64()).to_numpy()
+        days_of = moments // DAY_US
+        written = []
+        for day in np.unique(days_of):
+            here = days_of == day
+            part = rows if here.all() else rows.filter(pa.array(here))
+            written.append(self._write_day(part, from_us(int(moments[here].max()))))
+        return written
+
+    def _write_day(self, rows: pa.Table, latest: datetime) -> Path:
+        folder = self.folder / f"day={latest:%Y-%m-%d}"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{moment:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
+        path = folder / f"{latest:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
         draft = folder / f".{path.name}"  # readers pass over names that begin with a dot
         try:
-            with _create(draft) as file:
+            with create(draft) as file:
                 pq.write_table(rows.replace_schema_metadata(self._metadata), file, **self._layout)
                 file.flush()
                 os.fsync(file.fileno())
@@ -161,13 +171,13 @@ class Ledger:
             with suppress(OSError):
                 draft.unlink()
             raise
-        self._clear_away(moment)
+        self._clear_away(latest)
         return path
 
     def put_mark(self, number: int) -> None:
         """Remember how far the writer is."""
         draft = self.folder / ".covered.draft"
-        with _create(draft) as file:
+        with create(draft) as file:
             file.write(str(number).encode())
         draft.replace(self.folder / _MARK)
 
@@ -191,7 +201,7 @@ class Ledger:
                     folder.rmdir()
 
 
-def _create(path: Path) -> BinaryIO:
+def create(path: Path) -> BinaryIO:
     """Open a new file that is its owner's only: ledgers name messages."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
@@ -206,6 +216,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
         "use_dictionary": [name for name in names if schema.field(name).type == pa.string()],
         "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
         "write_statistics": names,
+        "write_page_checksum": True,  # so that damage is noticed where the footer is whole
         "store_schema": False,  # texts are texts, also where memory holds them by number
     }
 

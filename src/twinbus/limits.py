@@ -142,6 +142,7 @@ LEDGER_BUCKET: Final = timedelta(minutes=1)
 LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of the counts
 LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_FILE_ROWS: Final = 1_000_000  # about 40 MB with message ids
+LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses; beyond, the oldest are given up
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
 INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands

@@ -15,14 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinbus.broker import meter
+from twinbus.broker import meter, trail
 from twinbus.broker.log import Part, Record
 from twinbus.broker.meter import Bucket, Meter
-from twinbus.broker.trail import Step, Trail, gap, rows_in, tables_of
+from twinbus.broker.trail import Step, Trail, gap, rows_in
 from twinbus.clock import to_us
 from twinbus.ledger import Ledger, LedgerKind, LedgerSettings
 from twinbus.limits import (
-    DAY_US,
     INVENTORY_INTERVAL,
     LEDGER_FILE_ROWS,
     LEDGER_HELD_ROWS,
@@ -85,11 +84,11 @@ class Ledgers:
             self._next_roll = 0
         return False
 
-    def begin_trail(self, trail: Trail, untold: Sequence[Record], now: int) -> None:
+    def begin_trail(self, begun: Trail, untold: Sequence[Record], now: int) -> None:
         """Begin, or begin anew after the broker healed itself, with what the log still has."""
         if not (self._settings.is_on and self._settings.messages):
             return
-        self.trail = trail
+        self.trail = begun
         self.trail.last_record = self._covered
         if untold and self._covered and untold[0].number > self._covered + 1:
             self.trail.note_gap(now, untold[0].number - 1)  # it was switched off meanwhile
@@ -102,7 +101,7 @@ class Ledgers:
             return
         try:
             self.trail.follow(record, parts, now)
-        except Exception:
+        except Exception:  # noqa: BLE001 - see above
             _log.exception("record %d of the log cannot be followed in the ledger", record)
             self.trail.note_gap(now, record)
 
@@ -158,8 +157,8 @@ class Ledgers:
         self._buckets += job.buckets
         self._steps += job.steps
         try:
-            self._write_operations(job.now)
-            self._write_trail(job.now, job.record)
+            self._write_operations()
+            self._write_trail(job.record)
             self._is_sick = False
         except Exception as error:  # noqa: BLE001 - the broker must go on whatever it is
             self._is_sick = True
@@ -171,19 +170,15 @@ class Ledgers:
                 f"; {lost} rows of it were given up" if lost else "",
             )
 
-    def _write_operations(self, now: int) -> None:
-        by_day: dict[int, list[Bucket]] = {}
-        for bucket in self._buckets:
-            by_day.setdefault(bucket.began // DAY_US, []).append(bucket)
-        for day, held in by_day.items():
-            self._operations.write(meter.table_of(held), _in_day(now, day))
-        self._buckets = []
+    def _write_operations(self) -> None:
+        if self._buckets:
+            self._operations.write(meter.table_of(self._buckets))
+            self._buckets = []
 
-    def _write_trail(self, now: int, record: int) -> None:
+    def _write_trail(self, record: int) -> None:
         if not self._steps or self.trail is None:
             return
-        for day, rows in tables_of(self._steps, self.trail.path):
-            self._messages.write(rows, _in_day(now, day))
+        self._messages.write(trail.table_of(self._steps, self.trail.path))
         if record > self._covered:
             self._messages.put_mark(record)
             self._covered = record
@@ -199,8 +194,3 @@ class Ledgers:
         if given_up:
             self._steps.insert(0, gap(now, record))
         return given_up
-
-
-def _in_day(now: int, day: int) -> int:
-    """Return a moment of a day: now, or its nearest."""
-    return max(day * DAY_US, min(now, (day + 1) * DAY_US - 1))

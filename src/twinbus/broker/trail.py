@@ -16,7 +16,7 @@ Following a record only keeps what it holds, without bodies; rows are made of ma
 they are to be written.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,6 @@ import pyarrow as pa
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import Part, PartKind
 from twinbus.ledger import SCHEMAS, LedgerKind
-from twinbus.limits import DAY_US
 from twinbus.message import Int64s
 
 ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
@@ -218,21 +217,16 @@ class _Rows:
     record: Int64s
 
 
-def tables_of(
-    steps: Sequence[Step], path_of: Callable[[int], str]
-) -> Iterator[tuple[int, pa.Table]]:
-    """Give the rows of many steps, by the day they are about (since 1970)."""
+def table_of(steps: Sequence[Step], path_of: Callable[[int], str]) -> pa.Table:
+    """Return many steps as rows of the ledger."""
     pieces = [
         _of_wholes([step for step in steps if isinstance(step, Whole)]),
         *(_of_places(step) for step in steps if isinstance(step, Places)),
         _of_changes([step for step in steps if isinstance(step, Changes)]),
         _of_runs([step for step in steps if isinstance(step, Runs)]),
     ]
-    table = pa.concat_tables([_table(rows, path_of) for rows in pieces if rows is not None])
-    days = table.column("at").cast(pa.int64()).to_numpy() // DAY_US
-    for day in np.unique(days):
-        here = days == day
-        yield int(day), table if here.all() else table.filter(pa.array(here))
+    tables = [_table(rows, path_of) for rows in pieces if rows is not None]
+    return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
 
 
 def _table(rows: _Rows, path_of: Callable[[int], str]) -> pa.Table:

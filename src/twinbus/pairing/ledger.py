@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from twinbus.clock import moment_us
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
-from twinbus.limits import DAY_US, KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, SECOND_US
+from twinbus.limits import KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, SECOND_US
 from twinbus.pairing.events import (
     BacklogQueueBack,
     BacklogQueuePulled,
@@ -41,12 +40,8 @@ class TransitionLedger:
         if not events:
             return NEVER_US
         try:
-            for day in sorted({moment_us(event.at) // DAY_US for event in events}):
-                held = [event for event in events if moment_us(event.at) // DAY_US == day]
-                rows = pa.Table.from_pylist(
-                    [self._row(event) for event in held], SCHEMAS[LedgerKind.TRANSITIONS]
-                )
-                self._ledger.write(rows, moment_us(held[-1].at))
+            rows = [self._row(event) for event in events]
+            self._ledger.write(pa.Table.from_pylist(rows, SCHEMAS[LedgerKind.TRANSITIONS]))
         except (OSError, pa.ArrowException) as error:
             _log.warning(
                 "the ledger in %s cannot be written and is tried again: %s",

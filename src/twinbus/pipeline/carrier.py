@@ -8,11 +8,11 @@ arrives in its order. Nothing is settled here. Whoever settles may do so twice, 
 primary recognises what it took before.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from twinbus.pipeline.transfers import Passed, TransferLedger
 
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidArgumentError, InvalidOperationError)
+_log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 
@@ -149,11 +150,14 @@ class Carrier:
     """Carries for one primary and one secondary; used by one thread."""
 
     def __init__(
-        self, primary: Namespace, secondary: Namespace, ledger: Path | None = None
+        self,
+        primary: Namespace,
+        secondary: Namespace,
+        transfers: TransferLedger | None = None,
     ) -> None:
         self._primary = primary
         self._secondary = secondary
-        self.transfers = TransferLedger(ledger)
+        self.transfers = transfers or TransferLedger(None)
 
     def carry(
         self,
@@ -175,8 +179,15 @@ class Carrier:
                 continue
             passed = {name for name, epoch in on_trial.items() if epoch != one.epoch}
             done.append(self._carry(queue, one, blocked, passed))
-        self.transfers.write()  # before anything is settled
+        self.write_transfers()  # before anything is settled
         return done
+
+    def write_transfers(self) -> None:
+        """Write down what became of messages; a disk that refuses stops no syphon."""
+        try:
+            self.transfers.write()
+        except OSError as error:
+            _log.warning("the ledger of transfers cannot be written: %s", error)
 
     def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
         carried = Carried(queue, leased)

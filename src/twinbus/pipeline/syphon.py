@@ -36,6 +36,7 @@ from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.pipeline.desk import Desk, SyphonProgress
 from twinbus.pipeline.planner import PlannerSettings
 from twinbus.pipeline.spark import BorrowedSession
+from twinbus.pipeline.transfers import TransferLedger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,6 +132,7 @@ class Syphon(Closable):
         )
         self._desk = Desk(Path(self._folder.name))
         self._owner = f"syphon {secrets.token_hex(8)}"
+        self._transfers = TransferLedger(settings.ledger)
         self._noted = 0
         self._leaving = threading.Event()  # no new query, please
         self._stopping = threading.Event()
@@ -237,6 +239,7 @@ class Syphon(Closable):
         assert self._spark is not None
         while not self._stopping.wait(_LOOK_S):
             self._pass_notes_on()
+            self._roll_ledger()
             if self._query is not None and self._query.isActive:
                 continue
             error = self._query.exception() if self._query is not None else self._error
@@ -259,6 +262,13 @@ class Syphon(Closable):
             except Exception as trouble:  # noqa: BLE001 - a process of Spark's may have died again
                 self._spark.check()
                 self._query, self._error = None, trouble
+
+    def _roll_ledger(self, *, at_once: bool = False) -> None:
+        """See that what workers wrote down becomes files; a sick disk stops no syphon."""
+        try:
+            self._transfers.roll(at_once=at_once)
+        except OSError as error:
+            _log.warning("the ledger of transfers cannot be written: %s", error)
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
@@ -289,6 +299,7 @@ class Syphon(Closable):
                 self._query.stop()
         if self._spark is not None:
             self._spark.give_back()
+        self._roll_ledger(at_once=True)
         self._last_progress = self.progress
         self._folder.cleanup()
 

@@ -41,6 +41,7 @@ from twinbus.pipeline.connections import namespace_of
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.transfers import TransferLedger
 
 SYPHON_FORMAT = "twinbus_syphon"
 PATIENCE_S = 1.0  # of one look for something to do; stopping takes no longer
@@ -106,7 +107,7 @@ class SyphonOptions:
     def carrier(self) -> Carrier:
         """Return what carries between the two, in whichever process."""
         primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
-        return Carrier(primary, secondary, self.ledger)
+        return Carrier(primary, secondary, TransferLedger(self.ledger))
 
 
 class SyphonDataSource(DataSource):

@@ -165,7 +165,7 @@ class RowWriter(RangeWriter):
                 origin = rows.column("origin")[0].as_py()
                 one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0, origin)))
                 self._deliver(carrier, rows, one, blocked.setdefault(queue, set()))
-        carrier.transfers.write()
+        carrier.write_transfers()
         return CarriedMessage(list(carried.values()))
 
     def _deliver(
@@ -218,7 +218,7 @@ class RowWriter(RangeWriter):
             for batch in carrier.pieces(task.queue, leased):
                 _classify(batch, carried, passed_over)
                 carrier.transfers.note(carried, Passed.of(batch, restored(batch)))
-            carrier.transfers.write()
+            carrier.write_transfers()
             self._ask(settlement(carried, release=not carried.kept))
         except MessagingError as error:
             carried.unread = failure_of(error)

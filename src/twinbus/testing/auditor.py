@@ -4,6 +4,7 @@ G1   nothing acknowledged is lost            G5   fails over and returns in time
 G2   nothing is there twice                  G6   a healthy send costs one operation
 G3   order per client through the backlog    G7   poison is set aside, the backlog is empty
 G4   every field is as it was sent           G8   (the simulation itself ends the factories)
+G9   metered operations equal the formula
 """
 
 from collections import Counter, defaultdict
@@ -14,16 +15,26 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import Command, Send, SendReceipt, SettleRange
+import pyarrow as pa
+
+from twinbus.broker.commands import (
+    Command,
+    LeaseRange,
+    ReadRange,
+    Send,
+    SendReceipt,
+    SettleRange,
+)
 from twinbus.client.sender import MessageSender
 from twinbus.clock import ManualClock, to_us
-from twinbus.entities import dead_letter_path
+from twinbus.entities import dead_letter_path, is_backlog_path
 from twinbus.errors import BacklogUnavailableError, MessagingError, TransientError
 from twinbus.limits import PING_CONTENT_TYPE, SECOND_US
 from twinbus.message import (
     APPLICATION_FIELDS,
     BrokeredMessage,
     conform,
+    sizes,
     to_batch,
     to_messages,
 )
@@ -32,6 +43,8 @@ from twinbus.pairing.cancelling import pages
 from twinbus.pairing.events import FailedOver
 from twinbus.pairing.failures import says_unavailable
 from twinbus.pairing.health import HealthState, Sign
+from twinbus.pipeline.estimate import units_of
+from twinbus.pipeline.stages import DIVERTED, Stage, stage_operations
 
 R = TypeVar("R")
 _NEVER_A_CAUSE = (
@@ -87,6 +100,7 @@ class Watched:
         self.slow_for_s = 0  # before the answer to the next send comes
         self.fails_next_settle = False
         self.accepted: defaultdict[str, list[str]] = defaultdict(list)  # ids in order, by path
+        self.operations: Counter[Stage] = Counter()  # what it should have metered
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over."""
@@ -98,6 +112,8 @@ class Watched:
         future = self.inner.submit(command)
         if isinstance(command, Send):
             self._note(command, future)
+        if future.exception() is None:
+            self.operations.update(expected_operations(command, future.result()))
         return future
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
@@ -114,8 +130,7 @@ class Watched:
         self.inner.close()
 
     def _note(self, command: Send, future: "Future[Any]") -> None:
-        messages = command.messages
-        batch = to_batch(messages) if isinstance(messages, list) else conform(messages)
+        batch = _batch_of(command)
         if batch.column("content_type").to_pylist()[0] == PING_CONTENT_TYPE:
             return
         self.sends += 1
@@ -124,6 +139,36 @@ class Watched:
             ids = batch.column("message_id").to_pylist()
             numbered = zip(ids, receipt.sequence_numbers, strict=True)
             self.accepted[command.path.lower()] += [one for one, number in numbered if number]
+
+
+def expected_operations(command: Command[Any], reply: Any) -> dict[Stage, int]:
+    """Return what the formulas say that a request of a pairing or a syphon costs."""
+    if isinstance(command, Send):
+        batch = _batch_of(command)
+        stage = Stage.SEND
+        if set(batch.column("content_type").to_pylist()) == {PING_CONTENT_TYPE}:
+            stage = Stage.PING
+        elif is_backlog_path(command.path):
+            stage = Stage.SEND_TO_BACKLOG
+        elif command.origin is not None and is_backlog_path(command.origin.source):
+            stage = Stage.SEND_TO_PRIMARY
+        return {stage: sum(map(units_of, sizes(batch).tolist()))}
+    if not is_backlog_path(getattr(command, "path", "")):
+        return {}
+    if isinstance(command, ReadRange):
+        return {Stage.RECEIVE_FROM_BACKLOG: sum(map(units_of, sizes(reply).tolist())) or 1}
+    if isinstance(command, SettleRange):
+        completed = sum(last - first + 1 for first, last in command.completed)
+        dead = sum(len(part.sequence_numbers) for part in command.dead_lettered)
+        return {Stage.COMPLETE_IN_BACKLOG: completed + dead}
+    if isinstance(command, LeaseRange) and reply is None:
+        return {Stage.IDLE_POLL: 1}
+    return {}
+
+
+def _batch_of(command: Send) -> pa.RecordBatch:
+    messages = command.messages
+    return conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +249,19 @@ class Auditor:
             self.complain("G5", f"{event.path} failed over because of {event.cause}")
 
     # -- in the end ----------------------------------------------------------------------------
+
+    def audit_operations(self, watched: Watched, meter: pa.RecordBatch) -> None:
+        """G9: what was metered is what the formulas say, to the last operation."""
+        keys = ("operation", "purpose", "outcome")
+        metered: Counter[Stage] = Counter()
+        for row in meter.to_pylist():
+            metered.update(stage_operations({tuple(row[key] for key in keys): row}))
+        for stage in (*DIVERTED[:3], Stage.COMPLETE_IN_BACKLOG, Stage.PING, Stage.IDLE_POLL):
+            if metered[stage] != watched.operations[stage]:
+                self.complain(
+                    "G9",
+                    f"{stage.value}: {metered[stage]} metered, {watched.operations[stage]} due",
+                )
 
     def audit_primary(self, primary: Namespace, targets: dict[str, Sequence[str]]) -> None:
         """G1, G2, G4: compare what is there with what was sent; `targets` by path sent to."""

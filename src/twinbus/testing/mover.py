@@ -7,6 +7,7 @@ from twinbus.limits import RANGE_MESSAGES
 from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.carrier import Carrier, Range
 from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.transfers import TransferLedger
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Mover:
     primary: Namespace
     secondary: Namespace
     owner: str = "mover"
+    transfers: TransferLedger | None = None
     moved: int = field(default=0, init=False)
     dead_lettered: int = field(default=0, init=False)
 
@@ -30,7 +32,7 @@ class Mover:
         if lease is None:
             return 0
         leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
-        [carried] = Carrier(self.primary, self.secondary).carry(queue, [leased])
+        [carried] = Carrier(self.primary, self.secondary, self.transfers).carry(queue, [leased])
         self.secondary.ask(settlement(carried, release=True))
         home = sum(messages for messages, _ in carried.moved.values())
         self.moved += home

@@ -9,7 +9,7 @@ the same story. Outages are drawn at random, or are those of a script:
     script = [Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=20), path="orders")]
     OutageSimulation(seed=7, hours=1, script=script).run()
 
-The auditor knows what was acknowledged and checks the guarantees G1 to G8.
+The auditor knows what was acknowledged and checks the guarantees G1 to G9.
 """
 
 import heapq
@@ -131,13 +131,12 @@ class OutageSimulation:
 
     def _build(self) -> None:
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-        inner = [self._namespace(folder / where.value) for where in Where]
+        self._namespaces = {where: self._namespace(folder / where.value) for where in Where}
         self._watched = {
-            where: Watched(namespace, self.clock)
-            for where, namespace in zip(Where, inner, strict=True)
+            where: Watched(namespace, self.clock) for where, namespace in self._namespaces.items()
         }
         self._faulty = {where: FaultyNamespace(self._watched[where]) for where in Where}
-        manager = NamespaceManager(inner[0], clock=self.clock)
+        manager = NamespaceManager(self._namespaces[Where.PRIMARY], clock=self.clock)
         for path in QUEUES:
             manager.create_queue(QueueDescription(path=path, requires_session=path == QUEUES[-1]))
         manager.create_topic(TOPIC)
@@ -381,8 +380,9 @@ class OutageSimulation:
         if random.random() < 0.3:
             properties = {"n": random.randrange(100), "t": timedelta(seconds=5), "x": 1.5}
         needs_session = path.lower() == QUEUES[-1]
+        size = 100_000 if random.random() < 0.01 else random.randrange(40)  # of more than 64 KB
         return BrokeredMessage(
-            random.randbytes(random.randrange(40)),
+            random.randbytes(size),
             message_id=f"{random.getrandbits(96):024x}",
             session_id=random.choice("abc") if needs_session or random.random() < 0.3 else None,
             subject=random.choice([None, "a subject"]),
@@ -415,7 +415,7 @@ class OutageSimulation:
             {"x-ms-path": QUEUES[0], "x-ms-timetolive": "soon"},
         ]
         message = BrokeredMessage(b"poison", application_properties=self._random.choice(bad))
-        self._watched[Where.SECONDARY].inner.ask(Send(queue, [message]))
+        self._watched[Where.SECONDARY].ask(Send(queue, [message]))
         self.auditor.verdict.poisoned += 1
 
     def _cancel(self, process: _Process) -> None:
@@ -458,6 +458,8 @@ class OutageSimulation:
         verdict = self.auditor.verdict
         verdict.simulated = timedelta(microseconds=self.clock.now_us() - self._start_us)
         primary, secondary = (self._watched[where] for where in Where)
+        for where, watched in self._watched.items():
+            self.auditor.audit_operations(watched, self._namespaces[where].snapshot().meter)
         targets: dict[str, Sequence[str]] = {path: [path] for path in QUEUES}
         targets[TOPIC] = [subscription_path(TOPIC, name) for name in SUBSCRIPTIONS]
         self.auditor.audit_primary(primary.inner, targets)

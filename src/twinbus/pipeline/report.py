@@ -1,0 +1,477 @@
+"""The report: a Spark job that turns ledgers into answers.
+
+    operations       billable operations, messages and bytes per day, ledger, entity and stage
+    money            the same per month and stage, under a price sheet
+    outages          of each entity: when it failed, failed over, returned, and was drained
+    transfers        diverted messages per entity: moved, dead-lettered, delay, reordering
+    reconciliation   messages per ledger, entity and status
+    suspects         the messages that are not accounted for, by name
+
+Everything is aggregated by Spark; what reaches this process is as large as the answers, not as the
+ledgers. Tables are written as one file each.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as f
+
+from twinbus.broker.meter import Purpose
+from twinbus.errors import LedgerDamagedError
+from twinbus.ledger import LedgerKind
+from twinbus.pipeline import reconciliation
+from twinbus.pipeline.ledger import Survey, frame, survey
+from twinbus.pipeline.prices import PriceSheet
+from twinbus.pipeline.reconciliation import is_backlog, is_dead_letter
+from twinbus.pipeline.stages import Stage, rule_of
+from twinbus.pipeline.transfers import DEAD_LETTERED, MOVED
+
+TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
+_PERCENTILES = (0.5, 0.9, 0.99)
+_ACCURACY = 10_000
+_FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSettings:
+    """What to report on."""
+
+    folders: Sequence[Path]
+    sheet: PriceSheet
+    since: date | None = None  # days, both included
+    until: date | None = None
+    skip_bad_files: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """The answers, as far as a person reads them."""
+
+    sheet: PriceSheet
+    survey: Survey
+    begins: datetime | None = None
+    ends: datetime | None = None
+    stages: list[Row] = field(default_factory=list)  # ledger, stage, operations, messages, bytes
+    days: list[Row] = field(default_factory=list)  # day, stage, operations
+    entities: list[Row] = field(default_factory=list)  # the busiest
+    money: list[Row] = field(default_factory=list)  # month, stage, operations, price
+    outages: list[Row] = field(default_factory=list)
+    pulled: list[Row] = field(default_factory=list)  # backlog queues
+    transfers: list[Row] = field(default_factory=list)
+    flow: list[Row] = field(default_factory=list)  # at, diverted, moved, waiting
+    delays: list[Row] = field(default_factory=list)  # seconds at least, messages
+    statuses: list[Row] = field(default_factory=list)  # ledger, path, status, messages
+    suspects: list[Row] = field(default_factory=list)  # the first of them
+    suspect_count: int = 0
+
+    @property
+    def is_reconciled(self) -> bool:
+        """Whether every message is accounted for, as far as the ledgers tell."""
+        return not self.suspect_count
+
+
+def make_report(
+    session: SparkSession,
+    settings: ReportSettings,
+    output: Path | None = None,
+    table_format: str = "parquet",
+    tell: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """Read ledgers, write tables to a folder if there is one, and return the answers."""
+    surveyed = survey(
+        settings.folders, settings.since, settings.until, skip_bad=settings.skip_bad_files
+    )
+    told = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
+    tell(f"ledger files: {told}")
+    while True:
+        try:
+            with _files_named():
+                return _Job(session, settings, surveyed, output, table_format, tell).run()
+        except _DamagedFileError as damage:
+            if not settings.skip_bad_files or not surveyed.leave_out(damage.path, damage.why):
+                raise LedgerDamagedError(
+                    f"{damage.path} cannot be read: {damage.why}. Move it away or restore it; or "
+                    "leave it out with --skip-bad-files, and the report names it"
+                ) from damage
+            tell(f"left out: {damage.path}: {damage.why}")
+
+
+class _DamagedFileError(Exception):
+    """Spark met a file that is whole at its end and damaged within."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(why)
+        self.path, self.why = path, why
+
+
+@contextmanager
+def _files_named() -> Iterator[None]:
+    """Find the file in what Spark says when it cannot read one."""
+    try:
+        yield
+    except PySparkException as error:
+        named = _FILE.search(str(error))
+        if named is None or "READ_FILE" not in str(error):
+            raise
+        why = "damaged: a part of it cannot be read, or fails its checksum"
+        raise _DamagedFileError(Path(named[1]), why) from error
+
+
+class _Job:
+    """One run over what was surveyed."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: ReportSettings,
+        surveyed: Survey,
+        output: Path | None,
+        table_format: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._survey = surveyed
+        self._output = output
+        self._format = table_format
+        self._tell = tell
+        self._report = Report(settings.sheet, surveyed)
+
+    def run(self) -> Report:
+        """Do all of it."""
+        self._operations()
+        transfers = self._once(self._frame(LedgerKind.TRANSFERS))
+        messages = self._frame(LedgerKind.MESSAGES)
+        self._outages(transfers)
+        self._transfers(transfers, messages)
+        self._reconcile(messages, transfers)
+        return self._report
+
+    def _frame(self, kind: LedgerKind) -> DataFrame:
+        return frame(self._session, self._survey, kind)
+
+    @staticmethod
+    def _once(transfers: DataFrame) -> DataFrame:
+        """Return each transfer once: a killed worker's were told again."""
+        keys = ("origin", "queue", "sequence_number")
+        told = [name for name in transfers.columns if name not in (*keys, "moved")]
+        return transfers.groupBy(*keys).agg(
+            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in told)
+        )
+
+    def _write(self, name: str, table: DataFrame) -> None:
+        if self._output is None:
+            return
+        self._output.mkdir(parents=True, exist_ok=True)
+        draft = self._output / f".{name}"
+        writer = table.coalesce(1).write.mode("overwrite")
+        if self._format == "csv":
+            writer.option("header", True).csv(str(draft.absolute()))
+        else:
+            writer.parquet(str(draft.absolute()))
+        [part] = draft.glob(f"part-*.{self._format}")
+        part.replace(self._output / f"{name}.{self._format}")
+        shutil.rmtree(draft)
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _operations(self) -> None:
+        self._tell("operations ...")
+        rows = self._frame(LedgerKind.OPERATIONS)
+        keys = ("operation", "purpose", "outcome")
+        counted = (
+            rows.groupBy("ledger", f.to_date("bucket").alias("day"), "path", *keys)
+            .agg(
+                *(f.sum(name).alias(name) for name in ("count", "messages", "bytes", "units")),
+                f.min("bucket").alias("begins"),
+                f.max("bucket").alias("ends"),
+            )
+            .persist()
+        )
+        try:
+            span = counted.agg(f.min("begins").alias("begins"), f.max("ends").alias("ends")).first()
+            assert span is not None
+            self._report.begins, self._report.ends = span["begins"], span["ends"]
+            staged = self._staged(counted, keys)
+            self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
+            total = [f.sum(name).alias(name) for name in ("operations", "messages", "bytes")]
+            self._report.stages = _rows(staged.groupBy("ledger", "stage").agg(*total))
+            self._report.days = _rows(staged.groupBy("day", "stage").agg(total[0]))
+            self._report.entities = _rows(
+                staged.where(f.col("path") != "")
+                .groupBy("ledger", "path")
+                .agg(*total)
+                .orderBy(f.desc("operations"))
+                .limit(20)
+            )
+            self._money(staged)
+        finally:
+            counted.unpersist()
+
+    def _staged(self, counted: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+        """Return the billable operations of each stage, by the rules of `stages`."""
+        sheet = self._settings.sheet
+        rules = []
+        for row in counted.select(*keys).distinct().collect():
+            rule = rule_of(row["operation"], Purpose(row["purpose"]), row["outcome"])
+            if rule is not None and sheet.bills(rule.stage):
+                rules.append((*row, rule.stage.value, rule.basis.value))
+        names = [*keys, "stage", "basis"]
+        known = self._session.createDataFrame(rules, ", ".join(f"{name} string" for name in names))
+        billed = (
+            f.when(f.col("basis") == "units", f.col("units"))
+            .when(f.col("basis") == "messages", f.col("messages"))
+            .otherwise(f.col("count"))
+        )
+        return (
+            counted.join(f.broadcast(known), list(keys))
+            .groupBy("day", "ledger", "path", "stage")
+            .agg(
+                f.sum(billed).alias("operations"),
+                f.sum("messages").alias("messages"),
+                f.sum("bytes").alias("bytes"),
+            )
+        )
+
+    def _money(self, staged: DataFrame) -> None:
+        """Price each month as a whole: its tiers count the operations of all namespaces."""
+        by_month = staged.groupBy(f.date_format("day", "yyyy-MM").alias("month"), "stage").agg(
+            f.sum("operations").alias("operations")
+        )
+        months: dict[str, dict[str, int]] = {}
+        for row in by_month.collect():
+            months.setdefault(row["month"], {})[row["stage"]] = row["operations"]
+        self._report.money = list(priced(months, self._settings.sheet))
+        table = [(r["month"], r["stage"], r["operations"], r["price"]) for r in self._report.money]
+        self._write(
+            "money",
+            self._session.createDataFrame(
+                table, "month string, stage string, operations bigint, price decimal(18,6)"
+            ),
+        )
+
+    # -- outages -------------------------------------------------------------------------------
+
+    def _outages(self, transfers: DataFrame) -> None:
+        self._tell("outages ...")
+        events = self._frame(LedgerKind.TRANSITIONS).distinct()
+        order = Window.partitionBy("primary", "process", "path").orderBy("at")
+        following = {
+            name: f.lead(name).over(order) for name in ("event", "at", "cause", "diverted")
+        }
+        away = (
+            events.where(f.col("event").isin("FailedOver", "Returned"))
+            .select(
+                "primary",
+                "process",
+                "path",
+                "event",
+                f.coalesce("since", "at").alias("failing"),
+                f.col("at").alias("failed_over"),
+                "cause",
+                f.when(following["event"] == "Returned", following["at"]).alias("returned"),
+                f.when(following["event"] == "Returned", following["cause"]).alias("returned_by"),
+                f.when(following["event"] == "Returned", following["diverted"]).alias("diverted"),
+            )
+            .where(f.col("event") == "FailedOver")
+            .drop("event")
+        )
+        drained = transfers.where(f.col("result") == MOVED).select(
+            f.lower("path").alias("home"), "moved", "accepted"
+        )
+        # What was diverted in an outage goes home during it or after it: its last message ends it.
+        during = away.join(
+            drained,
+            (f.lower(away["path"]) == drained["home"])
+            & (drained["accepted"] >= away["failed_over"])
+            & (away["returned"].isNull() | (drained["accepted"] <= away["returned"])),
+            "left",
+        )
+        table = during.groupBy(*away.columns).agg(f.max("moved").alias("drained"))
+        table = (
+            table.withColumn("seconds_to_fail_over", _seconds("failing", "failed_over"))
+            .withColumn("seconds_away", _seconds("failed_over", "returned"))
+            .withColumn("seconds_to_drain", f.greatest(_seconds("returned", "drained"), f.lit(0.0)))
+            .orderBy("failed_over", "path", "process")
+            .persist()
+        )
+        try:
+            self._write("outages", table)
+            self._report.outages = _rows(table.limit(1000))
+        finally:
+            table.unpersist()
+        pulls = events.where(f.col("event") == "BacklogQueuePulled")
+        self._report.pulled = _rows(
+            pulls.groupBy("path").agg(f.count("*").alias("times")).orderBy("path").limit(1000)
+        )
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    def _transfers(self, transfers: DataFrame, messages: DataFrame) -> None:
+        self._tell("transfers ...")
+        delay = f.col("moved").cast("double") - f.col("accepted").cast("double")
+        known = transfers.withColumn("delay", delay)
+        points = [f.lit(point) for point in _PERCENTILES]
+        percentiles = f.percentile_approx("delay", f.array(*points), f.lit(_ACCURACY))
+        is_moved = f.col("result") == MOVED
+        by_path = known.groupBy(f.lower("path").alias("home")).agg(
+            f.first("path").alias("path"),
+            f.count_if(is_moved).alias("moved"),
+            f.count_if(f.col("result") == DEAD_LETTERED).alias("dead_lettered"),
+            f.sum("bytes").alias("bytes"),
+            *_each_named("delay", percentiles),
+            f.max("delay").alias("delay_max"),
+        )
+        table = (
+            by_path.join(self._reordered(transfers, messages), "home", "left")
+            .drop("home")
+            .orderBy("path")
+            .persist()
+        )
+        try:
+            self._write("transfers", table)
+            self._report.transfers = _rows(table.limit(1000))
+        finally:
+            table.unpersist()
+        if not self._report.transfers:
+            return
+        step = f.floor(f.log2(f.greatest(f.col("delay"), f.lit(1e-3))))
+        self._report.delays = _rows(
+            known.where(is_moved)
+            .groupBy(f.pow(f.lit(2.0), step).alias("seconds"))
+            .agg(f.count("*").alias("messages"))
+            .orderBy("seconds")
+        )
+        self._report.flow = self._flow(transfers)
+
+    @staticmethod
+    def _reordered(transfers: DataFrame, messages: DataFrame) -> DataFrame:
+        """Return how far messages of each entity came out of the order they were accepted in.
+
+        A message is behind by as many places as it arrived later than its turn was.
+        """
+        path = f.col("path")
+        home = messages.where(
+            (f.col("event") == "accepted") & ~is_backlog(path) & ~is_dead_letter(path)
+        ).select("ledger", f.lower("path").alias("home"), "number", "first", "at", "message_id")
+        diverted = transfers.where(f.col("result") == MOVED).select(
+            f.lower("path").alias("home"),
+            "message_id",
+            f.col("accepted").alias("sent"),
+            f.col("sequence_number").alias("turn"),
+        )
+        entities = diverted.select("home").distinct()
+        arrived = (
+            home.dropDuplicates(["ledger", "number", "first"])
+            .join(f.broadcast(entities), "home", "left_semi")
+            .join(diverted, ["home", "message_id"], "left")
+        )
+        by_arrival = Window.partitionBy("home").orderBy("at", "first")
+        by_sending = Window.partitionBy("home").orderBy(
+            f.coalesce("sent", "at"), f.coalesce("turn", "first")
+        )
+        behind = arrived.select(
+            "home",
+            "sent",
+            (f.row_number().over(by_arrival) - f.row_number().over(by_sending)).alias("behind"),
+        )
+        points = f.array(*(f.lit(point) for point in _PERCENTILES))
+        late = f.greatest(f.col("behind"), f.lit(0))
+        percentiles = f.percentile_approx(late, points, f.lit(_ACCURACY))
+        return (
+            behind.where(f.col("sent").isNotNull())
+            .groupBy("home")
+            .agg(
+                f.count_if(f.col("behind") > 0).alias("reordered"),
+                *_each_named("behind", percentiles),
+                f.max(late).alias("behind_max"),
+            )
+        )
+
+    @staticmethod
+    def _flow(transfers: DataFrame) -> list[Row]:
+        """Return how many messages were diverted and brought home, over time."""
+        span = transfers.agg(
+            f.min("accepted").cast("double").alias("begins"),
+            f.max("moved").cast("double").alias("ends"),
+        ).first()
+        assert span is not None
+        step = max((span["ends"] - span["begins"]) / 100, 0.5)
+        slot = f.floor(((f.col("at").cast("double")) - f.lit(span["begins"])) / f.lit(step))
+        moments = transfers.select(f.col("accepted").alias("at"), f.lit(1).alias("diverted"))
+        moments = moments.withColumn("moved", f.lit(0)).unionByName(
+            transfers.select(f.col("moved").alias("at"), f.lit(0).alias("diverted")).withColumn(
+                "moved", f.lit(1)
+            )
+        )
+        slots = (
+            moments.groupBy(slot.alias("slot"))
+            .agg(f.sum("diverted").alias("diverted"), f.sum("moved").alias("moved"))
+            .orderBy("slot")
+        )
+        return [{**row, "at": span["begins"] + (row["slot"] + 1) * step} for row in _rows(slots)]
+
+    # -- reconciliation ------------------------------------------------------------------------
+
+    def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
+        self._tell("reconciliation ...")
+        stood = reconciliation.places(messages)
+        table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
+        try:
+            self._write("reconciliation", table)
+            self._report.statuses = _rows(table)
+        finally:
+            table.unpersist()
+        parts = [reconciliation.doubled(stood), reconciliation.not_home(stood, transfers)]
+        if any(row["status"] in reconciliation.WRONG for row in self._report.statuses):
+            parts.append(reconciliation.wrong_places(stood))
+        suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
+        try:
+            self._report.suspect_count = suspects.count()
+            ordered = suspects.orderBy("ledger", "path", "sequence_number")
+            self._write("suspects", ordered)
+            self._report.suspects = _rows(ordered.limit(100))
+        finally:
+            suspects.unpersist()
+
+
+def _rows(table: DataFrame) -> list[Row]:
+    return [row.asDict() for row in table.collect()]
+
+
+def _seconds(since: str, until: str) -> Column:
+    return f.col(until).cast("double") - f.col(since).cast("double")
+
+
+def _each_named(what: str, percentiles: Column) -> Iterator[Column]:
+    """Give percentiles as columns of their own."""
+    for at, point in enumerate(_PERCENTILES):
+        yield percentiles[at].alias(f"{what}_p{point * 100:.0f}")
+
+
+def priced(months: Mapping[str, Mapping[str, int]], sheet: PriceSheet) -> Iterator[Row]:
+    """Give each stage's part of the price of its month; the base charge is not in it."""
+    order = {stage.value: at for at, stage in enumerate(Stage)}
+    for month in sorted(months):
+        counts = months[month]
+        total = sum(counts.values())
+        price = sheet.price_of(total)
+        for stage in sorted(counts, key=lambda name: order[name]):
+            share = price * counts[stage] / total if total else Decimal(0)
+            yield {
+                "month": month,
+                "stage": stage,
+                "operations": counts[stage],
+                "price": share.quantize(Decimal("0.000001")),
+            }
