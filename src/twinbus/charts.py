@@ -1,17 +1,26 @@
 """Charts as SVG, and a page around them: one file that needs no network and fits a phone.
 
-Series   a line: a name, a colour, and a value for each moment
-Mark     a moment worth a vertical line
+line_chart   values over time, with marks at moments worth a vertical line
+bar_chart    one bar for each name
+timeline     a lane for each name, with spans in it
+flow_chart   how many went from where to where
+
+A chart is drawn as wide as a phone, so that its letters are as large there as on a desk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-_WIDTH, _HEIGHT = 720, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 26, 28
+_WIDTH, _HEIGHT = 400, 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 26, 26
+_GREY, _LINE = "#5b6977", "#e2e8ee"
+_ROW, _BAR = 38, 12  # height of a bar with its name, and of the bar alone
+_LANE = 40
+_FLOW_HEIGHT, _NODE, _GAP = 260, 10, 26
 _STEPS = (1, 2, 2.5, 5, 10)
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -22,10 +31,12 @@ _PAGE = """<!DOCTYPE html>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff;
        max-width: 46rem; margin: 0 auto; padding: 1rem; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
-svg {{ width: 100%; height: auto; }}
+svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
+.scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ padding: .3rem .5rem; border-bottom: 1px solid #e2e8ee; text-align: left; }}
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+th {{ font-weight: 600; white-space: nowrap; }} td.name {{ overflow-wrap: anywhere; }}
 .good {{ color: #12723c; font-weight: 600; }} .bad {{ color: #b3261e; font-weight: 600; }}
 </style>
 </head>
@@ -51,7 +62,53 @@ class Mark:
 
     at: float  # seconds
     name: str
-    color: str = "#6b7a89"
+    color: str = "#5b6977"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A value with a name."""
+
+    name: str
+    value: float
+    label: str  # the value as people read it
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in a lane."""
+
+    begins: float  # seconds
+    ends: float
+    name: str
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What happened to one thing."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place things flow through."""
+
+    name: str
+    column: int
+    color: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How much went from one place to another."""
+
+    source: str
+    target: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +117,10 @@ class _Scale:
 
     last: float  # seconds
     top: float  # value
+    left: float = _LEFT  # where time begins
 
     def x(self, seconds: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * seconds / self.last
+        return self.left + (_WIDTH - self.left - _RIGHT) * seconds / self.last
 
     def y(self, value: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / self.top
@@ -75,12 +133,12 @@ def line_chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[
     ticks = _ticks(highest)
     scale = _Scale(max([*moments, 1.0]), ticks[-1])
     parts = [f"<h2>{escape(title)}</h2>", _legend(series)]
-    parts.append(f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">')
+    parts.append(_open(title, _HEIGHT))
     parts += [_grid_line(scale, value) for value in ticks]
-    parts += [_time_label(scale, at) for at in _ticks(scale.last) if at <= scale.last]
+    parts += [_time_label(scale, at, _HEIGHT - 8) for at in _time_ticks(scale.last)]
     parts += [_mark(scale, mark, at) for at, mark in enumerate(marks)]
     parts += [_line(scale, one) for one in series]
-    parts.append(f'<text x="4" y="14" font-size="12" fill="#6b7a89">{escape(unit)}</text></svg>')
+    parts.append(f'<text x="4" y="14" font-size="12" fill="#5b6977">{escape(unit)}</text></svg>')
     return "\n".join(parts)
 
 
@@ -103,16 +161,31 @@ def _legend(series: Sequence[Series]) -> str:
 def _grid_line(scale: _Scale, value: float) -> str:
     y = scale.y(value)
     return (
-        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e2e8ee"/>'
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{_LINE}"/>'
         f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" font-size="12" text-anchor="end" '
-        f'fill="#6b7a89">{value:,.6g}</text>'
+        f'fill="#5b6977">{value:,.6g}</text>'
     )
 
 
-def _time_label(scale: _Scale, at: float) -> str:
+def _time_ticks(last: float) -> list[float]:
+    """Return a few round moments from the beginning to the last one."""
+    unit = next(size for size, _ in _UNITS if last >= 2 * size or size == 1)
+    return [unit * at for at in _ticks(last / unit) if unit * at <= last]
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as people read it."""
+    for size, unit in _UNITS:
+        if seconds >= size and (seconds % size == 0 or seconds >= 2 * size):
+            return f"{seconds / size:,.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _time_label(scale: _Scale, at: float, y: float) -> str:
+    anchor = "end" if scale.x(at) > _WIDTH - 40 else "middle" if at else "start"
     return (
-        f'<text x="{scale.x(at):.1f}" y="{_HEIGHT - 8}" font-size="12" text-anchor="middle" '
-        f'fill="#6b7a89">{at:g} s</text>'
+        f'<text x="{scale.x(at):.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" '
+        f'fill="{_GREY}">{duration(at)}</text>'
     )
 
 
@@ -132,6 +205,113 @@ def _line(scale: _Scale, series: Series) -> str:
     return f'<polyline points="{places}" fill="none" stroke="{series.color}" stroke-width="2"/>'
 
 
+def bar_chart(title: str, bars: Sequence[Bar]) -> str:
+    """Return bars, each under its name."""
+    longest = max((bar.value for bar in bars), default=0.0) or 1.0
+    parts = [_open(title, len(bars) * _ROW + 4)]
+    for at, bar in enumerate(bars):
+        top = at * _ROW
+        length = _WIDTH * bar.value / longest
+        parts.append(
+            f'<text x="0" y="{top + 16}" font-size="13" fill="#1c2733">{escape(bar.name)}</text>'
+            f'<text x="{_WIDTH}" y="{top + 16}" font-size="13" text-anchor="end" fill="{_GREY}">'
+            f"{escape(bar.label)}</text>"
+            f'<rect x="0" y="{top + 21}" width="{max(length, 1.0):.1f}" height="{_BAR}" rx="2" '
+            f'fill="{bar.color}"/>'
+        )
+    return "\n".join([f"<h2>{escape(title)}</h2>", *parts, "</svg>"])
+
+
+def timeline(title: str, lanes: Sequence[Lane], last: float) -> str:
+    """Return lanes over one time, from 0 to the last second."""
+    height = len(lanes) * _LANE + 22
+    scale = _Scale(max(last, 1.0), 1.0, left=0)
+    names = {span.name: span.color for lane in lanes for span in lane.spans}
+    legend = _legend([Series(name, color, ()) for name, color in names.items()])
+    parts = [f"<h2>{escape(title)}</h2>", legend, _open(title, height)]
+    for at, lane in enumerate(lanes):
+        top = at * _LANE
+        parts.append(
+            f'<text x="0" y="{top + 14}" font-size="13" fill="#1c2733">{escape(lane.name)}</text>'
+            f'<rect x="0" y="{top + 19}" width="{_WIDTH - _RIGHT}" height="{_BAR}" fill="{_LINE}"/>'
+        )
+        for span in lane.spans:
+            x, end = scale.x(span.begins), scale.x(span.ends)
+            told = f"{span.name}: {duration(span.ends - span.begins)}"
+            parts.append(
+                f'<rect x="{x:.1f}" y="{top + 19}" width="{max(end - x, 1.5):.1f}" '
+                f'height="{_BAR}" fill="{span.color}"><title>{escape(told)}</title></rect>'
+            )
+    parts += [_time_label(scale, at, height - 6) for at in _time_ticks(scale.last)]
+    return "\n".join([*parts, "</svg>"])
+
+
+def flow_chart(title: str, nodes: Sequence[Node], links: Sequence[Link]) -> str:
+    """Return where things went, as bands as broad as there were many."""
+    weight = {
+        node.name: max(
+            sum(link.value for link in links if link.source == node.name),
+            sum(link.value for link in links if link.target == node.name),
+        )
+        for node in nodes
+    }
+    shown = [node for node in nodes if weight[node.name]]
+    columns = sorted({node.column for node in shown})
+    most = max((sum(weight[n.name] for n in shown if n.column == c) for c in columns), default=0.0)
+    crowd = max((sum(n.column == c for n in shown) for c in columns), default=1)
+    per_unit = (_FLOW_HEIGHT - crowd * _GAP) / most if most else 0.0
+    places: dict[str, tuple[float, float]] = {}
+    for column in columns:
+        y = float(_GAP)
+        for node in (node for node in shown if node.column == column):
+            x = (_WIDTH - _NODE) * columns.index(column) / max(len(columns) - 1, 1)
+            places[node.name] = (x, y)
+            y += weight[node.name] * per_unit + _GAP
+    parts = [f"<h2>{escape(title)}</h2>", _open(title, _FLOW_HEIGHT + 4)]
+    parts += _bands(links, {n.name: n.color for n in shown}, places, per_unit)
+    for node in shown:
+        x, y = places[node.name]
+        is_last = node.column == columns[-1] and len(columns) > 1
+        anchor, at = ("end", x + _NODE) if is_last else ("start", x)
+        parts.append(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{_NODE}" '
+            f'height="{max(weight[node.name] * per_unit, 2):.1f}" fill="{node.color}"/>'
+            f'<text x="{at:.1f}" y="{y - 6:.1f}" font-size="12" text-anchor="{anchor}" '
+            f'fill="#1c2733">{escape(node.name)} {weight[node.name]:,.0f}</text>'
+        )
+    return "\n".join([*parts, "</svg>"])
+
+
+def _bands(
+    links: Sequence[Link],
+    colors: Mapping[str, str],
+    places: Mapping[str, tuple[float, float]],
+    per_unit: float,
+) -> Iterator[str]:
+    """Give the links as curved bands, one below the other at each end."""
+    leaves = {name: y for name, (_, y) in places.items()}
+    arrives = dict(leaves)
+    for link in links:
+        if not link.value:
+            continue
+        breadth = link.value * per_unit
+        x, end = places[link.source][0] + _NODE, places[link.target][0]
+        y, to = leaves[link.source] + breadth / 2, arrives[link.target] + breadth / 2
+        leaves[link.source] += breadth
+        arrives[link.target] += breadth
+        middle = (x + end) / 2
+        yield (
+            f'<path d="M{x:.1f},{y:.1f} C{middle:.1f},{y:.1f} {middle:.1f},{to:.1f} '
+            f'{end:.1f},{to:.1f}" fill="none" stroke="{colors[link.source]}" '
+            f'stroke-opacity="0.35" stroke-width="{max(breadth, 1):.1f}"/>'
+        )
+
+
+def _open(title: str, height: float) -> str:
+    """Return the beginning of a picture."""
+    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
+
+
 def rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return how fast a total grows, from what it was at some moments."""
     return [
@@ -144,10 +324,24 @@ def rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def table(rows: Sequence[tuple[str, str]]) -> str:
     """Return names and values as a table."""
     cells = (
-        f'<tr><td>{escape(name)}</td><td class="number">{escape(value)}</td></tr>'
+        f'<tr><td class="name">{escape(name)}</td><td class="number">{escape(value)}</td></tr>'
         for name, value in rows
     )
     return f"<table>{''.join(cells)}</table>"
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows under a header; numbers, which begin with a digit or a dash, to the right."""
+    heads = "".join(f"<th>{escape(name)}</th>" for name in header)
+    lines = (
+        "".join(f'<td class="{_kind(value)}">{escape(value)}</td>' for value in row) for row in rows
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="scroll"><table><tr>{heads}</tr>{body}</table></div>'
+
+
+def _kind(value: str) -> str:
+    return "number" if value[:1].isdigit() and value[4:5] != "-" else "name"
 
 
 def page(title: str, parts: Sequence[str]) -> str:

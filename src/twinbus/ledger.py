@@ -35,7 +35,7 @@ from twinbus.limits import DAY_US, LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_
 
 FOLDER = "ledger"
 VERSION = 1
-_KIND_KEY, _VERSION_KEY = b"twinbus.ledger", b"twinbus.ledger.version"
+_KIND_KEY, _VERSION_KEY = "twinbus.ledger", "twinbus.ledger.version"
 _MARK = ".covered"
 _MOMENT = pa.timestamp("us", "UTC")
 
@@ -142,7 +142,7 @@ class Ledger:
         self._writer = secrets.token_hex(4)  # so that no two write one file
         self._files = itertools.count(1)
         self._cleared: date | None = None
-        self._metadata = {_KIND_KEY: kind.value.encode(), _VERSION_KEY: str(VERSION).encode()}
+        self._metadata = {_KIND_KEY: kind.value, _VERSION_KEY: str(VERSION)}
         self._layout = _layout(SCHEMAS[kind])
 
     def write(self, rows: pa.Table) -> list[Path]:
@@ -163,7 +163,9 @@ class Ledger:
         draft = folder / f".{path.name}"  # readers pass over names that begin with a dot
         try:
             with create(draft) as file:
-                pq.write_table(rows.replace_schema_metadata(self._metadata), file, **self._layout)
+                with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
+                    writer.add_key_value_metadata(self._metadata)
+                    writer.write_table(rows)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
@@ -244,10 +246,13 @@ def read_footer(path: Path) -> Footer | str:
     except (OSError, pa.ArrowException) as error:
         size = path.stat().st_size if path.exists() else 0
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
-    told = found.metadata or {}
+    told = {
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in (found.metadata or {}).items()
+    }
     if _KIND_KEY not in told:
         return "foreign: a Parquet file, but not of a Twinbus ledger"
-    kind = told[_KIND_KEY].decode(errors="replace")
+    kind = told[_KIND_KEY]
     try:
         version = int(told[_VERSION_KEY])
         schema = SCHEMAS[LedgerKind(kind)]

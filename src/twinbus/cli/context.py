@@ -179,6 +179,14 @@ def talks_to_namespace(command: _F) -> _F:
 # -- output ------------------------------------------------------------------------------------
 
 
+def spark_conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read settings of Spark, each name=value."""
+    pairs = [value.partition("=") for value in values]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise click.BadParameter("give settings of Spark as name=value")
+    return {name: value for name, _, value in pairs}
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON for machines: times in ISO, lengths of time as 30s, bytes as text."""
     if is_dataclass(value) and not isinstance(value, type):

@@ -7,8 +7,10 @@ import click
 
 from twinbus.cli.context import ExitCode, exit_code
 from twinbus.cli.entities import queue, rule, subscription, topic
+from twinbus.cli.estimate import estimate_command
 from twinbus.cli.keys import keys
 from twinbus.cli.messages import dead_letter, peek, receive, send
+from twinbus.cli.report import report
 from twinbus.cli.serve import serve
 from twinbus.cli.simulate import simulate
 from twinbus.cli.syphon import syphon
@@ -29,6 +31,7 @@ def root() -> None:
     """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
 
 
+root.add_command(estimate_command, "estimate")
 for command in (
     serve,
     queue,
@@ -41,6 +44,7 @@ for command in (
     dead_letter,
     keys,
     syphon,
+    report,
     simulate,
 ):
     root.add_command(command)

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.cli.context import ExitCode, Span, find_connection, print_json
+from twinbus.cli.context import ExitCode, Span, find_connection, print_json, spark_conf
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.limits import DEFAULT_RETRY_INTERVAL, MAX_RANGES_PER_QUEUE, SYPHON_LEASE
@@ -27,13 +27,6 @@ from twinbus.spans import format_span
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
 _SHOW_S = 0.5
 _LINE_EVERY = 10  # looks, where it is no terminal
-
-
-def _conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = [value.partition("=") for value in values]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("give settings of Spark as name=value")
-    return {name: value for name, _, value in pairs}
 
 
 def _end(name: str, what: str) -> Callable[[Any], Any]:
@@ -99,7 +92,7 @@ Examples:
     help="Folder to write down what was moved, for `twinbus report`; all workers must reach it.",
 )
 @click.option(
-    "--conf", multiple=True, callback=_conf, metavar="NAME=VALUE", help="Setting of Spark."
+    "--conf", multiple=True, callback=spark_conf, metavar="NAME=VALUE", help="Setting of Spark."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
 def syphon(

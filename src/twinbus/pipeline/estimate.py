@@ -8,7 +8,8 @@ The outage as the formulas see it:
     r ------ the first ping after the end of the outage passes: r = f + ceil((end - f) / p) * p
              what was diverted between f and r goes home at the drain rate
 
-Metered operations equal these formulas exactly; the simulations check that.
+Metered operations equal these formulas exactly; the simulations check that. Pings are the most that
+can be: one that the primary does not hear, or refuses, is not billed.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from twinbus.limits import (
     MAX_FAILOVER_INTERVAL,
     MAX_MESSAGE_BYTES,
     MAX_PING_INTERVAL,
+    MAX_SIZE_MEGABYTES,
     MIN_PING_INTERVAL,
     SYPHON_POLL,
 )
@@ -34,6 +36,7 @@ from twinbus.pipeline.prices import PriceSheet
 from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
 
 MONTH = timedelta(days=30)
+MOST_A_SECOND = 1_000_000_000
 _NOTHING = timedelta(0)
 
 
@@ -95,17 +98,21 @@ class Plan:
             ("entities", 1_000_000),
             ("size", MAX_MESSAGE_BYTES),
             ("queues", MAX_BACKLOG_QUEUES),
-            ("queue_megabytes", 1_000_000),
+            ("queue_megabytes", MAX_SIZE_MEGABYTES),
         ):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= most:
-                raise InvalidArgumentError(f"{name} is {value!r}; it must be from 1 to {most:,}")
-        for name in ("rate", "drain_rate"):
+                raise InvalidArgumentError(
+                    f"{name} is {value!r}; it must be a whole number from 1 to {most}"
+                )
+        for name, least in (("rate", 0.001), ("drain_rate", 1)):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value < 1e9:
-                raise InvalidArgumentError(f"{name} is {value!r}; it must be a number above 0")
+            if type(value) not in (int, float) or not least <= value <= MOST_A_SECOND:
+                raise InvalidArgumentError(
+                    f"{name} is {value!r}; it must be a number from {least} to {MOST_A_SECOND}"
+                )
         for name, low, high in (
-            ("outage", _NOTHING, timedelta(days=3650)),
+            ("outage", _NOTHING, MONTH),
             ("failover_interval", _NOTHING, MAX_FAILOVER_INTERVAL),
             ("ping_interval", MIN_PING_INTERVAL, MAX_PING_INTERVAL),
         ):
@@ -148,6 +155,8 @@ class Estimate:
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
     """Return what a plan comes to; `used` operations of the month were used up before."""
+    if type(used) is not int or used < 0:
+        raise InvalidArgumentError(f"used is {used!r}; it must be a whole number, 0 or more")
     away = time_away(plan.outage, plan.failover_interval, plan.ping_interval)
     wanted = round(plan.rate * away.total_seconds())
     capacity = plan.queues * plan.queue_megabytes * 1024 * 1024

@@ -17,6 +17,8 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.pipeline.stages import Stage, is_billed
 
 _MILLION = 1_000_000
+_MOST = 1_000_000  # of a price
+_MOST_OPERATIONS = 10**15
 _COUNTED_PER = ("account", "namespace")
 
 
@@ -80,33 +82,36 @@ def built_in_sheets() -> list[str]:
 
 def load_sheet(wanted: str) -> PriceSheet:
     """Return a sheet by its name, or read one from a file."""
-    if wanted in built_in_sheets():
+    known = built_in_sheets()
+    if wanted in known:
         text = files("twinbus.pipeline").joinpath("prices", f"{wanted}.toml").read_text("utf-8")
-    elif Path(wanted).suffix == ".toml" or Path(wanted).exists():
+    elif wanted.endswith(".toml"):
         try:
-            text = Path(wanted).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = Path(wanted).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
             raise InvalidArgumentError(
-                f"the price sheet {wanted} cannot be read: {error}"
+                f"price sheet {wanted:.99} cannot be read: {error}"
             ) from error
     else:
         raise InvalidArgumentError(
-            f"there is no price sheet {wanted!r}; there are {', '.join(built_in_sheets())}. Or "
-            "give the path of a TOML file"
+            f"there is no price sheet {wanted!r:.200}; there are {', '.join(known)}. A sheet of "
+            "your own is a file whose name ends in .toml"
         )
     try:
         return _sheet(tomllib.loads(text, parse_float=Decimal))
-    except (tomllib.TOMLDecodeError, InvalidArgumentError) as error:
-        told = error.text if isinstance(error, InvalidArgumentError) else str(error)
-        raise InvalidArgumentError(f"price sheet {wanted}: {told}") from error
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise InvalidArgumentError(f"price sheet {wanted} is no good TOML: {error}") from error
 
 
 def _sheet(found: Mapping[str, Any]) -> PriceSheet:
     _check_names("the sheet", found, {"name", "as_of", "source", "currency", "base", "operations"})
-    for name, kind in (("name", str), ("as_of", date), ("source", str), ("currency", str)):
-        if not isinstance(found.get(name), kind):
-            told = "a date, such as 2026-11-16" if kind is date else "a text"
-            raise InvalidArgumentError(f"{name} must be {told}")
+    for name in ("name", "source", "currency"):
+        if not isinstance(found.get(name), str) or not found[name].strip():
+            raise InvalidArgumentError(f"{name} is missing; it must be a text")
+    if type(found.get("as_of")) is not date:
+        raise InvalidArgumentError("as_of must be a date, such as 2026-11-16")
     base, operations = found.get("base", {}), found.get("operations", {})
     _check_names("[base]", base, {"per_hour", "counted_per", "units"})
     _check_names(
@@ -125,7 +130,7 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
         currency=found["currency"],
         base_per_hour=_number("base.per_hour", base.get("per_hour", 0)),
         base_per_namespace=counted_per == "namespace",
-        base_units=_whole("base.units", base.get("units", 1)),
+        base_units=_whole("base.units", base.get("units", 1), low=1),
         included=_whole("operations.included", operations.get("included", 0)),
         tiers=_tiers(operations.get("tier", [])),
         bill_completions=operations.get("bill_completions", False),
@@ -142,8 +147,8 @@ def _tiers(tables: Any) -> tuple[Tier, ...]:
         up_to = _whole("up_to", table["up_to"]) if "up_to" in table else None
         tiers.append(Tier(up_to, _number("per_million", table.get("per_million"))))
     bounds = [tier.up_to for tier in tiers]
-    ascending = [bound for bound in bounds if bound is not None]
-    if ascending != sorted(set(ascending)) or None in bounds[:-1] or (tiers and bounds[-1]):
+    below = [bound for bound in bounds[:-1] if bound is not None]
+    if tiers and (bounds[-1] is not None or None in bounds[:-1] or below != sorted(set(below))):
         raise InvalidArgumentError(
             "tiers go from low to high; each has an up_to but the last, which has none"
         )
@@ -161,12 +166,15 @@ def _check_names(where: str, table: Any, known: set[str]) -> None:
 
 
 def _number(name: str, value: Any) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, int | Decimal) or not 0 <= value < 10**9:
-        raise InvalidArgumentError(f"{name} is {value!s}; it must be a number, 0 or more")
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    if not is_number or not Decimal(value).is_finite() or not 0 <= value <= _MOST:
+        raise InvalidArgumentError(f"{name} is {value!s:.40}; it must be from 0 to {_MOST}")
     return Decimal(value)
 
 
-def _whole(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 10**18:
-        raise InvalidArgumentError(f"{name} is {value!s}; it must be a whole number, 0 or more")
+def _whole(name: str, value: Any, low: int = 0) -> int:
+    if type(value) is not int or not low <= value <= _MOST_OPERATIONS:
+        raise InvalidArgumentError(
+            f"{name} is {value!s:.40}; it must be a whole number from {low} to {_MOST_OPERATIONS}"
+        )
     return value

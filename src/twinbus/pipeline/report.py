@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from functools import reduce
 from pathlib import Path
@@ -39,6 +39,9 @@ from twinbus.pipeline.transfers import DEAD_LETTERED, MOVED
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
 _PERCENTILES = (0.5, 0.9, 0.99)
 _ACCURACY = 10_000
+_ROWS_PER_PARTITION = 500_000  # of a shuffle: what two cores sort in little memory
+_BUSIEST = 20  # entities a person looks at
+_GROUPS = ("ledger", "path", "day", "month", "stage")
 _FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
 Row = dict[str, Any]
 
@@ -60,8 +63,8 @@ class Report:
 
     sheet: PriceSheet
     survey: Survey
-    begins: datetime | None = None
-    ends: datetime | None = None
+    begins: float | None = None  # moments are seconds since 1970
+    ends: float | None = None
     stages: list[Row] = field(default_factory=list)  # ledger, stage, operations, messages, bytes
     days: list[Row] = field(default_factory=list)  # day, stage, operations
     entities: list[Row] = field(default_factory=list)  # the busiest
@@ -94,6 +97,10 @@ def make_report(
     )
     told = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
     tell(f"ledger files: {told}")
+    session = session.newSession()  # with settings of its own
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    partitions = max(sum(surveyed.rows.values()) // _ROWS_PER_PARTITION, 2)
+    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     while True:
         try:
             with _files_named():
@@ -200,33 +207,51 @@ class _Job:
             .persist()
         )
         try:
-            span = counted.agg(f.min("begins").alias("begins"), f.max("ends").alias("ends")).first()
-            assert span is not None
-            self._report.begins, self._report.ends = span["begins"], span["ends"]
-            staged = self._staged(counted, keys)
-            self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
-            total = [f.sum(name).alias(name) for name in ("operations", "messages", "bytes")]
-            self._report.stages = _rows(staged.groupBy("ledger", "stage").agg(*total))
-            self._report.days = _rows(staged.groupBy("day", "stage").agg(total[0]))
-            self._report.entities = _rows(
-                staged.where(f.col("path") != "")
-                .groupBy("ledger", "path")
-                .agg(*total)
-                .orderBy(f.desc("operations"))
-                .limit(20)
+            kinds = counted.groupBy(*keys).agg(
+                f.min("begins").alias("begins"), f.max("ends").alias("ends")
             )
-            self._money(staged)
+            known = _rows(kinds)
+            self._report.begins = min((row["begins"] for row in known), default=None)
+            self._report.ends = max((row["ends"] for row in known), default=None)
+            staged = self._staged(counted, keys, known)
+            self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
+            self._sum_up(staged)
         finally:
             counted.unpersist()
 
-    def _staged(self, counted: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    def _sum_up(self, staged: DataFrame) -> None:
+        """Add operations up in every way a person looks at them, at one go."""
+        staged = staged.withColumn("month", f.date_format("day", "yyyy-MM"))
+        columns = [f.col(name) for name in _GROUPS]
+        ledger, path, day, month, stage = columns
+        summed = staged.groupingSets(
+            [[ledger, stage], [day, stage], [month, stage], [ledger, path]], *columns
+        ).agg(
+            *(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")),
+            f.grouping_id().alias("grouping"),
+        )
+        busiest = Window.partitionBy("grouping").orderBy(f.desc("operations"))
+        is_busy = (f.col("place") <= _BUSIEST) & (path != "")
+        rows = _rows(
+            summed.withColumn("place", f.row_number().over(busiest)).where(path.isNull() | is_busy)
+        )
+        report = self._report
+        report.stages = _grouped_by(rows, "ledger", "stage")
+        report.days = _grouped_by(rows, "day", "stage")
+        report.entities = _grouped_by(rows, "ledger", "path")
+        months: dict[str, dict[str, int]] = {}
+        for row in _grouped_by(rows, "month", "stage"):
+            months.setdefault(row["month"], {})[row["stage"]] = row["operations"]
+        self._money(months)
+
+    def _staged(self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[Row]) -> DataFrame:
         """Return the billable operations of each stage, by the rules of `stages`."""
         sheet = self._settings.sheet
         rules = []
-        for row in counted.select(*keys).distinct().collect():
+        for row in kinds:
             rule = rule_of(row["operation"], Purpose(row["purpose"]), row["outcome"])
             if rule is not None and sheet.bills(rule.stage):
-                rules.append((*row, rule.stage.value, rule.basis.value))
+                rules.append((*(row[key] for key in keys), rule.stage.value, rule.basis.value))
         names = [*keys, "stage", "basis"]
         known = self._session.createDataFrame(rules, ", ".join(f"{name} string" for name in names))
         billed = (
@@ -244,14 +269,8 @@ class _Job:
             )
         )
 
-    def _money(self, staged: DataFrame) -> None:
+    def _money(self, months: Mapping[str, Mapping[str, int]]) -> None:
         """Price each month as a whole: its tiers count the operations of all namespaces."""
-        by_month = staged.groupBy(f.date_format("day", "yyyy-MM").alias("month"), "stage").agg(
-            f.sum("operations").alias("operations")
-        )
-        months: dict[str, dict[str, int]] = {}
-        for row in by_month.collect():
-            months.setdefault(row["month"], {})[row["stage"]] = row["operations"]
         self._report.money = list(priced(months, self._settings.sheet))
         table = [(r["month"], r["stage"], r["operations"], r["price"]) for r in self._report.money]
         self._write(
@@ -447,7 +466,21 @@ class _Job:
 
 
 def _rows(table: DataFrame) -> list[Row]:
-    return [row.asDict() for row in table.collect()]
+    """Collect a table; moments as seconds, because Spark's Python gives them in local time."""
+    columns = [
+        f.col(name).cast("double").alias(name) if kind == "timestamp" else f.col(name)
+        for name, kind in table.dtypes
+    ]
+    return [row.asDict() for row in table.select(*columns).collect()]
+
+
+def _grouped_by(rows: Sequence[Row], *names: str) -> list[Row]:
+    """Return the rows that are grouped by these, and by nothing else."""
+    return [
+        {name: value for name, value in row.items() if value is not None}
+        for row in rows
+        if {name for name in _GROUPS if row[name] is not None} == set(names)
+    ]
 
 
 def _seconds(since: str, until: str) -> Column:

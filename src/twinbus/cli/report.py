@@ -1,0 +1,146 @@
+"""`twinbus report`: what pairing did and what it cost, from ledgers, on Spark."""
+
+import logging
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import click
+
+from twinbus.cli.context import ExitCode, print_table, spark_conf
+from twinbus.errors import MessagingError
+from twinbus.pipeline.prices import built_in_sheets, load_sheet
+from twinbus.pipeline.spark import BorrowedSession
+
+_DAY = click.DateTime(["%Y-%m-%d"])
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  twinbus report ./contoso ./backup ./shop-ledger
+  twinbus report ./contoso ./backup --since 2026-11-01 --prices azure-standard
+  twinbus report ./contoso ./backup --output ./november --format csv
+  twinbus report /ledgers/contoso /ledgers/backup --master spark://host:7077
+
+\b
+Exit code 1: the report was made, and messages are not accounted for."""
+)
+@click.argument(
+    "ledgers",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@click.option("--since", type=_DAY, help="First day to look at, such as 2026-11-01 (UTC).")
+@click.option("--until", type=_DAY, help="Last day to look at.")
+@click.option(
+    "--prices",
+    default="zero",
+    show_default=True,
+    metavar="SHEET",
+    help=f"Price sheet: {', '.join(built_in_sheets())}, or a TOML file.",
+)
+@click.option(
+    "--bill-completions/--no-bill-completions",
+    default=None,
+    help="Whether a completion is an operation of its own [default: as the sheet says].",
+)
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("report.html"),
+    show_default=True,
+    help="Where to write the page.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the tables [default: none are written].",
+)
+@click.option(
+    "--format",
+    "table_format",
+    type=click.Choice(["parquet", "csv"]),
+    default="parquet",
+    show_default=True,
+    help="Format of the tables.",
+)
+@click.option(
+    "--skip-bad-files",
+    is_flag=True,
+    help="Leave damaged, foreign and newer files out, and name them [default: refuse].",
+)
+@click.option("--master", help="Spark master, such as spark://host:7077 [default: this machine].")
+@click.option(
+    "--conf", multiple=True, callback=spark_conf, metavar="NAME=VALUE", help="Setting of Spark."
+)
+def report(
+    ledgers: tuple[Path, ...],
+    since: datetime | None,
+    until: datetime | None,
+    prices: str,
+    bill_completions: bool | None,
+    page: Path,
+    output: Path | None,
+    table_format: str,
+    skip_bad_files: bool,
+    master: str | None,
+    conf: dict[str, str],
+) -> None:
+    """Turn LEDGERS into answers: operations and money, outages, delays, and a reconciliation.
+
+    A ledger lies in the directory of each namespace, and where pairings (ledger=...) and syphons
+    (--ledger) were told to write. Give all of them. They are only read; the namespaces may be
+    running.
+    """
+    sheet = load_sheet(prices).with_completions(bill_completions)
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    click.echo("starting Spark ...", err=True)
+    borrowed = BorrowedSession(master, conf)
+    try:
+        from twinbus.pipeline.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
+        from twinbus.pipeline.report_page import report_page  # noqa: PLC0415
+
+        settings = ReportSettings(
+            ledgers, sheet, _day(since), _day(until), skip_bad_files=skip_bad_files
+        )
+        made = make_report(
+            borrowed.session,
+            settings,
+            output,
+            table_format,
+            tell=lambda text: click.echo(text, err=True),
+        )
+    finally:
+        borrowed.give_back()
+    try:
+        page.write_text(report_page(made), encoding="utf-8")
+    except OSError as error:
+        raise MessagingError(f"the page cannot be written: {error}") from error
+    rows: dict[str, tuple[int, Decimal]] = {}
+    for row in made.money:
+        count, price = rows.get(row["stage"], (0, Decimal(0)))
+        rows[row["stage"]] = count + row["operations"], price + row["price"]
+    print_table(
+        ["stage", "operations", sheet.currency],
+        [(stage, f"{count:,}", f"{price:,.4f}") for stage, (count, price) in rows.items()],
+        "nothing was metered in these days",
+    )
+    click.echo(f"page: {page}")
+    if output is not None:
+        click.echo(f"tables: {output}")
+    for one in made.survey.left_out:
+        click.echo(f"left out: {one.path}: {one.why}", err=True)
+    if not made.is_reconciled:
+        for row in made.suspects[:20]:
+            name = row["message_id"] or f"number {row['sequence_number']}"
+            click.echo(f"{row['status']}: {name} of {row['path']} in {row['ledger']}", err=True)
+        click.echo(f"{made.suspect_count:,} message(s) are not accounted for", err=True)
+        raise click.exceptions.Exit(ExitCode.REFUSED)
+    if made.statuses:
+        click.echo("every message is accounted for")
+
+
+def _day(moment: datetime | None) -> date | None:
+    return moment.date() if moment is not None else None
