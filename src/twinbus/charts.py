@@ -30,13 +30,14 @@ _PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff;
        max-width: 46rem; margin: 0 auto; padding: 1rem; }}
-h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
+p {{ overflow-wrap: anywhere; }} h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
 svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ padding: .3rem .5rem; border-bottom: 1px solid #e2e8ee; text-align: left; }}
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 th {{ font-weight: 600; white-space: nowrap; }} td.name {{ overflow-wrap: anywhere; }}
+.scroll td {{ white-space: nowrap; }}
 .good {{ color: #12723c; font-weight: 600; }} .bad {{ color: #b3261e; font-weight: 600; }}
 </style>
 </head>
@@ -271,8 +272,11 @@ def flow_chart(title: str, nodes: Sequence[Node], links: Sequence[Link]) -> str:
     parts += _bands(links, {n.name: n.color for n in shown}, places, per_unit)
     for node in shown:
         x, y = places[node.name]
-        is_last = node.column == columns[-1] and len(columns) > 1
-        anchor, at = ("end", x + _NODE) if is_last else ("start", x)
+        anchor, at = "middle", x + _NODE / 2
+        if node.column == columns[0]:
+            anchor, at = "start", x
+        elif node.column == columns[-1]:
+            anchor, at = "end", x + _NODE
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{_NODE}" '
             f'height="{max(weight[node.name] * per_unit, 2):.1f}" fill="{node.color}"/>'

@@ -23,14 +23,16 @@ from twinbus import (
 from twinbus.broker.commands import Disposition, Receive, Settle
 from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.storage import DiskStorage
+from twinbus.client.retry import RetryPolicy
 from twinbus.clock import ManualClock
 from twinbus.entities import backlog_queue_path
 from twinbus.errors import MessagingError
 from twinbus.ledger import LedgerSettings
+from twinbus.limits import SYPHON_POLL
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pipeline.carrier import Carrier
 from twinbus.pipeline.desk import Desk
-from twinbus.pipeline.estimate import Plan
+from twinbus.pipeline.estimate import Plan, time_away
 from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.pipeline.transfers import TransferLedger
 from twinbus.testing import Fault, FaultyNamespace
@@ -105,7 +107,13 @@ class Story:
     def _pair(self, stack: ExitStack, number: int) -> list[MessageSender]:
         random = Random(number)
         primary, secondary = (
-            MessagingFactory(_Open(one), name=name, clock=self.clock, random=random)
+            MessagingFactory(
+                _Open(one),
+                name=name,
+                retry_policy=RetryPolicy.once(),
+                clock=self.clock,
+                random=random,
+            )
             for one, name in ((self.link, PRIMARY), (self.secondary, "backup"))
         )
         stack.callback(primary.close)
@@ -147,20 +155,24 @@ class Story:
             else:
                 self.sent.setdefault(sender.path, []).append(message.message_id)
 
-    def outage(self) -> None:
-        """Cut the applications off from the primary, and go on sending, once a second."""
-        heal = self.link.inject(Fault.UNAVAILABLE)
-        body = bytes(self.plan.size // 2)
-        for _ in range(self.plan.outage // SECOND):
+    def outage(self, fault: Fault = Fault.UNAVAILABLE) -> None:
+        """Cut the applications off from the primary, and go on sending until they are back."""
+        heal = self.link.inject(fault)
+        plan, body = self.plan, bytes(self.plan.size)
+        away = time_away(plan.outage, plan.failover_interval, plan.ping_interval)
+        for second in range(max(plan.failover_interval + away, plan.outage) // SECOND):
             self.send(body)
-            self.wait(SECOND)
-        heal()
-        self.wait(self.plan.ping_interval)
-
-    def wait(self, span: timedelta) -> None:
-        """Let time pass, and the syphon work."""
-        self.clock.advance(span)
+            if (second + 1) * SECOND == plan.outage:
+                heal()
+            self.clock.advance(SECOND)
         self.drain()
+
+    def idle(self, span: timedelta) -> None:
+        """Let time pass in which nothing is sent; the syphon polls."""
+        self.drain()
+        for _ in range(span // SYPHON_POLL):
+            self.clock.advance(SYPHON_POLL)
+            self.drain()
 
     def drain(self) -> None:
         while self.syphon.batch_of():

@@ -8,7 +8,7 @@
     suspects         the messages that are not accounted for, by name
 
 Everything is aggregated by Spark; what reaches this process is as large as the answers, not as the
-ledgers. Tables are written as one file each.
+ledgers. Tables are written as one file each; a table whose ledger is not there is not written.
 """
 
 import re
@@ -157,12 +157,16 @@ class _Job:
 
     def run(self) -> Report:
         """Do all of it."""
-        self._operations()
         transfers = self._once(self._frame(LedgerKind.TRANSFERS))
         messages = self._frame(LedgerKind.MESSAGES)
-        self._outages(transfers)
-        self._transfers(transfers, messages)
-        self._reconcile(messages, transfers)
+        if self._survey.count(LedgerKind.OPERATIONS):
+            self._operations()
+        if self._survey.count(LedgerKind.TRANSITIONS):
+            self._outages(transfers)
+        if self._survey.count(LedgerKind.TRANSFERS):
+            self._transfers(transfers, messages)
+        if self._survey.count(LedgerKind.MESSAGES):
+            self._reconcile(messages, transfers)
         return self._report
 
     def _frame(self, kind: LedgerKind) -> DataFrame:
@@ -363,8 +367,6 @@ class _Job:
             self._report.transfers = _rows(table.limit(1000))
         finally:
             table.unpersist()
-        if not self._report.transfers:
-            return
         step = f.floor(f.log2(f.greatest(f.col("delay"), f.lit(1e-3))))
         self._report.delays = _rows(
             known.where(is_moved)
