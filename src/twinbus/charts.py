@@ -30,7 +30,8 @@ _PAGE = """<!DOCTYPE html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff;
        max-width: 46rem; margin: 0 auto; padding: 1rem; }}
-p {{ overflow-wrap: anywhere; }} h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
+p {{ overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
 svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
 .scroll {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; width: 100%; }}

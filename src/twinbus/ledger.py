@@ -17,13 +17,14 @@ which ledger it belongs to and in which version it was written.
 import itertools
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,7 @@ import pyarrow.parquet as pq
 
 from twinbus.clock import from_us
 from twinbus.errors import InvalidArgumentError
+from twinbus.files import create_private, sync_directory
 from twinbus.limits import DAY_US, LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
 
 FOLDER = "ledger"
@@ -145,41 +147,51 @@ class Ledger:
         self._metadata = {_KIND_KEY: kind.value, _VERSION_KEY: str(VERSION)}
         self._layout = _layout(SCHEMAS[kind])
 
-    def write(self, rows: pa.Table) -> list[Path]:
-        """Write rows, a file for each day they are of; when this returns they are on the disk."""
+    def write(self, rows: pa.Table, now_us: int) -> list[Path]:
+        """Write rows, a file for each day they are of: all of them, or none and it raises.
+
+        When this returns they are on the disk.
+        """
         moments = rows.column(0).cast(pa.int64()).to_numpy()
         days_of = moments // DAY_US
-        written = []
-        for day in np.unique(days_of):
-            here = days_of == day
-            part = rows if here.all() else rows.filter(pa.array(here))
-            written.append(self._write_day(part, from_us(int(moments[here].max()))))
-        return written
+        drafts: dict[Path, Path] = {}
+        try:
+            for day in np.unique(days_of):
+                here = days_of == day
+                part = rows if here.all() else rows.filter(pa.array(here))
+                path = self._new_path(from_us(int(moments[here].max())))
+                drafts[path] = path.with_name(f".{path.name}")  # readers pass over such names
+                self._write_file(part, drafts[path])
+            for path, draft in drafts.items():
+                draft.replace(path)
+        except BaseException:
+            for draft in drafts.values():
+                with suppress(OSError):
+                    draft.unlink()
+            raise
+        for folder in {path.parent for path in drafts}:
+            sync_directory(folder)
+        self._clear_away(from_us(now_us))
+        return list(drafts)
 
-    def _write_day(self, rows: pa.Table, latest: datetime) -> Path:
+    def _new_path(self, latest: datetime) -> Path:
         folder = self.folder / f"day={latest:%Y-%m-%d}"
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{latest:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
-        draft = folder / f".{path.name}"  # readers pass over names that begin with a dot
-        try:
-            with create(draft) as file:
-                with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
-                    writer.add_key_value_metadata(self._metadata)
-                    writer.write_table(rows)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
-        self._clear_away(latest)
-        return path
+        return folder / f"{latest:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
+
+    def _write_file(self, rows: pa.Table, path: Path) -> None:
+        with create_private(path) as file:
+            with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
+                writer.add_key_value_metadata(self._metadata)
+                writer.write_table(rows)
+            file.flush()
+            os.fsync(file.fileno())
 
     def put_mark(self, number: int) -> None:
         """Remember how far the writer is."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / ".covered.draft"
-        with create(draft) as file:
+        with create_private(draft) as file:
             file.write(str(number).encode())
         draft.replace(self.folder / _MARK)
 
@@ -191,22 +203,13 @@ class Ledger:
             return 0
 
     def _clear_away(self, now: datetime) -> None:
-        """Remove the days that are too old; looked at once a day."""
+        """Remove the days that are too old; looked at once a day. What resists stays."""
         if self._cleared == now.date():
             return
         self._cleared = now.date()
         for day, folder in days(self.folder):
             if day < (now - self._retention).date():
-                for file in folder.iterdir():
-                    file.unlink(missing_ok=True)
-                with suppress(OSError):  # somebody still puts files there
-                    folder.rmdir()
-
-
-def create(path: Path) -> BinaryIO:
-    """Open a new file that is its owner's only: ledgers name messages."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
@@ -243,7 +246,8 @@ def read_footer(path: Path) -> Footer | str:
     """Return what a ledger file says of itself, or why it is none."""
     try:
         found = pq.read_metadata(path)
-    except (OSError, pa.ArrowException) as error:
+        columns = found.schema.to_arrow_schema().remove_metadata()
+    except (OSError, ValueError, pa.ArrowException) as error:  # also names that are no text
         size = path.stat().st_size if path.exists() else 0
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
     told = {
@@ -260,6 +264,6 @@ def read_footer(path: Path) -> Footer | str:
         return f"foreign: it calls itself {kind!r}, which this Twinbus does not know"
     if version > VERSION:
         return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
-    if found.schema.to_arrow_schema().remove_metadata() != schema:
+    if columns != schema:
         return f"damaged: its columns are not those of {kind} in version {version}"
     return Footer(kind, version, found.num_rows)

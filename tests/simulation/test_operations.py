@@ -9,6 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
+from twinbus.pipeline import planner
 from twinbus.pipeline.estimate import (
     Plan,
     diverted_operations,
@@ -22,6 +23,12 @@ from twinbus.testing import Fault
 
 HOUR = timedelta(hours=1)
 KEYS = ("operation", "purpose", "outcome")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the planner not wait for real: here everything is answered at once."""
+    monkeypatch.setattr(planner, "_GATHER_S", 0.0)
 
 
 def metered(directory: Path) -> Counter[Stage]:

@@ -118,7 +118,14 @@ class Bodies:
         return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
     def texts(self, name: str, numbers: Int64s, rows: npt.NDArray[np.int32]) -> list[str | None]:
-        """Return one text column of these messages, without touching their bodies."""
+        """Return one text column of these messages, without touching their bodies.
+
+        None for those of batches that the log has no longer.
+        """
+        held = self.holds(numbers)
+        if not held.all():
+            found = iter(self.texts(name, numbers[held], rows[held]) if held.any() else ())
+            return [next(found) if one else None for one in held]
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         bounds = [0, *cuts.tolist(), len(numbers)]
         texts: list[str | None] = []

@@ -125,23 +125,23 @@ class Commit:
         """Whether it holds nothing but what already happened and nobody relies on yet."""
         return not (self.must_sync or self.tentative or self.history or self.on_durable)
 
-    def parts(self, snapshot: Sequence[Fact] = ()) -> list[Part]:
-        """Return the record: facts, messages, places, changes, history."""
+    def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
+        """Return the record of this moment: facts, messages, places, changes, history."""
         parts = []
         batches, transferred = self._transferred()
         facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
         if facts:
             columns = [[getattr(f, name) for f in facts] for name in ("kind", "key", "value")]
-            parts.append(_part(PartKind.FACTS, columns))
+            parts.append(_part(PartKind.FACTS, columns, now))
         parts.extend(batches)
         for kind, entries in (
             (PartKind.PLACES, self.kept.places + self.tentative.places),
             (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
         ):
             if entries:
-                parts.append(_part(kind, _joined(kind, entries)))
+                parts.append(_part(kind, _joined(kind, entries), now))
         if self.history:
-            parts.append(_part(PartKind.HISTORY, self._history_columns()))
+            parts.append(_part(PartKind.HISTORY, self._history_columns(), now))
         return parts
 
     def _transferred(self) -> tuple[list[Part], list[Fact]]:
@@ -183,10 +183,10 @@ def _spread(value: Any, count: int, dtype: Any) -> Any:
     return np.full(count, value, dtype)
 
 
-def _part(kind: PartKind, columns: Sequence[Any]) -> Part:
+def _part(kind: PartKind, columns: Sequence[Any], now: int) -> Part:
     schema = SCHEMAS[kind]
     arrays = [pa.array(column, type_) for column, type_ in zip(columns, schema.types, strict=True)]
-    return Part(kind, pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return Part(kind, pa.RecordBatch.from_arrays(arrays, schema=schema), time=now)
 
 
 _DTYPES = {

@@ -39,6 +39,7 @@ class Compaction:
         self._may_forget = may_forget  # records up to a number
         self._bodies = namespace.shared.bodies
         self._looked_at: tuple[int, int] | None = None  # when a step was last not worth it
+        self._emptied: tuple[int, int] | None = None  # the oldest segment, and the last record then
         self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
 
     def note_history(self, segment: int, first: int, last: int) -> None:
@@ -65,9 +66,10 @@ class Compaction:
         return self._may_drop_oldest() if is_empty else wasted
 
     def _may_drop_oldest(self) -> bool:
-        """Whether nothing needs the records of the oldest segment any more."""
-        _, following, *_ = self._log.segments.values()
-        return self._may_forget(following.first_record - 1)
+        """Whether nothing needs the oldest segment: records up to its emptying may refer to it."""
+        if self._emptied is None or self._emptied[0] != self._oldest:
+            self._emptied = self._oldest, self._log.last_record
+        return self._may_forget(self._emptied[1])
 
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""

@@ -148,8 +148,8 @@ class Engine:
         self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
         for segment, first, last in replay.history_spans:
             self._compaction.note_history(segment, first, last)
-        ids_of = partial(bodies.texts, "message_id")
-        self._ledgers.begin_trail(Trail(self._path_of, ids_of), replay.untold, self._now)
+        trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
+        self._ledgers.begin_trail(trail, replay.untold, self.log.last_record, self._now)
         self._ledgers.take_stock(self._now, self.log.last_record, self.namespace.standing())
         self._kept = Entries()
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
@@ -189,6 +189,7 @@ class Engine:
 
     def _turn(self, askers: Sequence[Asker]) -> None:
         now = self._time()
+        self._ledgers.begin_turn(now)
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
         for path in self.spill.paths:
@@ -213,7 +214,7 @@ class Engine:
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         self.namespace.reclaim()
-        self._ledgers.turn(now, self.log.last_record, self.namespace.standing)
+        self._ledgers.end_turn(now, self.log.last_record, self.namespace.standing)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -238,7 +239,7 @@ class Engine:
     def _append(self, commit: Commit) -> None:
         began = self._clock.now_us()
         snapshot = self.namespace.snapshot() if self.log.begins_segment else []
-        parts = commit.parts(snapshot)
+        parts = commit.parts(self._now, snapshot)
         places = self.log.append(parts)
         self._ledgers.follow(self.log.last_record, parts, self._now)
         bodies = self.namespace.shared.bodies
@@ -388,6 +389,7 @@ class Engine:
             except StoreUnavailableError as error:
                 _log.warning("settlements were not written: %s", error)
         now = self._time()
+        self.namespace.meter_waiting()
         self._ledgers.take_stock(now, self.log.last_record, self.namespace.standing())
         self._ledgers.close(now)
         self.abandon()

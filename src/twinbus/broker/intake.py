@@ -38,6 +38,7 @@ from twinbus.message import (
     check_values,
     columns_in_use,
     conform,
+    is_ping,
     ping_rows,
     sizes_of,
     to_batch,
@@ -79,7 +80,9 @@ class Intake:
         """Refuse a send, and meter that."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
-        purpose = purpose_of_send(one.command.path, one.command.origin)
+        purpose = purpose_of_send(
+            one.command.path, one.command.origin, is_ping=is_ping(one.command.messages)
+        )
         self._meter.record(path, "Send", purpose, error.code, Load())
         commit.refuse(one.ticket, error)
 
@@ -185,8 +188,8 @@ class Intake:
         path = entity.description.path
         sends: dict[Purpose, list[slice]] = {}
         for one, held in accepted:
-            is_ping = pings is not None and bool(pings[held].all())
-            purpose = purpose_of_send(path, one.command.origin, is_ping=is_ping)
+            all_pings = pings is not None and bool(pings[held].all())
+            purpose = purpose_of_send(path, one.command.origin, is_ping=all_pings)
             sends.setdefault(purpose, []).append(held)
         for purpose, rows in sends.items():
             sent = np.concatenate([size[held] for held in rows])

@@ -84,14 +84,17 @@ class Ledgers:
             self._next_roll = 0
         return False
 
-    def begin_trail(self, begun: Trail, untold: Sequence[Record], now: int) -> None:
+    def begin_trail(
+        self, begun: Trail, untold: Sequence[Record], last_record: int, now: int
+    ) -> None:
         """Begin, or begin anew after the broker healed itself, with what the log still has."""
         if not (self._settings.is_on and self._settings.messages):
             return
         self.trail = begun
-        self.trail.last_record = self._covered
-        if untold and self._covered and untold[0].number > self._covered + 1:
-            self.trail.note_gap(now, untold[0].number - 1)  # it was switched off meanwhile
+        if self._covered > last_record:  # another log was here before
+            begun.note_gap(now, self._covered)
+            self._covered = 0
+        begun.last_record = self._covered
         for record in untold:
             self.follow(record.number, [part for part, _ in record.parts], now)
 
@@ -100,10 +103,13 @@ class Ledgers:
         if self.trail is None:
             return
         try:
+            if record > self.trail.last_record + 1:  # forgotten or damaged meanwhile
+                self.trail.note_gap(now, record - 1)
             self.trail.follow(record, parts, now)
         except Exception:  # noqa: BLE001 - see above
             _log.exception("record %d of the log cannot be followed in the ledger", record)
             self.trail.note_gap(now, record)
+            self.trail.last_record = record
 
     # -- rolling -------------------------------------------------------------------------------
 
@@ -112,12 +118,13 @@ class Ledgers:
         """When `turn` has something to do."""
         return self._next_roll if self._settings.is_on else NEVER_US
 
-    def turn(
-        self, now: int, record: int, standing: Callable[[], Iterable[tuple[int, Int64s]]]
-    ) -> None:
-        """Do what is due after a turn: `record` was the last one, `standing` tells what stands."""
+    def begin_turn(self, now: int) -> None:
+        """Count what comes under this moment."""
         if self.meter.turn_to(now) and not self._settings.is_on:
             self.meter.take()
+
+    def end_turn(self, now: int, record: int, standing: Callable[[], Standing]) -> None:
+        """Do what is due: `record` was the last one, `standing` tells what stands."""
         if not self._settings.is_on:
             return
         many = self.trail is not None and self.trail.rows >= LEDGER_FILE_ROWS
@@ -137,7 +144,7 @@ class Ledgers:
         steps = self.trail.take() if self.trail is not None else []
         self._handed_over = self.trail.last_record if self.trail is not None else 0
         job = _Job(self.meter.take(), steps, self._handed_over, now)
-        if not (job.buckets or job.steps):
+        if not (job.buckets or job.steps or job.record > self._covered):
             return
         if self._thread is None:
             self._write(job)
@@ -157,8 +164,10 @@ class Ledgers:
         self._buckets += job.buckets
         self._steps += job.steps
         try:
-            self._write_operations()
-            self._write_trail(job.record)
+            if self._buckets:
+                self._operations.write(meter.table_of(self._buckets), job.now)
+                self._buckets = []
+            self._write_trail(job)
             self._is_sick = False
         except Exception as error:  # noqa: BLE001 - the broker must go on whatever it is
             self._is_sick = True
@@ -170,19 +179,15 @@ class Ledgers:
                 f"; {lost} rows of it were given up" if lost else "",
             )
 
-    def _write_operations(self) -> None:
-        if self._buckets:
-            self._operations.write(meter.table_of(self._buckets))
-            self._buckets = []
-
-    def _write_trail(self, record: int) -> None:
-        if not self._steps or self.trail is None:
-            return
-        self._messages.write(trail.table_of(self._steps, self.trail.path))
-        if record > self._covered:
-            self._messages.put_mark(record)
-            self._covered = record
-        self._steps = []
+    def _write_trail(self, job: _Job) -> None:
+        if self._steps and self.trail is not None:
+            rows = trail.table_of(self._steps, self.trail.path)
+            if rows.num_rows:
+                self._messages.write(rows, job.now)
+            self._steps = []
+        if job.record > self._covered:
+            self._messages.put_mark(job.record)
+            self._covered = job.record
 
     def _give_up_oldest(self, now: int) -> int:
         """Keep what may stay in memory; return how many rows may not."""

@@ -13,11 +13,11 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     A record without parts stands for lost ones: what accept_damage left out, up to its number.
 
     payload        one header of 64 bytes per part, then the parts, each padded to 64
-    +0   4  kind                       +24  8  first sequence number \
-    +4   4  entity                     +32  8  time                   | of MESSAGES, else 0
-    +8   8  batch number (MESSAGES)    +40  8  sender                 |
-    +16  8  length                     +48  8  its first number       |
-                                       +56  8  how many numbers       /
+    +0   4  kind                       +24  8  first sequence number, of MESSAGES, else 0
+    +4   4  entity                     +32  8  time of the commit; of MESSAGES of their arrival
+    +8   8  batch number (MESSAGES)    +40  8  sender             \
+    +16  8  length                     +48  8  its first number    | of MESSAGES, else 0
+                                       +56  8  how many numbers   /
     A part is one Arrow IPC record batch of its kind's schema.
 
     A MESSAGES part with an entity went there whole and in order at that time, each message active
@@ -46,13 +46,14 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from twinbus.broker.storage import DiskStorage, Storage, sync_directory
+from twinbus.broker.storage import DiskStorage, Storage
 from twinbus.errors import (
     LogDamagedError,
     NamespaceInUseError,
     NewerFormatError,
     StoreUnavailableError,
 )
+from twinbus.files import sync_directory
 from twinbus.limits import SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
 from twinbus.message import MESSAGE_SCHEMA
 
@@ -155,7 +156,6 @@ class Segment:
     salt: int = 0
     head: int = ALIGNMENT  # end of its first record, which holds every fact
     ours: bool = False  # begun by this object, so that it knows everyone who looks at it
-    first_record: int = 0
     _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
@@ -305,7 +305,7 @@ class Log:
             end = before.size + _RECORD_HEADER.size
             self._fill_gap(before, before.size, end, int(first) - 1)
             before.size = end
-        self._next_record = segment.first_record = int(first)
+        self._next_record = int(first)
 
     def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
         if not self._accept_damage:
@@ -497,9 +497,7 @@ class Log:
         self._end_segment()
         self._descriptor = descriptor
         self._written_to = written
-        self.segments[number] = Segment(
-            number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
-        )
+        self.segments[number] = Segment(number, path, ALIGNMENT, salt, ours=True)
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""

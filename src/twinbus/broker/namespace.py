@@ -65,7 +65,7 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
 )
-from twinbus.message import Int64s, columns_in_use, ping_rows, sizes
+from twinbus.message import Int64s, is_ping, sizes
 
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Ticket, int, Commit], Any]
@@ -307,10 +307,7 @@ class Namespace:
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
-        pings = ping_rows(columns_in_use(batch))
-        purpose = purpose_of_send(
-            send.path, send.origin, is_ping=pings is not None and bool(pings.all())
-        )
+        purpose = purpose_of_send(send.path, send.origin, is_ping=is_ping(batch))
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
         self.meter.record(path, c.kind_of(send), purpose, "ok", load)
 
@@ -507,6 +504,12 @@ class Namespace:
         """Let requests that wait go unanswered: those who asked are gone."""
         for queue in self.directory.queues():
             for waiter in queue.waiters.withdraw(tickets):
+                queue.meter(waiter.command, Load(), "Withdrawn", is_idle=True)
+
+    def meter_waiting(self) -> None:
+        """Count the requests that wait: the namespace closes, and they end with it."""
+        for queue in self.directory.queues():
+            for waiter in queue.waiters:
                 queue.meter(waiter.command, Load(), "Withdrawn", is_idle=True)
 
     def faults(self) -> list[str]:

@@ -583,6 +583,7 @@ class Queue:
         self.shared.touched.pop(self.entity, None)
         for waiter in self.waiters.leave():
             error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
+            self.meter(waiter.command, Load(), error.code)
             commit.refuse(waiter.ticket, error)
 
     def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:

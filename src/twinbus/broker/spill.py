@@ -78,7 +78,7 @@ class Spill:
         commit = Commit(1)
         commit.tentative.facts.append(fact)
         commit.add_batch(batch)
-        places = self._log.append(commit.parts())
+        places = self._log.append(commit.parts(0))
         self._waiting.append((fact, places[1]))
         self.paths[path] += 1
 

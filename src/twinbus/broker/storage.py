@@ -36,12 +36,3 @@ class DiskStorage:
     def sync(self, descriptor: int) -> None:
         """Return when everything written is on the disk."""
         os.fdatasync(descriptor)
-
-
-def sync_directory(path: str | os.PathLike[str]) -> None:
-    """Make created, renamed and removed files of a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

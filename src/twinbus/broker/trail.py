@@ -16,15 +16,19 @@ Following a record only keeps what it holds, without bodies; rows are made of ma
 they are to be written.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import Part, PartKind
+from twinbus.entities import dead_letter_path
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import Int64s
 
@@ -70,6 +74,7 @@ class Places:
 
     columns: pa.RecordBatch
     ids: pa.Array
+    at: int
     record: int
 
 
@@ -147,19 +152,20 @@ class Trail:
         """Note what a durable record says."""
         ids: dict[int, pa.Array] = {}
         for part in parts:
+            at = part.time or now  # older logs do not say
             if part.kind is PartKind.MESSAGES:
                 # A copy: a part of a batch would keep all of it in memory.
                 ids[part.number] = pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
                 if part.entity:
                     self.path(part.entity)
                     named = ids[part.number]
-                    self._note(Whole(part.entity, part.first_sequence, part.time, named, record))
+                    self._note(Whole(part.entity, part.first_sequence, at, named, record))
             elif part.kind is PartKind.PLACES:
-                self._note(Places(part.columns, self._ids(part.columns, ids), record))
+                self._note(Places(part.columns, self._ids(part.columns, ids), at, record))
             elif part.kind is PartKind.CHANGES:
-                self._note(Changes(part.columns, now, record))
+                self._note(Changes(part.columns, at, record))
             elif part.kind is PartKind.FACTS:
-                self._follow_facts(part.columns, now, record)
+                self._follow_facts(part.columns, at, record)
         self.last_record = record
 
     def _ids(self, places: pa.RecordBatch, own: dict[int, pa.Array]) -> pa.Array:
@@ -177,16 +183,23 @@ class Trail:
         return pa.concat_arrays([pa.array(found, pa.string()), *own.values()]).take(pa.array(at))
 
     def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
-        kinds, keys, values = facts.columns
-        if not values.null_count:
-            return
-        told = zip(kinds.to_pylist(), keys.to_pylist(), values.is_null().to_pylist(), strict=True)
-        for kind, key, is_over in told:
-            if kind == "entity" and is_over:
-                for number in (int(key), int(key) + 1):  # and its dead-letter queue
-                    self.path(number)
-                    first, last = np.array([0]), np.array([_EVERYTHING])
-                    self._note(Runs(DELETED, number, first, last, now, record))
+        for kind, key, value in zip(*(column.to_pylist() for column in facts.columns), strict=True):
+            if kind != "entity":
+                continue
+            number = int(key)
+            if value is not None:
+                if number not in self._paths:
+                    self._learn(number, json.loads(value))
+                continue
+            for gone in (number, number + 1):  # and its dead-letter queue
+                self.path(gone)
+                first, last = np.array([0]), np.array([_EVERYTHING])
+                self._note(Runs(DELETED, gone, first, last, now, record))
+
+    def _learn(self, number: int, saved: dict[str, Any]) -> None:
+        """Remember the path of an entity: it may be deleted before anybody asks."""
+        path = description_of(saved).path
+        self._paths |= {number: path, number + 1: dead_letter_path(path)}
 
     def note_gap(self, now: int, record: int) -> None:
         """Note that something up to this record is missing here."""
@@ -264,16 +277,15 @@ def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
 
 
 def _of_places(step: Places) -> _Rows:
-    names = ("entity", "sequence", "enqueued")
-    number, sequence, at = (step.columns.column(name).to_numpy() for name in names)
+    number, sequence = (step.columns.column(n).to_numpy() for n in ("entity", "sequence"))
     return _Rows(
-        at,
-        np.full(len(at), _CODES[ACCEPTED], np.int32),
+        np.full(len(number), step.at),
+        np.full(len(number), _CODES[ACCEPTED], np.int32),
         number.astype(np.int64),
         sequence,
         sequence,
         step.ids,
-        np.full(len(at), step.record),
+        np.full(len(number), step.record),
     )
 
 

@@ -41,7 +41,7 @@ class TransitionLedger:
             return NEVER_US
         try:
             rows = [self._row(event) for event in events]
-            self._ledger.write(pa.Table.from_pylist(rows, SCHEMAS[LedgerKind.TRANSITIONS]))
+            self._ledger.write(pa.Table.from_pylist(rows, SCHEMAS[LedgerKind.TRANSITIONS]), now)
         except (OSError, pa.ArrowException) as error:
             _log.warning(
                 "the ledger in %s cannot be written and is tried again: %s",

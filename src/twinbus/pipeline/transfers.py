@@ -134,7 +134,7 @@ class TransferLedger:
         if at_once or is_old or size >= LEDGER_JOURNAL_BYTES:
             tables = list(_entries(journal.read(size)))
             if tables:
-                ledger.write(pa.concat_tables(tables))
+                ledger.write(pa.concat_tables(tables), self._clock.now_us())
             journal.truncate(0)
 
 

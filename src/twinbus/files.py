@@ -1,0 +1,20 @@
+"""What files need beyond Python's own: durability of names, and privacy."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Make created, renamed and removed files of a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_private(path: Path) -> BinaryIO:
+    """Open a new file that is its owner's only."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "wb")
