@@ -18,6 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 26, 26
 _GREY, _LINE = "#5b6977", "#e2e8ee"
 _ROW, _BAR = 38, 12  # height of a bar with its name, and of the bar alone
 _LANE = 40
+_MOST_LETTERS = 40  # of a name in a chart
 _FLOW_HEIGHT, _NODE, _GAP = 260, 10, 26
 _STEPS = (1, 2, 2.5, 5, 10)
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -215,7 +216,7 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
         top = at * _ROW
         length = _WIDTH * bar.value / longest
         parts.append(
-            f'<text x="0" y="{top + 16}" font-size="13" fill="#1c2733">{escape(bar.name)}</text>'
+            f'<text x="0" y="{top + 16}" font-size="13" fill="#1c2733">{_short(bar.name)}</text>'
             f'<text x="{_WIDTH}" y="{top + 16}" font-size="13" text-anchor="end" fill="{_GREY}">'
             f"{escape(bar.label)}</text>"
             f'<rect x="0" y="{top + 21}" width="{max(length, 1.0):.1f}" height="{_BAR}" rx="2" '
@@ -234,7 +235,7 @@ def timeline(title: str, lanes: Sequence[Lane], last: float) -> str:
     for at, lane in enumerate(lanes):
         top = at * _LANE
         parts.append(
-            f'<text x="0" y="{top + 14}" font-size="13" fill="#1c2733">{escape(lane.name)}</text>'
+            f'<text x="0" y="{top + 14}" font-size="13" fill="#1c2733">{_short(lane.name)}</text>'
             f'<rect x="0" y="{top + 19}" width="{_WIDTH - _RIGHT}" height="{_BAR}" fill="{_LINE}"/>'
         )
         for span in lane.spans:
@@ -310,6 +311,14 @@ def _bands(
             f'{end:.1f},{to:.1f}" fill="none" stroke="{colors[link.source]}" '
             f'stroke-opacity="0.35" stroke-width="{max(breadth, 1):.1f}"/>'
         )
+
+
+def _short(name: str) -> str:
+    """Return a name that fits beside a chart, as HTML; the ends of it tell most."""
+    if len(name) > _MOST_LETTERS:
+        half = _MOST_LETTERS // 2
+        name = f"{name[:half]}…{name[-half:]}"
+    return escape(name)
 
 
 def _open(title: str, height: float) -> str:

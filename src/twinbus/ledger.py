@@ -81,7 +81,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
         [
             ("at", _MOMENT),
             ("primary", pa.string()),  # name of the namespace
-            ("process", pa.string()),  # host and process id of the paired application
+            ("process", pa.string()),  # its host and id, and which pairing of it
             ("event", pa.string()),  # FailedOver, Returned, BacklogQueuePulled, BacklogQueueBack
             ("path", pa.string()),  # of the entity, or of the backlog queue
             ("since", _MOMENT),  # failed over: its first failure; returned: when it failed over

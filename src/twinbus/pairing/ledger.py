@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import socket
 from collections import deque
 from pathlib import Path
@@ -27,7 +28,7 @@ class TransitionLedger:
     def __init__(self, folder: Path, primary: str) -> None:
         self._ledger = Ledger(folder, LedgerKind.TRANSITIONS, LEDGER_RETENTION)
         self._primary = primary
-        self._process = f"{socket.gethostname()}:{os.getpid()}"
+        self._process = f"{socket.gethostname()}:{os.getpid()}-{secrets.token_hex(2)}"
         self._events: deque[PairingEvent] = deque(maxlen=KEPT_TRANSITIONS)
 
     def note(self, event: PairingEvent) -> None:

@@ -22,6 +22,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -127,7 +128,7 @@ def _files_named() -> Iterator[None]:
     """Find the file in what Spark says when it cannot read one."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         named = _FILE.search(str(error))
         if named is None or "READ_FILE" not in str(error):
             raise

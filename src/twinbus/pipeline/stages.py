@@ -14,7 +14,7 @@ from enum import Enum
 
 from twinbus.broker.meter import EMPTY, Purpose
 
-OK, WITHDRAWN = "ok", "Withdrawn"
+OK = "ok"
 
 
 class Stage(Enum):
@@ -71,8 +71,8 @@ _FREE = frozenset({"ReleaseRange", "ReleaseSession"})  # giving back is no opera
 
 
 def rule_of(operation: str, purpose: Purpose, outcome: str) -> Rule | None:
-    """Return where an operation counts; None: nowhere, as those that were refused."""
-    if outcome not in (OK, EMPTY, WITHDRAWN) or operation in _FREE:
+    """Return where an operation counts; None: nowhere, as those refused or never answered."""
+    if outcome not in (OK, EMPTY) or operation in _FREE:
         return None
     if purpose is Purpose.MANAGEMENT:
         return Rule(Stage.MANAGEMENT, Basis.COUNT)

@@ -1,0 +1,231 @@
+"""Pages in a real browser: charts are drawn, nothing is fetched, and a phone is wide enough.
+
+Needs Chromium or Chrome: TWINBUS_BROWSER names it, or it is found by its usual names. Where there
+is none these tests are skipped, unless TWINBUS_NEEDS_BROWSER says that there must be one.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from twinbus.ledger import LedgerKind
+from twinbus.pipeline.estimate import Plan, estimate
+from twinbus.pipeline.estimate_page import estimate_page
+from twinbus.pipeline.ledger import LeftOut, Survey
+from twinbus.pipeline.prices import load_sheet
+from twinbus.pipeline.report import Report
+from twinbus.pipeline.report_page import report_page
+
+STANDARD = load_sheet("azure-standard")
+PHONE, DESK = 400, 1280
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BEGIN = 1_900_000_000.0
+
+
+def _found() -> str | None:
+    named = os.environ.get("TWINBUS_BROWSER")
+    return named or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = _found()
+    if path is None and "TWINBUS_NEEDS_BROWSER" not in os.environ:
+        pytest.skip("no Chromium or Chrome here; install one, or name it in TWINBUS_BROWSER")
+    with sync_playwright() as playwright:
+        quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
+        opened = playwright.chromium.launch(executable_path=path, args=quiet)
+        yield opened
+        opened.close()
+
+
+def full_report() -> Report:
+    """Return a report with something in every part, and names that are long or would be HTML."""
+    files: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
+    surveyed = Survey(files, ["contoso", "backup", "<script>alert(1)</script>"])
+    surveyed.left_out.append(LeftOut(Path("/ledgers/contoso/broken.parquet"), "damaged: half"))
+    path = "orders/europe/with-a-very-long-name-that-does-not-fit/anywhere-at-all"
+    outage = {
+        "primary": "contoso",
+        "process": "host:1",
+        "path": path,
+        "failing": BEGIN,
+        "failed_over": BEGIN + 60,
+        "cause": "OperationTimeout: no answer <b>in time</b>",
+        "returned": BEGIN + 3660,
+        "returned_by": "ping",
+        "diverted": 354_000,
+        "drained": BEGIN + 4000,
+        "seconds_to_fail_over": 60.0,
+        "seconds_away": 3600.0,
+        "seconds_to_drain": 340.0,
+    }
+    stages = [
+        ("contoso", "send", 1_000_000),
+        ("backup", "send to backlog", 354_000),
+        ("backup", "receive from backlog", 354_000),
+        ("contoso", "send to primary", 353_000),
+        ("contoso", "receive from primary", 1_300_000),
+        ("contoso", "ping", 60),
+        ("backup", "idle poll", 960),
+    ]
+    transfer = {
+        "path": path,
+        "moved": 353_000,
+        "dead_lettered": 700,
+        "bytes": 362_000_000,
+        "delay_p50": 1800.0,
+        "delay_p90": 3300.0,
+        "delay_p99": 3700.0,
+        "delay_max": 3999.0,
+        "reordered": 353_000,
+        "behind_p50": 100,
+        "behind_p90": 2000,
+        "behind_p99": 5000,
+        "behind_max": 9000,
+    }
+    return Report(
+        sheet=STANDARD,
+        survey=surveyed,
+        begins=BEGIN,
+        ends=BEGIN + 7200,
+        stages=[
+            {"ledger": a, "stage": s, "operations": n, "messages": n, "bytes": n * 1024}
+            for a, s, n in stages
+        ],
+        days=[
+            {"day": date(2030, 3, day), "stage": "send", "operations": 1000 * day}
+            for day in range(1, 8)
+        ],
+        entities=[{"ledger": "contoso", "path": path, "operations": 9, "messages": 9, "bytes": 9}],
+        money=[
+            {"month": "2030-03", "stage": s, "operations": n, "price": Decimal(n) / 10**6}
+            for _, s, n in stages
+        ],
+        outages=[outage, {**outage, "path": "bills", "returned": None, "diverted": None}],
+        pulled=[{"path": "contoso/x-servicebus-transfer/3", "times": 2}],
+        transfers=[transfer],
+        flow=[
+            {"slot": n, "at": BEGIN + 40 * n, "diverted": 3540, "moved": 0 if n < 60 else 8000}
+            for n in range(100)
+        ],
+        delays=[{"seconds": 2.0**n, "messages": 1000 * (12 - n)} for n in range(12)],
+        statuses=[
+            {"ledger": "contoso", "path": path, "status": "completed", "messages": 1_000_000},
+            {"ledger": "contoso", "path": path, "status": "missing", "messages": 1},
+        ],
+        suspects=[
+            {
+                "ledger": "contoso",
+                "path": path,
+                "sequence_number": 4711,
+                "message_id": "order <i>4711</i>",
+                "status": "missing",
+                "accepted": BEGIN,
+            }
+        ],
+        suspect_count=1,
+    )
+
+
+def swept() -> str:
+    plans = {text: Plan(rate=500, outage=timedelta(hours=n)) for n, text in ((1, "1h"), (24, "1d"))}
+    rows = [(text, estimate(plan, STANDARD)) for text, plan in plans.items()]
+    return estimate_page(rows[0][1], "outage", rows)
+
+
+PAGES = {"report": lambda: report_page(full_report()), "estimate": swept}
+CHARTS = {"report": 6, "estimate": 3}
+
+
+class Visit:
+    """A page that was opened, and what it did."""
+
+    def __init__(self, page: Page, file: Path) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.goto(file.as_uri())
+
+    def ask(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+
+@pytest.fixture
+def visit(browser: Browser, tmp_path: Path) -> Iterator[Any]:
+    opened = []
+
+    def go(name: str, width: int) -> Visit:
+        file = tmp_path / f"{name}.html"
+        file.write_text(PAGES[name](), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        opened.append(page)
+        return Visit(page, file)
+
+    yield go
+    for page in opened:
+        page.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_a_page_says_nothing_and_asks_for_nothing(visit: Any, name: str, width: int) -> None:
+    seen = visit(name, width)
+    assert seen.said == []
+    assert len(seen.requests) == 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_charts_are_drawn(visit: Any, name: str, width: int) -> None:
+    seen = visit(name, width)
+    charts = seen.ask(
+        """() => [...document.querySelectorAll('svg')].map(svg => ({
+            title: svg.getAttribute('aria-label'),
+            box: svg.getBoundingClientRect().toJSON(),
+            drawn: [...svg.querySelectorAll('rect, polyline, path')].filter(
+                shape => shape.getBBox().width > 0 && shape.getBBox().height >= 0).length,
+        }))"""
+    )
+    assert len(charts) == CHARTS[name]
+    for chart in charts:
+        assert chart["drawn"], chart
+        assert 300 <= chart["box"]["width"] <= width, chart
+        assert chart["box"]["height"] > 20, chart
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_phone_shows_all_of_it_in_letters_one_can_read(visit: Any, name: str) -> None:
+    seen = visit(name, PHONE)
+    assert seen.ask("document.documentElement.scrollWidth") <= PHONE
+    smallest = seen.ask(
+        """() => Math.min(...[...document.querySelectorAll('svg text, p, td, th')].map(text => {
+            const svg = text.closest('svg');
+            const scale = svg ? svg.getBoundingClientRect().width / svg.viewBox.baseVal.width : 1;
+            return parseFloat(getComputedStyle(text).fontSize) * scale;
+        }))"""
+    )
+    assert smallest >= 10
+    outside = seen.ask(
+        """() => [...document.querySelectorAll('svg text')].filter(text => {
+            const box = text.getBoundingClientRect();
+            return box.left < 0 || box.right > innerWidth + 1;
+        }).map(text => text.textContent)"""
+    )
+    assert outside == []
+
+
+def test_what_others_named_is_text_and_not_html(visit: Any) -> None:
+    seen = visit("report", PHONE)
+    assert seen.ask("document.querySelectorAll('script, i, b').length") == 0
+    assert "order <i>4711</i>" in seen.page.inner_text("body")

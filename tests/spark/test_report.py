@@ -1,0 +1,279 @@
+"""The report on Spark: what it tells of a lived outage, and what it finds that was hidden."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from tests.simulation.outage_story import PRIMARY, SECOND, Story
+from twinbus import BrokeredMessage, QueueDescription
+from twinbus.broker.commands import CreateEntity, Disposition, Receive, Send, Settle
+from twinbus.broker.engine import EngineSettings
+from twinbus.broker.log import Log
+from twinbus.cli.main import root
+from twinbus.clock import ManualClock
+from twinbus.errors import LedgerDamagedError
+from twinbus.ledger import LedgerSettings
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.pipeline import planner
+from twinbus.pipeline.estimate import Plan, diverted_operations
+from twinbus.pipeline.ledger import survey
+from twinbus.pipeline.prices import load_sheet
+from twinbus.pipeline.report import TABLES, ReportSettings, make_report, priced
+from twinbus.pipeline.report_page import report_page
+from twinbus.pipeline.stages import DIVERTED, Stage
+
+STANDARD = load_sheet("azure-standard").with_completions(True)
+PLAN = Plan(
+    processes=2,
+    entities=2,
+    size=70_000,
+    queues=3,
+    outage=50 * SECOND,
+    failover_interval=10 * SECOND,
+    ping_interval=20 * SECOND,
+)
+DIVERTED_MESSAGES = 2 * 2 * 40
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    folder = tmp_path_factory.mktemp("lived")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(planner, "_GATHER_S", 0.0)
+        with Story(folder, PLAN).opened() as story:
+            story.send(b"before")
+            story.clock.advance(timedelta(minutes=1))
+            story.outage()
+            story.clock.advance(timedelta(minutes=1))
+            story.send(b"after")
+            story.receive_all()
+            story.clock.advance(timedelta(days=1))
+            story.send(b"the day after")
+    return story
+
+
+def totals(rows: list[dict[str, Any]], name: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in rows:
+        found[row["stage"]] += row[name]
+    return found
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "csv"])
+def test_a_lived_outage_is_told_to_the_last_operation(
+    spark: SparkSession, lived: Story, tmp_path: Path, table_format: str
+) -> None:
+    settings = ReportSettings(lived.ledgers, STANDARD)
+    told = make_report(spark, settings, tmp_path, table_format)
+
+    due = diverted_operations(DIVERTED_MESSAGES, PLAN.size)
+    operations = totals(told.stages, "operations")
+    for stage in (*DIVERTED[:3], Stage.COMPLETE_IN_BACKLOG):
+        assert operations[stage.value] == due[stage]
+    direct = 2 * 2 * 3
+    assert operations[Stage.SEND.value] == direct
+    received = DIVERTED_MESSAGES * 2 + 2 * 2 * 2
+    assert operations[Stage.RECEIVE_FROM_PRIMARY.value] == received
+    assert operations[Stage.COMPLETE_IN_PRIMARY.value] == DIVERTED_MESSAGES + 2 * 2 * 2
+    assert totals(told.stages, "messages")[Stage.SEND_TO_BACKLOG.value] == DIVERTED_MESSAGES
+    assert sum(row["operations"] for row in told.days) == sum(operations.values())
+    assert {row["day"] for row in told.days} == {date(2030, 1, 1), date(2030, 1, 2)}
+    assert sum(row["operations"] for row in told.money) == sum(operations.values())
+
+    assert len(told.outages) == 4
+    for outage in told.outages:
+        assert outage["seconds_to_fail_over"] == 10
+        assert outage["seconds_away"] == 40
+        assert outage["returned_by"] == "ping"
+        assert outage["diverted"] == 40
+        assert outage["seconds_to_drain"] == 0
+    assert sum(row["moved"] for row in told.transfers) == DIVERTED_MESSAGES
+    assert all(row["dead_lettered"] == 0 for row in told.transfers)
+    assert max(row["delay_max"] for row in told.transfers) == 40
+    assert sum(row["messages"] for row in told.delays) == DIVERTED_MESSAGES
+
+    statuses: Counter[tuple[bool, str]] = Counter()
+    for row in told.statuses:
+        statuses["x-servicebus-transfer" in row["path"], row["status"]] += row["messages"]
+    assert statuses == {
+        (True, "completed"): DIVERTED_MESSAGES,
+        (False, "completed"): DIVERTED_MESSAGES + 2 * 2 * 2,
+        (False, "waiting"): 2 * 2,
+    }
+    assert told.is_reconciled
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {f"{name}.{table_format}" for name in TABLES}
+    table = tmp_path / f"operations.{table_format}"
+    rows = pq.read_table(table) if table_format == "parquet" else pyarrow.csv.read_csv(table)
+    assert sum(rows.column("operations").to_pylist()) == sum(operations.values())
+    page = report_page(told)
+    assert "Every message is accounted for" in page
+    assert f"{DIVERTED_MESSAGES:,}" in page
+
+
+def test_days_that_are_not_asked_for_are_not_even_looked_at(
+    spark: SparkSession, lived: Story
+) -> None:
+    first = lived.folder / PRIMARY / "ledger/operations/day=2030-01-01"
+    broken = first / "broken.parquet"
+    broken.write_bytes(b"not looked at")
+    try:
+        settings = ReportSettings(lived.ledgers, STANDARD, since=date(2030, 1, 2))
+        told = make_report(spark, settings)
+        with pytest.raises(LedgerDamagedError, match=r"broken\.parquet: damaged"):
+            survey(lived.ledgers, until=date(2030, 1, 1))
+    finally:
+        broken.unlink()
+    assert totals(told.stages, "operations")["send"] == 4
+    assert {row["day"] for row in told.days} == {date(2030, 1, 2)}
+
+
+# -- what was done behind the broker's back ----------------------------------------------------
+
+
+def _open(folder: Path, clock: ManualClock) -> EmbeddedNamespace:
+    settings = EngineSettings(
+        directory=folder, ledger=LedgerSettings(roll_interval=timedelta(days=1))
+    )
+    return EmbeddedNamespace(settings, clock, threaded=False)
+
+
+def _blot_out(folder: Path, number: int) -> None:
+    """Put a record that stands for nothing in the place of a record of the log."""
+    log = Log(folder / "log")
+    records = list(log.replay())
+    at = next(index for index, record in enumerate(records) if record.number == number)
+    segment = log.segments[records[at].parts[0][1].segment]
+    begin = _offset(records[at])
+    end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
+    log._fill_gap(segment, begin, end, number)
+    log.close()
+
+
+def _offset(record: Any) -> int:
+    """Return where a record begins: before the heads of its parts."""
+    return int(record.parts[0][1].offset) - 64 - 64 * len(record.parts)
+
+
+def test_what_was_removed_doubled_or_brought_back_is_named(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clock = ManualClock()
+    folder = tmp_path / "contoso"
+    ids = [f"order {number}" for number in range(6)]
+    with _open(folder, clock) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path="orders")))
+        removed = 0
+        for one in ids:
+            namespace.ask(Send("orders", [BrokeredMessage(b"x", message_id=one)]))
+            if one == ids[2]:
+                removed = namespace._writer.engine.log.last_record
+        batch = namespace.ask(Receive("orders", 1))
+        namespace.ask(Settle("orders", batch.column("lock_token"), Disposition.COMPLETE))
+        completed = namespace._writer.engine.log.last_record
+        namespace.ask(Send("orders", [BrokeredMessage(b"again", message_id=ids[4])]))
+    _blot_out(folder, removed)
+    _blot_out(folder, completed)
+    with _open(folder, clock) as namespace:
+        clock.advance(timedelta(seconds=1))
+
+    told = make_report(spark, ReportSettings([folder], STANDARD), tmp_path / "tables")
+    named = {(row["message_id"], row["status"]) for row in told.suspects}
+    assert named == {(ids[2], "missing"), (ids[0], "stands again"), (ids[4], "doubled")}
+    assert told.suspect_count == 3
+    table = pq.read_table(tmp_path / "tables" / "suspects.parquet")
+    assert set(table.column("message_id").to_pylist()) == {ids[0], ids[2], ids[4]}
+    page = report_page(told)
+    assert all(one in page for one in (ids[0], ids[2], ids[4]))
+    assert ids[1] not in page
+
+
+def test_a_message_that_left_the_backlog_and_never_came_home_is_named(
+    spark: SparkSession, lived: Story, tmp_path: Path
+) -> None:
+    """Without the primary's line of it, as if the primary had never had it."""
+    copies = []
+    lost = lived.sent["orders-0"][5]
+    for folder in lived.ledgers:
+        for file in sorted((folder / "ledger").rglob("*.parquet")):
+            to = tmp_path / file.relative_to(lived.folder)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            content = pq.ParquetFile(file)
+            rows = content.read()
+            if folder.name == PRIMARY and "messages" in str(file):
+                ids = rows.column("message_id").to_pylist()
+                rows = rows.filter([one != lost for one in ids])
+            with pq.ParquetWriter(to, rows.schema.remove_metadata(), store_schema=False) as writer:
+                writer.add_key_value_metadata(content.metadata.metadata)
+                writer.write_table(rows)
+        copies.append(tmp_path / folder.name)
+    told = make_report(spark, ReportSettings(copies, STANDARD))
+    assert {(row["message_id"], row["status"]) for row in told.suspects} == {(lost, "not home")}
+
+
+# -- bad files ---------------------------------------------------------------------------------
+
+
+def _damage(file: Path) -> None:
+    """Change a byte of a page; the footer stays whole."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 8] ^= 0xFF
+    file.write_bytes(bytes(content))
+
+
+def test_damage_within_a_file_is_noticed_and_the_file_is_named(
+    spark: SparkSession, lived: Story, tmp_path: Path
+) -> None:
+    ledger = lived.folder / PRIMARY / "ledger" / "operations"
+    copied = tmp_path / "ledger" / "operations"
+    for file in ledger.rglob("*.parquet"):
+        to = copied / file.relative_to(ledger)
+        to.parent.mkdir(parents=True)
+        to.write_bytes(file.read_bytes())
+    bad, *_ = sorted(copied.rglob("*.parquet"))
+    _damage(bad)
+    settings = ReportSettings([tmp_path], STANDARD)
+    with pytest.raises(LedgerDamagedError, match=bad.name):
+        make_report(spark, settings)
+    told = make_report(spark, replace(settings, skip_bad_files=True))
+    assert [one.path for one in told.survey.left_out] == [bad]
+    assert totals(told.stages, "operations") == {"send": 4}
+    assert bad.name in report_page(told)
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_writes_a_page_and_says_what_it_cost(
+    lived: Story, tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    page = tmp_path / "page.html"
+    done = run("report", *map(str, lived.ledgers), "--prices", "azure-standard", "--page", page)
+    assert done.exit_code == 0, done.output
+    assert "every message is accounted for" in done.output
+    assert f"{DIVERTED_MESSAGES * 2:,}" in done.output
+    assert page.read_text(encoding="utf-8").count("<svg") >= 4
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    def call(*arguments: object) -> Any:
+        return CliRunner().invoke(root, [str(one) for one in arguments])
+
+    return call
+
+
+def test_prices_of_a_month_are_shared_out_by_stage() -> None:
+    rows = list(priced({"2026-11": {"send": 50_000_000, "ping": 50_000_000}}, STANDARD))
+    assert [row["price"] for row in rows] == [Decimal("34.800000")] * 2
