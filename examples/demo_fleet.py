@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
 from shop import QUEUE
 
@@ -51,12 +52,11 @@ class Sample:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes down what happens, and what the namespaces metered."""
+    """Writes down what happens."""
 
     began: float = field(default_factory=time.monotonic)
     told: list[Told] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    metered: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # place, kind, entity
 
     @property
     def now(self) -> float:
@@ -66,12 +66,6 @@ class Recorder:
     def tell(self, text: str, mark: str | None = None) -> None:
         """Note something that happened."""
         self.told.append(Told(self.now, text, mark))
-
-    def meter(self, connection: str, place: str) -> None:
-        """Add up what a namespace metered since it was started."""
-        with NamespaceManager.from_connection_string(connection) as manager:
-            for row in manager.read_meter().to_pylist():
-                self.metered[place, row["operation"], row["path"]] += row["count"]
 
     def at(self, mark: str) -> float:
         """Return when something marked happened; the end when it did not."""
@@ -83,7 +77,7 @@ class Fleet(Closable):
 
     size = APPLICATIONS
 
-    def __init__(self, primary: str, secondary: str, recorder: Recorder) -> None:
+    def __init__(self, primary: str, secondary: str, ledger: Path, recorder: Recorder) -> None:
         self.acknowledged: list[str] = []
         self.longest_wait_s = 0.0
         self.raised = 0
@@ -94,7 +88,7 @@ class Fleet(Closable):
             for _ in range(APPLICATIONS)
         ]
         self._pairings = [
-            factory.pair_namespace(_options(secondary)) for factory in self._factories
+            factory.pair_namespace(_options(secondary, ledger)) for factory in self._factories
         ]
         self._pairings[0].on_event(self._hear)  # the others say the same
         self._threads = [
@@ -156,12 +150,13 @@ class Fleet(Closable):
             factory.close()
 
 
-def _options(secondary: str) -> SendAvailabilityPairedNamespaceOptions:
+def _options(secondary: str, ledger: Path) -> SendAvailabilityPairedNamespaceOptions:
     options = SendAvailabilityPairedNamespaceOptions(
         NamespaceManager.from_connection_string(secondary),
         MessagingFactory.from_connection_string(secondary),
         backlog_queue_count=BACKLOG_QUEUES,
         failover_interval=timedelta(0),
+        ledger=ledger,
     )
     options.ping_primary_interval = timedelta(seconds=1)
     return options

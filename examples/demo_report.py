@@ -1,15 +1,15 @@
-"""The audit of the demo, and the page with its charts."""
+"""The audit of the demo, and its page."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo_fleet import Consumer, Fleet, Recorder
-from shop import QUEUE
 
 from twinbus.charts import Mark, Series, line_chart, page, rates, table
 from twinbus.pipeline.desk import SyphonProgress
+from twinbus.pipeline.report import Report
+from twinbus.pipeline.report_page import report_parts
 
-_RECEIVES = ("LeaseRange", "ReadRange")
 _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa", "#b3261e"
 
 
@@ -27,7 +27,6 @@ class Audit:
     diverted: int
     moved: int
     longest_wait_s: float
-    operations: dict[str, int]  # by stage
 
     @classmethod
     def of(
@@ -46,7 +45,6 @@ class Audit:
             diverted=fleet.diverted,
             moved=progress.moved,
             longest_wait_s=fleet.longest_wait_s,
-            operations=_stages(recorder, progress),
         )
 
     @property
@@ -73,29 +71,16 @@ class Audit:
             ("longest send", f"{self.longest_wait_s:.2f} s"),
             ("from the primary's start to all home", f"{self.drain_s:.1f} s"),
             ("drained", f"{self.moved / self.drain_s:,.0f} orders/s"),
-            *((f"operations: {stage}", f"{count:,}") for stage, count in self.operations.items()),
         ]
 
 
-def _stages(recorder: Recorder, progress: SyphonProgress) -> dict[str, int]:
-    """Return the operations of each stage an order can go through."""
-    metered = recorder.metered
-
-    def count(place: str, *kinds: str) -> int:
-        return sum(n for (at, kind, _), n in metered.items() if at == place and kind in kinds)
-
-    orders = sum(n for key, n in metered.items() if key == ("primary", "Send", QUEUE))
-    return {
-        "send to primary, pings too": orders - progress.sends,
-        "send to backlog": count("secondary", "Send"),
-        "receive from backlog": count("secondary", *_RECEIVES),
-        "send home": progress.sends,
-        "receive from primary": count("primary", "Receive"),
-    }
+def stage_rows(report: Report) -> list[tuple[str, str]]:
+    """Return what was billed, by stage, as names and values."""
+    return [(f"operations: {row['stage']}", f"{row['operations']:,}") for row in report.money]
 
 
-def write_report(audit: Audit, file: Path) -> None:
-    """Write the page."""
+def write_page(audit: Audit, report: Report, file: Path) -> None:
+    """Write the page: what was watched, and what the ledgers tell."""
     samples = audit.recorder.samples
     marks = [
         Mark(one.at, one.mark, _RED if one.mark == "killed" else "#6b7a89")
@@ -127,5 +112,7 @@ def write_report(audit: Audit, file: Path) -> None:
         table(story),
         "<h2>Every order, counted</h2>",
         table(audit.rows()),
+        "<h2>What the ledgers tell</h2>",
+        *report_parts(report),
     ]
     file.write_text(page("An outage nobody noticed", parts), encoding="utf-8")

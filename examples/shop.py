@@ -26,10 +26,12 @@ def free_port() -> int:
 class Server(Closable):
     """A server process that can be killed and started again where it was."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Path | None = None) -> None:
         serve = "from twinbus.cli import main; main()"
         command = [sys.executable, "-c", serve, "serve", str(folder), "--admin-port", "0"]
         self._command = [*command, "--port", str(free_port())]
+        if config is not None:
+            self._command += ["--config", str(config)]
         self.connection = self.start()
 
     def start(self) -> str:
@@ -45,12 +47,17 @@ class Server(Closable):
         """Leave no process behind, however this ends."""
         self.kill()
 
+    def stop(self) -> None:
+        """Let it finish, as an operator would."""
+        self._process.terminate()
+        self._process.wait()
+
     def kill(self) -> None:
         """Kill it with -9."""
         self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
 
 class Traffic:

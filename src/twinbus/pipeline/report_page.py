@@ -45,6 +45,11 @@ _MOST_LANES = 20
 
 def report_page(report: Report) -> str:
     """Return the page."""
+    return page("What pairing did, and what it cost", report_parts(report))
+
+
+def report_parts(report: Report) -> list[str]:
+    """Return the parts of the page, for pages that tell more."""
     parts = [
         _verdict(report),
         _left_out(report),
@@ -61,7 +66,7 @@ def report_page(report: Report) -> str:
         _busiest(report),
         _footer(report),
     ]
-    return page("What pairing did, and what it cost", [part for part in parts if part])
+    return [part for part in parts if part]
 
 
 def _moment(seconds: float | None) -> str:
