@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -435,7 +435,7 @@ class Tree:
 
     def peak_mb(self) -> float:
         """Return the sum of the peaks so far."""
-        self._look()
+        self._read(list(self._peaks))
         return sum(self._peaks.copy().values()) / 1024
 
     def close(self) -> None:
@@ -444,14 +444,17 @@ class Tree:
         self._thread.join()
 
     def _watch(self) -> None:
+        before: set[int] = set()
         while not self._over.wait(SAMPLE_S):
-            self._look()
+            table, ours = processes(), {self._root}
+            while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
+                ours |= more
+            # One seen once may be Java about to start a program: for a moment it is there twice.
+            self._read((ours & before) | {self._root})
+            before = ours
 
-    def _look(self) -> None:
-        table, ours = processes(), {self._root}
-        while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
-            ours |= more
-        for pid in ours:
+    def _read(self, pids: Iterable[int]) -> None:
+        for pid in pids:
             with suppress(OSError, IndexError):  # it ended just now
                 status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
                 self._peaks[pid] = int(status.split("VmHWM:")[1].split()[0])
@@ -653,6 +656,11 @@ def marginal(one: Made, other: Made) -> float:
     return (other.first_s - one.first_s) / (other.rows - one.rows)
 
 
+def _rate(seconds: float) -> str:
+    """Return rows a second, if a row takes any time: small ledgers drown in the noise."""
+    return f"{1 / seconds:,.0f}" if seconds > 0 else "(noise)"
+
+
 def show_growth(found: dict[str, list[Made]]) -> None:
     """Print what more rows take."""
     print("\nfrom one size to the next")
@@ -662,7 +670,7 @@ def show_growth(found: dict[str, list[Made]]) -> None:
                 f"  {name:<10} {one.rows:>12,} to {other.rows:>12,} rows: "
                 f"{other.first_s / one.first_s:>6.2f} times the time, "
                 f"{other.peak_mb / one.peak_mb:>5.2f} times the memory, "
-                f"{1 / max(marginal(one, other), 1e-12):>12,.0f} further rows/s"
+                f"{_rate(marginal(one, other)):>12} further rows/s"
             )
 
 
@@ -679,7 +687,9 @@ def show_word(found: dict[str, list[Made]]) -> None:
         print(f"Spark's time, in times of {name}'s: {ratios}")
         mine, his = marginal(*ours[-2:]), marginal(*peer[-2:])
         ahead = [one.rows for one, two in zip(ours, peer, strict=True) if one.first_s < two.first_s]
-        if ahead:
+        if min(mine, his) <= 0:
+            print("  these sizes are too small to say when it catches up")
+        elif ahead:
             print(f"  it is ahead from {min(ahead):,} rows on")
         elif mine < his:
             rows = ours[-1].rows + (ours[-1].first_s - peer[-1].first_s) / (his - mine)
@@ -687,7 +697,7 @@ def show_word(found: dict[str, list[Made]]) -> None:
         else:
             print(
                 f"  it never catches up on {CORES} cores: a further row takes it "
-                f"{mine / max(his, 1e-12):.1f} times as long"
+                f"{mine / his:.1f} times as long"
             )
     print(
         "Spark's time is that of the whole report with its tables, the peers' that of its sums only"
