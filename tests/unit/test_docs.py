@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from twinbus.pairing.health import diagram
+from twinbus.pipeline.prices import load_sheet
+from twinbus.server.config import read_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,3 +40,13 @@ def test_every_link_of_the_docs_leads_somewhere(page: Path) -> None:
 
 def test_the_diagram_of_health_is_drawn_from_the_table() -> None:
     assert f"```mermaid\n{diagram()}\n```" in (ROOT / "docs/reference/pairing.md").read_text()
+
+
+@pytest.mark.parametrize("block", blocks_of("toml"))
+def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_path: Path) -> None:
+    file = tmp_path / "shown.toml"
+    file.write_text(block, encoding="utf-8")
+    if "as_of" in block:
+        assert load_sheet(str(file)).tiers
+    else:
+        read_config(file)
