@@ -175,7 +175,7 @@ def bench_group_commit(folder: Path, rounds: int, report: Report) -> None:
 
 
 def bench_ledger(folder: Path, rounds: int, report: Report) -> None:
-    """What keeping the ledgers costs: with them against without, side by side."""
+    """Measure what keeping the ledgers costs: with them and without, side by side."""
     batch, body = make_batch(), os.urandom(BODY)
     metered = open_queue(folder / "metered", LedgerSettings(messages=False))
     followed = open_queue(folder / "followed")

@@ -20,7 +20,14 @@ from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.broker.commit import Commit, Ticket
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
-from twinbus.broker.meter import Load, Meter, Purpose, load_of_sizes, purpose_of_send
+from twinbus.broker.meter import (
+    Load,
+    Meter,
+    Purpose,
+    load_of_sizes,
+    purpose_of_send,
+    purposes_of_sends,
+)
 from twinbus.broker.routing import Outbound, Placement, Router
 from twinbus.broker.transfers import Intervals, Transfers, runs
 from twinbus.errors import (
@@ -38,7 +45,6 @@ from twinbus.message import (
     check_values,
     columns_in_use,
     conform,
-    is_ping,
     ping_rows,
     sizes_of,
     to_batch,
@@ -80,9 +86,7 @@ class Intake:
         """Refuse a send, and meter that."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
-        purpose = purpose_of_send(
-            one.command.path, one.command.origin, is_ping=is_ping(one.command.messages)
-        )
+        purpose = purpose_of_send(one.command)
         self._meter.record(path, "Send", purpose, error.code, Load())
         commit.refuse(one.ticket, error)
 
@@ -186,17 +190,20 @@ class Intake:
     ) -> None:
         """Count sends when they are durable, those of one purpose together."""
         path = entity.description.path
-        sends: dict[Purpose, list[slice]] = {}
-        for one, held in accepted:
-            all_pings = pings is not None and bool(pings[held].all())
-            purpose = purpose_of_send(path, one.command.origin, is_ping=all_pings)
-            sends.setdefault(purpose, []).append(held)
-        for purpose, rows in sends.items():
-            sent = np.concatenate([size[held] for held in rows])
-            load, count = load_of_sizes(sent), len(rows)
-            commit.on_durable.append(
-                partial(self._meter.record, path, "Send", purpose, "ok", load, count)
-            )
+        origins = [one.command.origin for one, _ in accepted]
+        purposes = purposes_of_sends(path, origins)
+        if pings is not None:
+            for at, (_, held) in enumerate(accepted):
+                if pings[held].all():
+                    purposes[at] = Purpose.PING
+        for purpose in set(purposes):
+            rows = [
+                held for (_, held), its in zip(accepted, purposes, strict=True) if its is purpose
+            ]
+            all_of_them = sum(row.stop - row.start for row in rows) == len(size)
+            sent = size if all_of_them else np.concatenate([size[row] for row in rows])
+            count = partial(self._meter.record, path, "Send", purpose, "ok")
+            commit.on_durable.append(partial(count, load_of_sizes(sent), len(rows)))
 
     def _fitting(
         self,

@@ -15,7 +15,7 @@ from twinbus.broker import commands as c
 from twinbus.broker.transfers import is_of_a_queue
 from twinbus.entities import is_backlog_path
 from twinbus.ledger import SCHEMAS, LedgerKind
-from twinbus.message import DELIVERY_SCHEMA, Int64s, sizes
+from twinbus.message import DELIVERY_SCHEMA, Int64s, is_ping, sizes
 
 EMPTY = "Empty"  # the outcome of a receive that found nothing
 UNIT_BYTES = 64 * 1024  # what one billed operation may carry
@@ -60,7 +60,7 @@ def found_nothing(command: c.Command[object], reply: object) -> bool:
 
 
 def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
-    """Return what a request was for; of sends see `purpose_of_send`."""
+    """Return what a request was for; of sends see below."""
     if type(command) in _MANAGEMENT:
         return Purpose.MANAGEMENT
     if not is_backlog_path(path):
@@ -68,15 +68,24 @@ def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) 
     return Purpose.IDLE_POLL if is_idle else Purpose.SYPHON
 
 
-def purpose_of_send(path: str, origin: c.Origin | None, *, is_ping: bool = False) -> Purpose:
+def purpose_of_send(send: c.Send) -> Purpose:
     """Return what a send was for."""
-    if is_ping:
+    if is_ping(send.messages):
         return Purpose.PING
+    [purpose] = purposes_of_sends(send.path, [send.origin])
+    return purpose
+
+
+def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Purpose]:
+    """Return what sends to one entity were for, pings apart."""
     if is_backlog_path(path):
-        return Purpose.BACKLOG
-    if origin is not None and is_of_a_queue(origin.source):
-        return Purpose.SYPHON
-    return Purpose.APPLICATION
+        return [Purpose.BACKLOG] * len(origins)
+    return [
+        Purpose.SYPHON
+        if origin is not None and is_of_a_queue(origin.source)
+        else Purpose.APPLICATION
+        for origin in origins
+    ]
 
 
 @dataclass(frozen=True, slots=True)

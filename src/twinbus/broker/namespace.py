@@ -65,7 +65,7 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
 )
-from twinbus.message import Int64s, is_ping, sizes
+from twinbus.message import Int64s, sizes
 
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Ticket, int, Commit], Any]
@@ -307,9 +307,8 @@ class Namespace:
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
-        purpose = purpose_of_send(send.path, send.origin, is_ping=is_ping(batch))
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
-        self.meter.record(path, c.kind_of(send), purpose, "ok", load)
+        self.meter.record(path, c.kind_of(send), purpose_of_send(send), "ok", load)
 
     def take_spilled(self, command: c.Send, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
