@@ -69,12 +69,10 @@ def totals(rows: list[dict[str, Any]], name: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("table_format", ["parquet", "csv"])
 def test_a_lived_outage_is_told_to_the_last_operation(
-    spark: SparkSession, lived: Story, tmp_path: Path, table_format: str
+    spark: SparkSession, lived: Story, tmp_path: Path
 ) -> None:
-    settings = ReportSettings(lived.ledgers, STANDARD)
-    told = make_report(spark, settings, tmp_path, table_format)
+    told = make_report(spark, ReportSettings(lived.ledgers, STANDARD), tmp_path)
 
     due = diverted_operations(DIVERTED_MESSAGES, PLAN.size)
     operations = totals(told.stages, "operations")
@@ -111,10 +109,8 @@ def test_a_lived_outage_is_told_to_the_last_operation(
         (False, "waiting"): 2 * 2,
     }
     assert told.is_reconciled
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written == {f"{name}.{table_format}" for name in TABLES}
-    table = tmp_path / f"operations.{table_format}"
-    rows = pq.read_table(table) if table_format == "parquet" else pyarrow.csv.read_csv(table)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.parquet" for name in TABLES}
+    rows = pq.read_table(tmp_path / "operations.parquet")
     assert sum(rows.column("operations").to_pylist()) == sum(operations.values())
     page = report_page(told)
     assert "Every message is accounted for" in page
@@ -258,9 +254,13 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
 def test_the_command_writes_a_page_and_says_what_it_cost(
     lived: Story, tmp_path: Path, run: Callable[..., Any]
 ) -> None:
-    page = tmp_path / "page.html"
-    done = run("report", *map(str, lived.ledgers), "--prices", "azure-standard", "--page", page)
+    page, tables = tmp_path / "page.html", tmp_path / "tables"
+    outputs = ("--page", page, "--output", tables, "--format", "csv")
+    done = run("report", *lived.ledgers, "--prices", "azure-standard", *outputs)
     assert done.exit_code == 0, done.output
+    assert {path.name for path in tables.iterdir()} == {f"{name}.csv" for name in TABLES}
+    rows = pyarrow.csv.read_csv(tables / "transfers.csv")
+    assert sum(rows.column("moved").to_pylist()) == DIVERTED_MESSAGES
     assert "every message is accounted for" in done.output
     assert f"{DIVERTED_MESSAGES * 2:,}" in done.output
     assert page.read_text(encoding="utf-8").count("<svg") >= 4

@@ -152,5 +152,6 @@ def frame(session: "SparkSession", surveyed: Survey, kind: LedgerKind) -> "DataF
         if paths
     ]
     if not parts:
-        return session.createDataFrame([], f"{ddl}, ledger string")
+        columns = [f.lit(None).cast(_DDL[c.type]).alias(c.name) for c in SCHEMAS[kind]]
+        return session.range(0).select(*columns, f.lit("").alias("ledger"))
     return reduce(lambda one, other: one.unionByName(other), parts)

@@ -22,7 +22,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -34,13 +38,22 @@ from twinbus.pipeline import reconciliation
 from twinbus.pipeline.ledger import Survey, frame, survey
 from twinbus.pipeline.prices import PriceSheet
 from twinbus.pipeline.reconciliation import is_backlog, is_dead_letter
-from twinbus.pipeline.stages import Stage, rule_of
+from twinbus.pipeline.stages import Basis, Stage, rule_of
 from twinbus.pipeline.transfers import DEAD_LETTERED, MOVED
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
+_MONEY = pa.schema(
+    [
+        ("month", pa.string()),
+        ("stage", pa.string()),
+        ("operations", pa.int64()),
+        ("price", pa.decimal128(18, 6)),
+    ]
+)
 _PERCENTILES = (0.5, 0.9, 0.99)
 _ACCURACY = 10_000
 _ROWS_PER_PARTITION = 500_000  # of a shuffle: what two cores sort in little memory
+_FILES = 1_000_000  # to be listed here: a task for each file takes longer than the file
 _BUSIEST = 20  # entities a person looks at
 _GROUPS = ("ledger", "path", "day", "month", "stage")
 _FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
@@ -102,6 +115,7 @@ def make_report(
     session.conf.set("spark.sql.session.timeZone", "UTC")
     partitions = max(sum(surveyed.rows.values()) // _ROWS_PER_PARTITION, 2)
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", str(_FILES))
     while True:
         try:
             with _files_named():
@@ -256,34 +270,35 @@ class _Job:
         for row in kinds:
             rule = rule_of(row["operation"], Purpose(row["purpose"]), row["outcome"])
             if rule is not None and sheet.bills(rule.stage):
-                rules.append((*(row[key] for key in keys), rule.stage.value, rule.basis.value))
-        names = [*keys, "stage", "basis"]
-        known = self._session.createDataFrame(rules, ", ".join(f"{name} string" for name in names))
+                key = "\0".join(row[key] for key in keys)
+                rules.append((key, rule.stage.value, rule.basis.value))
+        if not rules:
+            rules.append(("", "", ""))  # a map cannot be empty
+        kind = f.concat_ws("\0", *keys)
+        stage, basis = (
+            f.create_map(*(f.lit(text) for key, *named in rules for text in (key, named[at])))[kind]
+            for at in (0, 1)
+        )
         billed = (
-            f.when(f.col("basis") == "units", f.col("units"))
-            .when(f.col("basis") == "messages", f.col("messages"))
+            f.when(basis == Basis.UNITS.value, f.col("units"))
+            .when(basis == Basis.MESSAGES.value, f.col("messages"))
             .otherwise(f.col("count"))
         )
         return (
-            counted.join(f.broadcast(known), list(keys))
+            counted.withColumns({"stage": stage, "operations": billed})
+            .where(f.col("stage").isNotNull())
             .groupBy("day", "ledger", "path", "stage")
-            .agg(
-                f.sum(billed).alias("operations"),
-                f.sum("messages").alias("messages"),
-                f.sum("bytes").alias("bytes"),
-            )
+            .agg(*(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")))
         )
 
     def _money(self, months: Mapping[str, Mapping[str, int]]) -> None:
         """Price each month as a whole: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        table = [(r["month"], r["stage"], r["operations"], r["price"]) for r in self._report.money]
-        self._write(
-            "money",
-            self._session.createDataFrame(
-                table, "month string, stage string, operations bigint, price decimal(18,6)"
-            ),
-        )
+        if self._output is not None:
+            self._output.mkdir(parents=True, exist_ok=True)
+            table = pa.Table.from_pylist(self._report.money, _MONEY)
+            write = pyarrow.csv.write_csv if self._format == "csv" else pq.write_table
+            write(table, self._output / f"money.{self._format}")
 
     # -- outages -------------------------------------------------------------------------------
 
@@ -448,24 +463,24 @@ class _Job:
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
         self._tell("reconciliation ...")
-        stood = reconciliation.places(messages)
+        stood = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
         table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
+        parts = [
+            reconciliation.wrong_places(stood),
+            reconciliation.doubled(stood),
+            reconciliation.not_home(stood, transfers),
+        ]
+        suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
         try:
             self._write("reconciliation", table)
             self._report.statuses = _rows(table)
-        finally:
-            table.unpersist()
-        parts = [reconciliation.doubled(stood), reconciliation.not_home(stood, transfers)]
-        if any(row["status"] in reconciliation.WRONG for row in self._report.statuses):
-            parts.append(reconciliation.wrong_places(stood))
-        suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
-        try:
             self._report.suspect_count = suspects.count()
             ordered = suspects.orderBy("ledger", "path", "sequence_number")
             self._write("suspects", ordered)
             self._report.suspects = _rows(ordered.limit(100))
         finally:
-            suspects.unpersist()
+            for one in (suspects, table, stood):
+                one.unpersist()
 
 
 def _rows(table: DataFrame) -> list[Row]:
