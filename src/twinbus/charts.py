@@ -14,7 +14,7 @@ from html import escape
 from itertools import pairwise
 
 _WIDTH, _HEIGHT = 400, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 26, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 38, 26
 _GREY, _LINE = "#5b6977", "#e2e8ee"
 _ROW, _BAR = 38, 12  # height of a bar with its name, and of the bar alone
 _LANE = 40
@@ -38,7 +38,7 @@ svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ padding: .3rem .5rem; border-bottom: 1px solid #e2e8ee; text-align: left; }}
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-th {{ font-weight: 600; white-space: nowrap; }} td.name {{ overflow-wrap: anywhere; }}
+th {{ font-weight: 600; white-space: nowrap; }} td.name {{ overflow-wrap: anywhere; min-width: 4rem; }}
 .scroll td {{ white-space: nowrap; }}
 .good {{ color: #12723c; font-weight: 600; }} .bad {{ color: #b3261e; font-weight: 600; }}
 </style>
@@ -193,7 +193,7 @@ def _time_label(scale: _Scale, at: float, y: float) -> str:
 
 
 def _mark(scale: _Scale, mark: Mark, at: int) -> str:
-    x, y = scale.x(mark.at), 12 + 12 * (at % 2)  # neighbours do not cover each other
+    x, y = scale.x(mark.at), 12 + 12 * (at % 3)  # neighbours do not cover each other
     anchor = "end" if x > _WIDTH * 0.75 else "start"
     return (
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" '
@@ -282,7 +282,7 @@ def flow_chart(title: str, nodes: Sequence[Node], links: Sequence[Link]) -> str:
         parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{_NODE}" '
             f'height="{max(weight[node.name] * per_unit, 2):.1f}" fill="{node.color}"/>'
-            f'<text x="{at:.1f}" y="{y - 6:.1f}" font-size="12" text-anchor="{anchor}" '
+            f'<text x="{at:.1f}" y="{y - 6:.1f}" font-size="11" text-anchor="{anchor}" '
             f'fill="#1c2733">{escape(node.name)} {weight[node.name]:,.0f}</text>'
         )
     return "\n".join([*parts, "</svg>"])

@@ -165,18 +165,21 @@ class Ledger:
             for path, draft in drafts.items():
                 draft.replace(path)
         except BaseException:
-            for draft in drafts.values():
+            for path in (*drafts.values(), *drafts):
                 with suppress(OSError):
-                    draft.unlink()
+                    path.unlink()
             raise
-        for folder in {path.parent for path in drafts}:
-            sync_directory(folder)
+        with suppress(OSError):  # they are there, and a system that stands keeps them
+            for folder in {path.parent for path in drafts}:
+                sync_directory(folder)
         self._clear_away(from_us(now_us))
         return list(drafts)
 
     def _new_path(self, latest: datetime) -> Path:
         folder = self.folder / f"day={latest:%Y-%m-%d}"
-        folder.mkdir(parents=True, exist_ok=True)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            sync_directory(self.folder)
         return folder / f"{latest:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
 
     def _write_file(self, rows: pa.Table, path: Path) -> None:
@@ -228,7 +231,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 def days(folder: Path) -> Iterator[tuple[date, Path]]:
     """Give the days of a ledger of one kind and their folders, in order."""
-    for path in sorted(folder.glob("day=*")):
+    for path in sorted(folder.glob("day=*/")):
         with suppress(ValueError):
             yield date.fromisoformat(path.name.removeprefix("day=")), path
 

@@ -143,6 +143,9 @@ LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of th
 LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_FILE_ROWS: Final = 1_000_000  # about 40 MB with message ids
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
+LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
+LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
+LEDGER_RUN: Final = 100_000  # sequence numbers of one line: what a reader can spread out at once
 LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses; beyond, the oldest are given up
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
 INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands

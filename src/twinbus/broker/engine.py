@@ -26,7 +26,7 @@ from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
-from twinbus.broker.ledgers import Ledgers
+from twinbus.broker.ledgers import Ledgers, Standing
 from twinbus.broker.log import Log
 from twinbus.broker.namespace import Namespace, NamespaceSettings
 from twinbus.broker.replay import Replay, restore
@@ -104,6 +104,7 @@ class Engine:
         self._storages = storages
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
         self._now = clock.now_us()
+        self._turn_time = self._now  # what is new in a record happened then
         self.restarts = 0  # times it healed itself
         self.stranded: list[Ticket] = []  # who waits while it heals
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
@@ -150,10 +151,14 @@ class Engine:
             self._compaction.note_history(segment, first, last)
         trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
         self._ledgers.begin_trail(trail, replay.untold, self.log.last_record, self._now)
-        self._ledgers.take_stock(self._now, self.log.last_record, self.namespace.standing())
         self._kept = Entries()
+        self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
+
+    def _standing(self) -> Standing | None:
+        """Return what stands, or None while memory is ahead of the log."""
+        return None if self._kept else self.namespace.standing()
 
     def _path_of(self, number: int) -> str:
         queue = self.namespace.directory.queue_numbered(number)
@@ -188,7 +193,7 @@ class Engine:
                 raise  # it was meant for the caller whose thread this is
 
     def _turn(self, askers: Sequence[Asker]) -> None:
-        now = self._time()
+        now = self._turn_time = self._time()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
@@ -214,7 +219,7 @@ class Engine:
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         self.namespace.reclaim()
-        self._ledgers.end_turn(now, self.log.last_record, self.namespace.standing)
+        self._ledgers.end_turn(now, self.log.last_record, self._standing)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -239,7 +244,7 @@ class Engine:
     def _append(self, commit: Commit) -> None:
         began = self._clock.now_us()
         snapshot = self.namespace.snapshot() if self.log.begins_segment else []
-        parts = commit.parts(self._now, snapshot)
+        parts = commit.parts(self._turn_time, snapshot)
         places = self.log.append(parts)
         self._ledgers.follow(self.log.last_record, parts, self._now)
         bodies = self.namespace.shared.bodies
@@ -390,7 +395,7 @@ class Engine:
                 _log.warning("settlements were not written: %s", error)
         now = self._time()
         self.namespace.meter_waiting()
-        self._ledgers.take_stock(now, self.log.last_record, self.namespace.standing())
+        self._ledgers.take_stock(now, self.log.last_record, self._standing())
         self._ledgers.close(now)
         self.abandon()
 

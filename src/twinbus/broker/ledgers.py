@@ -11,7 +11,7 @@ not written yet.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,10 @@ from twinbus.limits import (
     INVENTORY_INTERVAL,
     LEDGER_FILE_ROWS,
     LEDGER_HELD_ROWS,
+    LEDGER_PATIENCE_US,
+    LEDGER_PAUSE_US,
     NEVER_US,
+    SECOND_US,
 )
 from twinbus.message import Int64s
 
@@ -60,6 +63,9 @@ class Ledgers:
         self._thread = (
             ThreadPoolExecutor(1, "twinbus-ledger") if background and settings.is_on else None
         )
+        self._writing: Future[None] | None = None
+        self._writing_since = 0
+        self._now = now
         self._buckets: list[Bucket] = []  # these two are the thread's
         self._steps: list[Step] = []
         self._covered = self._messages.read_mark()
@@ -78,7 +84,7 @@ class Ledgers:
 
         A disk that is sick here must not make the log grow for ever.
         """
-        if self.trail is None or record <= self._covered or self._is_sick:
+        if self.trail is None or record <= self._covered or self._is_sick or self._hangs:
             return True
         if record > self._handed_over:
             self._next_roll = 0
@@ -92,7 +98,7 @@ class Ledgers:
             return
         self.trail = begun
         if self._covered > last_record:  # another log was here before
-            begun.note_gap(now, self._covered)
+            begun.note_beginning(now)
             self._covered = 0
         begun.last_record = self._covered
         for record in untold:
@@ -120,11 +126,12 @@ class Ledgers:
 
     def begin_turn(self, now: int) -> None:
         """Count what comes under this moment."""
+        self._now = now
         if self.meter.turn_to(now) and not self._settings.is_on:
             self.meter.take()
 
-    def end_turn(self, now: int, record: int, standing: Callable[[], Standing]) -> None:
-        """Do what is due: `record` was the last one, `standing` tells what stands."""
+    def end_turn(self, now: int, record: int, standing: Callable[[], Standing | None]) -> None:
+        """Do what is due: `record` was the last one, `standing` tells what stands, if it can."""
         if not self._settings.is_on:
             return
         many = self.trail is not None and self.trail.rows >= LEDGER_FILE_ROWS
@@ -133,30 +140,51 @@ class Ledgers:
                 self.take_stock(now, record, standing())
             self._roll(now)
 
-    def take_stock(self, now: int, record: int, standing: Standing) -> None:
-        """State what the broker holds."""
-        self._next_stock = now + to_us(INVENTORY_INTERVAL)
-        if self.trail is not None:
+    def take_stock(self, now: int, record: int, standing: Standing | None) -> None:
+        """State what the broker holds, if that is known for sure."""
+        if self.trail is not None and standing is not None:
+            self._next_stock = now + to_us(INVENTORY_INTERVAL)
             self.trail.take_stock(standing, now, record)
 
+    @property
+    def _hangs(self) -> bool:
+        """Whether a write takes so long that nobody can wait for it."""
+        return self._is_writing and self._now - self._writing_since > LEDGER_PATIENCE_US
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.done()
+
     def _roll(self, now: int) -> None:
-        self._next_roll = now + self._roll_us
+        if self._is_writing:  # what comes meanwhile goes with the next
+            self._next_roll = now + LEDGER_PAUSE_US
+            if self.trail is not None and self.trail.rows > LEDGER_HELD_ROWS:
+                self.trail.give_up(now)
+            return
+        self._next_roll, self._writing_since = now + self._roll_us, now
         steps = self.trail.take() if self.trail is not None else []
         self._handed_over = self.trail.last_record if self.trail is not None else 0
         job = _Job(self.meter.take(), steps, self._handed_over, now)
-        if not (job.buckets or job.steps or job.record > self._covered):
+        if not (job.buckets or job.steps or job.record > self._covered or self._is_sick):
             return
         if self._thread is None:
             self._write(job)
         else:
-            self._thread.submit(self._write, job)
+            self._writing = self._thread.submit(self._write, job)
 
     def close(self, now: int) -> None:
         """Write everything."""
+        self._wait()
         if self._settings.is_on:
             self._roll(now)
+        self._wait()
         if self._thread is not None:
-            self._thread.shutdown()
+            self._thread.shutdown(wait=False)
+
+    def _wait(self) -> None:
+        """Let a write come to its end, within reason."""
+        if self._writing is not None:
+            wait([self._writing], LEDGER_PATIENCE_US / SECOND_US)
 
     # -- writing, in the thread ----------------------------------------------------------------
 

@@ -8,6 +8,7 @@
     standing, inventory what the broker finds itself holding at a moment: an inventory says that
                         there is a statement, standing gives the numbers
     gap                 what came up to this record cannot be told any more
+    begun               another log begins: what was told before is about messages of the last one
 
 The trail of a record depends on nothing but the record, so it can be read again from the log: that
 is how a killed broker tells what it had no time to tell. What was told twice is the same twice.
@@ -30,10 +31,11 @@ from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import Part, PartKind
 from twinbus.entities import dead_letter_path
 from twinbus.ledger import SCHEMAS, LedgerKind
+from twinbus.limits import LEDGER_RUN
 from twinbus.message import Int64s
 
 ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
-GAP = "gap"
+GAP, BEGUN = "gap", "begun"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = {
     cause.value: cause.name.lower()
@@ -46,7 +48,7 @@ ENDINGS = {
         Cause.FORWARDED,
     )
 }
-EVENTS = (ACCEPTED, DELETED, STANDING, INVENTORY, GAP, ENDED, *ENDINGS.values())
+EVENTS = (ACCEPTED, DELETED, STANDING, INVENTORY, GAP, BEGUN, ENDED, *ENDINGS.values())
 _CODES = {event: code for code, event in enumerate(EVENTS)}
 _CODE_OF_CAUSE = np.full(len(Cause), _CODES[ENDED], np.int32)
 for _cause, _event in ENDINGS.items():
@@ -161,7 +163,8 @@ class Trail:
                     named = ids[part.number]
                     self._note(Whole(part.entity, part.first_sequence, at, named, record))
             elif part.kind is PartKind.PLACES:
-                self._note(Places(part.columns, self._ids(part.columns, ids), at, record))
+                columns = _without_rewritten(part, ids)
+                self._note(Places(columns, self._ids(columns, ids), at, record))
             elif part.kind is PartKind.CHANGES:
                 self._note(Changes(part.columns, at, record))
             elif part.kind is PartKind.FACTS:
@@ -201,6 +204,15 @@ class Trail:
         path = description_of(saved).path
         self._paths |= {number: path, number + 1: dead_letter_path(path)}
 
+    def note_beginning(self, now: int) -> None:
+        """Note that this log is not the one that was told of before."""
+        self._note(_of_the_whole(BEGUN, now, 0))
+
+    def give_up(self, now: int) -> None:
+        """Forget what was gathered: there is too much of it."""
+        self._steps, self.rows = [], 0
+        self.note_gap(now, self.last_record)
+
     def note_gap(self, now: int, record: int) -> None:
         """Note that something up to this record is missing here."""
         self._note(gap(now, record))
@@ -209,9 +221,19 @@ class Trail:
         """Note what the broker holds: the numbers of each queue, in order."""
         self._note(_of_the_whole(INVENTORY, now, record))
         for number, sequence in standing:
-            starts = _starts(sequence, ())
+            starts = _starts(sequence, [np.arange(len(sequence)) // LEDGER_RUN])
             first, last = sequence[starts], sequence[_ends(starts, len(sequence))]
             self._note(Runs(STANDING, number, first, last, now, record))
+
+
+def _without_rewritten(places: Part, own: dict[int, pa.Array]) -> pa.RecordBatch:
+    """Leave out what compaction wrote again: it came earlier than its record, and stays."""
+    batch, state, enqueued = (
+        places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
+    )
+    rewritten = np.isin(batch, list(own)) & (enqueued < places.time)
+    rewritten &= state != State.SCHEDULED.value  # of these `enqueued` is when they are due
+    return places.columns.filter(pa.array(~rewritten)) if rewritten.any() else places.columns
 
 
 # -- rows --------------------------------------------------------------------------------------

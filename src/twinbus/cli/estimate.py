@@ -68,15 +68,26 @@ Examples:
     "--size", default=_DEFAULTS.size, show_default=True, help="Bytes of a message with properties."
 )
 @click.option("--queues", default=_DEFAULTS.queues, show_default=True, help="Backlog queues.")
-@click.option("--outage", type=Span(), default=format_span(_DEFAULTS.outage), show_default=True)
+@click.option(
+    "--outage",
+    type=Span(),
+    default=format_span(_DEFAULTS.outage),
+    show_default=True,
+    help="How long the entities do not answer.",
+)
 @click.option(
     "--failover-interval",
     type=Span(),
     default=format_span(_DEFAULTS.failover_interval),
     show_default=True,
+    help="How long failures are tolerated before sends are diverted.",
 )
 @click.option(
-    "--ping-interval", type=Span(), default=format_span(_DEFAULTS.ping_interval), show_default=True
+    "--ping-interval",
+    type=Span(),
+    default=format_span(_DEFAULTS.ping_interval),
+    show_default=True,
+    help="How often each process pings each failed entity.",
 )
 @click.option(
     "--drain-rate",

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from twinbus.cli.context import ExitCode, print_table, spark_conf
-from twinbus.errors import MessagingError
+from twinbus.errors import InvalidArgumentError
+from twinbus.pipeline.ledger import named_ledgers
 from twinbus.pipeline.prices import built_in_sheets, load_sheet
 from twinbus.pipeline.spark import BorrowedSession
 
@@ -94,6 +95,11 @@ def report(
     (--ledger) were told to write. Give all of them. They are only read; the namespaces may be
     running.
     """
+    if since is not None and until is not None and since > until:
+        raise click.UsageError(f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}")
+    if not page.absolute().parent.is_dir():
+        raise click.UsageError(f"--page: there is no folder {page.absolute().parent}")
+    named_ledgers(ledgers)  # say what is wrong before Spark starts
     sheet = load_sheet(prices).with_completions(bill_completions)
     logging.getLogger("py4j").setLevel(logging.ERROR)
     click.echo("starting Spark ...", err=True)
@@ -117,7 +123,7 @@ def report(
     try:
         page.write_text(report_page(made), encoding="utf-8")
     except OSError as error:
-        raise MessagingError(f"the page cannot be written: {error}") from error
+        raise InvalidArgumentError(f"the page cannot be written: {error}") from error
     rows: dict[str, tuple[int, Decimal]] = {}
     for row in made.money:
         count, price = rows.get(row["stage"], (0, Decimal(0)))

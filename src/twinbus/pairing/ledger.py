@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class TransitionLedger:
         self._ledger = Ledger(folder, LedgerKind.TRANSITIONS, LEDGER_RETENTION)
         self._primary = primary
         self._process = f"{socket.gethostname()}:{os.getpid()}-{secrets.token_hex(2)}"
+        self._lock = threading.Lock()
         self._events: deque[PairingEvent] = deque(maxlen=KEPT_TRANSITIONS)
 
     def note(self, event: PairingEvent) -> None:
@@ -37,13 +39,17 @@ class TransitionLedger:
 
     def tick(self, now: int) -> int:
         """Write what was noted; return when to look again."""
+        with self._lock:
+            return self._write(now)
+
+    def _write(self, now: int) -> int:
         events = list(self._events)
         if not events:
             return NEVER_US
         try:
             rows = [self._row(event) for event in events]
             self._ledger.write(pa.Table.from_pylist(rows, SCHEMAS[LedgerKind.TRANSITIONS]), now)
-        except (OSError, pa.ArrowException) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, pairing goes on
             _log.warning(
                 "the ledger in %s cannot be written and is tried again: %s",
                 self._ledger.folder,

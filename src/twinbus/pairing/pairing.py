@@ -152,14 +152,13 @@ class SendAvailabilityPairing:
 
     def _tick(self, now: int) -> int:
         self._board.bring_back(now)
-        written = self._write_ledger(now)
         with self._partnering:
             self._partnership, sentence = lifecycle.verdict(self._partnership, now)
             due = self._partnership.due
         self._execute(sentence)
         if self._has_ended:
             return due
-        due = min(due, written, self._pinger.tick(now))
+        due = min(due, self._pinger.tick(now), self._write_ledger(now))
         cancellations = self._route.cancellations
         cancellations.finish()
         if cancellations.can_go_on:

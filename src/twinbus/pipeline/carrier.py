@@ -183,10 +183,10 @@ class Carrier:
         return done
 
     def write_transfers(self) -> None:
-        """Write down what became of messages; a disk that refuses stops no syphon."""
+        """Write down what became of messages; whatever goes wrong there stops no syphon."""
         try:
             self.transfers.write()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
             _log.warning("the ledger of transfers cannot be written: %s", error)
 
     def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:

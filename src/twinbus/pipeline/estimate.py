@@ -37,6 +37,7 @@ from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
 
 MONTH = timedelta(days=30)
 MOST_A_SECOND = 1_000_000_000
+MOST_USED = 10**15
 _NOTHING = timedelta(0)
 
 
@@ -155,8 +156,8 @@ class Estimate:
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
     """Return what a plan comes to; `used` operations of the month were used up before."""
-    if type(used) is not int or used < 0:
-        raise InvalidArgumentError(f"used is {used!r}; it must be a whole number, 0 or more")
+    if type(used) is not int or not 0 <= used <= MOST_USED:
+        raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MOST_USED}")
     away = time_away(plan.outage, plan.failover_interval, plan.ping_interval)
     wanted = round(plan.rate * away.total_seconds())
     capacity = plan.queues * plan.queue_megabytes * 1024 * 1024

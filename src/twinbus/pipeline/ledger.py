@@ -5,6 +5,7 @@ that is damaged, foreign or from a newer Twinbus is named, and then refused or l
 never passed over in silence.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import pyarrow as pa
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
 from twinbus.ledger import FOLDER, SCHEMAS, LedgerKind, days, read_footer
+from twinbus.pipeline.transfers import JOURNAL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,7 +72,7 @@ def survey(
     skip_bad: bool = False,
 ) -> Survey:
     """Look at the files of ledgers; both days are included."""
-    named = _named(folders)
+    named = named_ledgers(folders)
     found: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
     everything = [
         (name, kind, path)
@@ -87,6 +89,7 @@ def survey(
             else:
                 found[kind].setdefault(name, []).append(path)
                 surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told
+    surveyed.left_out += [one for folder in named.values() for one in _strangers(folder)]
     bad = [one for one in surveyed.left_out if not one.why.startswith("unfinished")]
     if bad and not skip_bad:
         raise LedgerDamagedError(
@@ -98,12 +101,14 @@ def survey(
     return surveyed
 
 
-def _named(folders: Sequence[Path]) -> dict[str, Path]:
+def named_ledgers(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the ledgers by the shortest names that tell them apart."""
     found: dict[str, Path] = {}
     for given in folders:
         folder = given.resolve()
-        ledger = folder if folder.name == FOLDER else folder / FOLDER
+        ledger = folder / FOLDER
+        if folder.name == FOLDER and not ledger.is_dir():
+            ledger = folder
         if not ledger.is_dir():
             raise InvalidArgumentError(
                 f"{given} has no ledger; give the directory of a namespace, or the one that a "
@@ -124,6 +129,21 @@ def _files(folder: Path, since: date | None, until: date | None) -> Iterator[Pat
             yield from sorted(path.iterdir())
 
 
+def _strangers(ledger: Path) -> Iterator[LeftOut]:
+    """Give what lies in a ledger, but not where a file of it would."""
+    kinds = {kind.value for kind in LedgerKind}
+    for path in sorted(ledger.iterdir()):
+        if path.name not in kinds or not path.is_dir():
+            yield LeftOut(path, "foreign: there is no such ledger")
+            continue
+        known = {folder for _, folder in days(path)}
+        for inner in sorted(path.iterdir()):
+            if inner.name == JOURNAL and inner.stat().st_size:
+                yield LeftOut(inner, "unfinished: lines of a syphon that are no file yet")
+            elif inner not in known and not inner.name.startswith("."):
+                yield LeftOut(inner, "foreign: files lie in folders such as day=2026-11-16")
+
+
 def _look(kind: LedgerKind, path: Path) -> int | str:
     """Return how many rows a file has, or why it is none of ours."""
     if path.name.startswith("."):
@@ -138,6 +158,11 @@ def _look(kind: LedgerKind, path: Path) -> int | str:
     return told.rows
 
 
+def _escaped(path: Path) -> str:
+    """Return a path as it is, for those who read patterns into it."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", str(path))
+
+
 def frame(session: "SparkSession", surveyed: Survey, kind: LedgerKind) -> "DataFrame":
     """Return the rows of a kind, with the ledger each is from."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - Spark is an extra
@@ -146,7 +171,7 @@ def frame(session: "SparkSession", surveyed: Survey, kind: LedgerKind) -> "DataF
     parts = [
         session.read.schema(ddl)
         .option("parquet.page.verify-checksum.enabled", "true")
-        .parquet(*map(str, paths))
+        .parquet(*map(_escaped, paths))
         .withColumn("ledger", f.lit(name))
         for name, paths in surveyed.files[kind].items()
         if paths

@@ -17,11 +17,23 @@ trail says when it was accepted and how it ended, and the last inventory says wh
     not home      it left the backlog, but its entity on the primary never accepted it
 """
 
+import re
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from twinbus.broker.trail import ACCEPTED, DELETED, ENDED, ENDINGS, GAP, INVENTORY, STANDING
+from twinbus.broker.trail import (
+    ACCEPTED,
+    BEGUN,
+    DELETED,
+    ENDED,
+    ENDINGS,
+    GAP,
+    INVENTORY,
+    STANDING,
+)
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
+from twinbus.limits import LEDGER_RUN
 from twinbus.pipeline.transfers import MOVED
 
 WAITING, OLDER, UNTOLD = "waiting", "older", "untold"
@@ -29,7 +41,8 @@ MISSING, STANDS_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
 DOUBLED, NOT_HOME = "doubled", "not home"
 WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME)
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
-_HANDED_ON = ("activated", "forwarded", "dead_lettered")  # the message has another place
+_NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # or no more
+_DEAD_LETTER_END = re.escape(DEAD_LETTER_SUFFIX.lower()) + "$"
 _PLACE = ("ledger", "number", "sequence_number")
 
 
@@ -47,18 +60,26 @@ def places(messages: DataFrame) -> DataFrame:
     """Return every place a message had, with its status."""
     event = f.col("event")
     stock = (
-        messages.where(event == INVENTORY)
-        .groupBy("ledger")
-        .agg(f.max(f.struct("record", "at")).alias("stock"))
+        messages.groupBy("ledger")
+        .agg(
+            f.max(f.when(event == BEGUN, f.col("at"))).alias("begun"),
+            f.max(f.when(event == GAP, f.col("record"))).alias("gap_record"),
+        )
+        .join(
+            messages.where(event == INVENTORY)
+            .groupBy("ledger")
+            .agg(f.max_by(f.struct("record", "at"), "at").alias("stock")),
+            "ledger",
+            "left",
+        )
     )
-    told = messages.join(f.broadcast(stock), "ledger", "left")
-    is_end = event.isin(*ENDINGS.values(), ENDED)
+    told = messages.join(f.broadcast(stock), "ledger").where(
+        f.col("begun").isNull() | (f.col("at") >= f.col("begun"))
+    )
+    is_accepted, is_end = event == ACCEPTED, event.isin(*ENDINGS.values(), ENDED)
     is_last_stock = (event == STANDING) & (f.struct("record", "at") == f.col("stock"))
-    accepted = told.where(event == ACCEPTED).withColumn("sequence_number", f.col("first"))
-    others = told.where(is_end | is_last_stock).withColumn(
-        "sequence_number", f.explode(f.sequence("first", "last"))
-    )
-    is_accepted = event == ACCEPTED
+    accepted = told.where(is_accepted).withColumn("sequence_number", f.col("first"))
+    others = _spread_out(told.where(is_end | is_last_stock))
     found = (
         accepted.unionByName(others)
         .groupBy(*_PLACE)
@@ -68,24 +89,33 @@ def places(messages: DataFrame) -> DataFrame:
             f.min(f.when(is_accepted, f.col("at"))).alias("accepted"),
             f.min(f.when(is_accepted, f.col("record"))).alias("accepted_record"),
             f.min(f.when(is_end, event)).alias("ending"),
+            f.min(f.when(is_end, f.col("at"))).alias("ended"),
             f.min(f.when(is_end, f.col("record"))).alias("ended_record"),
             f.max(event == STANDING).alias("stands"),
             f.max("stock.record").alias("stock_record"),
+            f.max("gap_record").alias("gap_record"),
         )
     )
-    gone = messages.where(event == DELETED).select("ledger", "number", f.lit(True).alias("gone"))
-    gaps = messages.where(event == GAP).groupBy("ledger").agg(f.max("record").alias("gap_record"))
+    gone = told.where(event == DELETED).select("ledger", "number", f.lit(True).alias("gone"))
     begins = (
-        messages.where(is_accepted)
+        told.where(is_accepted)
         .groupBy("ledger", "number")
-        .agg(f.min("first").alias("first_accepted"))
+        .agg(f.min("first").alias("first_accepted"), f.min("record").alias("first_record"))
     )
-    found = (
-        found.join(f.broadcast(gone.distinct()), ["ledger", "number"], "left")
-        .join(f.broadcast(gaps), "ledger", "left")
-        .join(f.broadcast(begins), ["ledger", "number"], "left")
+    found = found.join(f.broadcast(gone.distinct()), ["ledger", "number"], "left").join(
+        f.broadcast(begins), ["ledger", "number"], "left"
     )
     return found.withColumn("status", _status())
+
+
+def _spread_out(intervals: DataFrame) -> DataFrame:
+    """Return a row for each number of intervals, of which some may be long."""
+    pieces = intervals.withColumn(
+        "piece", f.explode(f.sequence("first", "last", f.lit(LEDGER_RUN).cast("bigint")))
+    )
+    end = f.least("last", f.col("piece") + f.lit(LEDGER_RUN - 1))
+    numbers = pieces.withColumn("sequence_number", f.explode(f.sequence("piece", end)))
+    return numbers.drop("piece")
 
 
 def _status() -> Column:
@@ -93,9 +123,9 @@ def _status() -> Column:
     ended = f.col("ending").isNotNull()
     stands = f.col("stands")
     in_a_gap = f.coalesce(f.col("gap_record") >= f.col("accepted_record"), f.lit(False))
-    is_older = f.col("gap_record").isNotNull() | f.coalesce(
-        f.col("sequence_number") < f.col("first_accepted"), f.lit(True)
-    )
+    # Accepted before the ledger begins, or in a gap of it.
+    is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
+    is_older |= f.coalesce(f.col("gap_record") >= f.col("first_record"), f.lit(False))
     return (
         f.when(
             ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
@@ -125,18 +155,22 @@ def wrong_places(stood: DataFrame) -> DataFrame:
 
 
 def doubled(stood: DataFrame) -> DataFrame:
-    """Return messages that one entity accepted more than once under one id."""
+    """Return messages that one entity accepted more than once under one id.
+
+    Copies that came in one record are the doing of topics: they came once.
+    """
     counted = stood.where(
         f.col("message_id").isNotNull()
         & f.col("accepted").isNotNull()
-        & ~f.col("status").isin(*_HANDED_ON)
+        & ~f.col("status").isin(*_NOT_A_COPY)
         & ~is_backlog(f.col("path"))
         & ~is_dead_letter(f.col("path"))
     )
     return (
-        counted.groupBy("ledger", "path", "message_id")
+        counted.groupBy("ledger", "number", "message_id")
         .agg(
-            f.count("*").alias("times"),
+            f.count_distinct("accepted_record").alias("times"),
+            f.max("path").alias("path"),
             f.max("sequence_number").alias("sequence_number"),
             f.max("accepted").alias("accepted"),
         )
@@ -146,28 +180,43 @@ def doubled(stood: DataFrame) -> DataFrame:
     )
 
 
-def not_home(stood: DataFrame, transfers: DataFrame) -> DataFrame:
-    """Return messages that left the backlog as moved, but that their entity never accepted.
+def not_home(stood: DataFrame, transfers: DataFrame, at_home: DataFrame) -> DataFrame:
+    """Return messages that left the backlog, but that their entity never accepted.
 
     Told only of entities that store messages themselves: a topic keeps none, and hands a message to
-    the subscriptions that want it.
+    the subscriptions that want it. And only up to where the ledger of the primary was written. What
+    left the backlog without a line of a transfer counts as home if anybody outside has its id.
     """
-    moved = transfers.where(f.col("result") == MOVED).select(
-        f.col("ledger"),
-        f.col("path"),
-        f.col("sequence_number"),
-        f.col("message_id"),
-        f.col("accepted"),
-        f.lower("path").alias("home"),
+    event, path = f.col("event"), f.col("path")
+    homes = at_home.where((event == ACCEPTED) & ~is_backlog(path)).select(
+        "ledger",
+        f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home"),
+        "message_id",
     )
-    at_home = stood.where(~is_backlog(f.col("path")) & f.col("accepted").isNotNull())
-    homes = at_home.select(f.lower("path").alias("home")).distinct()
-    there = at_home.select("message_id").distinct()
-    return (
-        moved.where(f.col("message_id").isNotNull())
-        .join(f.broadcast(homes), "home", "left_semi")
-        .join(there, "message_id", "left_anti")
-        .withColumn("status", f.lit(NOT_HOME))
-        .select(*SUSPECT_COLUMNS)
-        .distinct()
+    until = at_home.groupBy("ledger").agg(f.max("at").alias("until"))
+    known = homes.select("ledger", "home").distinct().join(until, "ledger").groupBy("home")
+    known_homes = known.agg(f.min("until").alias("until"))
+    moved = (
+        transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
+        .withColumn("home", f.lower("path"))
+        .join(f.broadcast(known_homes), "home")
+        .where(f.col("moved") <= f.col("until"))
+        .join(homes.select("home", "message_id").distinct(), ["home", "message_id"], "left_anti")
+        .select("ledger", "path", "sequence_number", "message_id", "accepted")
     )
+    everywhere = known_homes.agg(f.min("until").alias("until"))
+    silent = (
+        stood.where((f.col("status") == "completed") & is_backlog(path) & ~is_dead_letter(path))
+        .where(f.col("message_id").isNotNull())
+        .join(
+            transfers.select(f.lower("queue").alias("queue"), "sequence_number"),
+            (f.lower(path) == f.col("queue"))
+            & (stood["sequence_number"] == transfers["sequence_number"]),
+            "left_anti",
+        )
+        .join(f.broadcast(everywhere), f.col("ended") <= f.col("until"))
+        .join(homes.select("message_id").distinct(), "message_id", "left_anti")
+        .select("ledger", "path", "sequence_number", "message_id", "accepted")
+    )
+    found = moved.unionByName(silent).withColumn("status", f.lit(NOT_HOME))
+    return found.select(*SUSPECT_COLUMNS).distinct()

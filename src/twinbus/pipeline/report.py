@@ -16,11 +16,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from functools import reduce
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.csv
@@ -147,7 +148,7 @@ def _files_named() -> Iterator[None]:
         if named is None or "READ_FILE" not in str(error):
             raise
         why = "damaged: a part of it cannot be read, or fails its checksum"
-        raise _DamagedFileError(Path(named[1]), why) from error
+        raise _DamagedFileError(Path(unquote(named[1])), why) from error
 
 
 class _Job:
@@ -306,25 +307,29 @@ class _Job:
         self._tell("outages ...")
         events = self._frame(LedgerKind.TRANSITIONS).distinct()
         order = Window.partitionBy("primary", "process", "path").orderBy("at")
-        following = {
-            name: f.lead(name).over(order) for name in ("event", "at", "cause", "diverted")
-        }
+        is_start = f.col("event") == "FailedOver"
+        told = f.struct("event", "at", "cause", "diverted")
+        known = events.where(f.col("event").isin("FailedOver", "Returned")).withColumns(
+            {"before": f.lag("event").over(order), "after": f.lead(told).over(order)}
+        )
+        # One that returned without having failed over did that before the first day.
+        is_whole = is_start | f.coalesce(f.col("before") != "FailedOver", f.lit(True))
         away = (
-            events.where(f.col("event").isin("FailedOver", "Returned"))
+            known.where(is_whole)
+            .withColumn("end", f.when(is_start, f.col("after")).otherwise(told))
+            .withColumn("is_back", f.coalesce(f.col("end.event") == "Returned", f.lit(False)))
             .select(
                 "primary",
                 "process",
                 "path",
-                "event",
                 f.coalesce("since", "at").alias("failing"),
-                f.col("at").alias("failed_over"),
-                "cause",
-                f.when(following["event"] == "Returned", following["at"]).alias("returned"),
-                f.when(following["event"] == "Returned", following["cause"]).alias("returned_by"),
-                f.when(following["event"] == "Returned", following["diverted"]).alias("diverted"),
+                f.when(is_start, f.col("at")).otherwise(f.col("since")).alias("failed_over"),
+                f.when(is_start, f.col("cause")).alias("cause"),
+                f.when(f.col("is_back"), f.col("end.at")).alias("returned"),
+                f.when(f.col("is_back"), f.col("end.cause")).alias("returned_by"),
+                f.when(f.col("is_back"), f.col("end.diverted")).alias("diverted"),
+                f.col("end.at").alias("until"),
             )
-            .where(f.col("event") == "FailedOver")
-            .drop("event")
         )
         drained = transfers.where(f.col("result") == MOVED).select(
             f.lower("path").alias("home"), "moved", "accepted"
@@ -334,14 +339,19 @@ class _Job:
             drained,
             (f.lower(away["path"]) == drained["home"])
             & (drained["accepted"] >= away["failed_over"])
-            & (away["returned"].isNull() | (drained["accepted"] <= away["returned"])),
+            & (away["until"].isNull() | (drained["accepted"] <= away["until"])),
             "left",
         )
-        table = during.groupBy(*away.columns).agg(f.max("moved").alias("drained"))
+        names = [name for name in away.columns if name != "until"]
+        table = during.groupBy(*names).agg(f.max("moved").alias("drained"))
+        drain = _seconds("returned", "drained")
         table = (
             table.withColumn("seconds_to_fail_over", _seconds("failing", "failed_over"))
             .withColumn("seconds_away", _seconds("failed_over", "returned"))
-            .withColumn("seconds_to_drain", f.greatest(_seconds("returned", "drained"), f.lit(0.0)))
+            .withColumn(
+                "seconds_to_drain",
+                f.when(drain.isNotNull(), f.greatest(drain, f.lit(0.0))),  # it skips nulls
+            )
             .orderBy("failed_over", "path", "process")
             .persist()
         )
@@ -360,10 +370,10 @@ class _Job:
     def _transfers(self, transfers: DataFrame, messages: DataFrame) -> None:
         self._tell("transfers ...")
         delay = f.col("moved").cast("double") - f.col("accepted").cast("double")
-        known = transfers.withColumn("delay", delay)
+        is_moved = f.col("result") == MOVED
+        known = transfers.withColumn("delay", f.when(is_moved, delay))
         points = [f.lit(point) for point in _PERCENTILES]
         percentiles = f.percentile_approx("delay", f.array(*points), f.lit(_ACCURACY))
-        is_moved = f.col("result") == MOVED
         by_path = known.groupBy(f.lower("path").alias("home")).agg(
             f.first("path").alias("path"),
             f.count_if(is_moved).alias("moved"),
@@ -401,18 +411,20 @@ class _Job:
         path = f.col("path")
         home = messages.where(
             (f.col("event") == "accepted") & ~is_backlog(path) & ~is_dead_letter(path)
-        ).select("ledger", f.lower("path").alias("home"), "number", "first", "at", "message_id")
-        diverted = transfers.where(f.col("result") == MOVED).select(
-            f.lower("path").alias("home"),
-            "message_id",
-            f.col("accepted").alias("sent"),
-            f.col("sequence_number").alias("turn"),
+        )
+        home = home.groupBy("ledger", "number", "first").agg(
+            f.max(f.lower("path")).alias("home"),
+            f.min("at").alias("at"),
+            f.max("message_id").alias("message_id"),
+        )
+        diverted = (
+            transfers.where(f.col("result") == MOVED)
+            .groupBy(f.lower("path").alias("home"), "message_id")
+            .agg(f.min("accepted").alias("sent"), f.min("sequence_number").alias("turn"))
         )
         entities = diverted.select("home").distinct()
-        arrived = (
-            home.dropDuplicates(["ledger", "number", "first"])
-            .join(f.broadcast(entities), "home", "left_semi")
-            .join(diverted, ["home", "message_id"], "left")
+        arrived = home.join(f.broadcast(entities), "home", "left_semi").join(
+            diverted, ["home", "message_id"], "left"
         )
         by_arrival = Window.partitionBy("home").orderBy("at", "first")
         by_sending = Window.partitionBy("home").orderBy(
@@ -461,6 +473,11 @@ class _Job:
 
     # -- reconciliation ------------------------------------------------------------------------
 
+    def _at_home(self, messages: DataFrame) -> DataFrame:
+        """Return what messages are looked for in, to see whether they are home."""
+        before = _read_before(self._settings)
+        return messages if before is None else frame(self._session, before, LedgerKind.MESSAGES)
+
     def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
         self._tell("reconciliation ...")
         stood = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
@@ -468,7 +485,7 @@ class _Job:
         parts = [
             reconciliation.wrong_places(stood),
             reconciliation.doubled(stood),
-            reconciliation.not_home(stood, transfers),
+            reconciliation.not_home(stood, transfers, self._at_home(messages)),
         ]
         suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
         try:
@@ -481,6 +498,18 @@ class _Job:
         finally:
             for one in (suspects, table, stood):
                 one.unpersist()
+
+
+def _read_before(settings: ReportSettings) -> Survey | None:
+    """Look at the day before the first, too: what came home then may have been told later."""
+    if settings.since is None:
+        return None
+    return survey(
+        settings.folders,
+        settings.since - timedelta(days=1),
+        settings.until,
+        skip_bad=True,  # it is named where it belongs
+    )
 
 
 def _rows(table: DataFrame) -> list[Row]:

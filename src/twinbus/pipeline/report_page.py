@@ -202,9 +202,9 @@ def _flow(report: Report) -> str:
         Node("waiting", 3, _GREY),
     ]
     links = [
-        Link("sent", "primary", direct),
         Link("sent", "backlog", diverted),
         Link("backlog", "primary", min(moved, diverted)),
+        Link("sent", "primary", direct),
         Link("backlog", "dead-lettered", min(dead, diverted)),
         Link("backlog", "in backlog", waiting),
         Link("primary", "received", received),

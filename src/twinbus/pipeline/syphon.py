@@ -264,10 +264,10 @@ class Syphon(Closable):
                 self._query, self._error = None, trouble
 
     def _roll_ledger(self, *, at_once: bool = False) -> None:
-        """See that what workers wrote down becomes files; a sick disk stops no syphon."""
+        """See that what workers wrote down becomes files; trouble with that stops no syphon."""
         try:
             self._transfers.roll(at_once=at_once)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - see above
             _log.warning("the ledger of transfers cannot be written: %s", error)
 
     def _pass_notes_on(self) -> None:

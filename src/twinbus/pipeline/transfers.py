@@ -7,8 +7,8 @@ Batches may be small and many, and files of a ledger should be neither. So lines
 journal in the folder, which all workers share, and which survives them; when it is a minute old, or
 large, whoever comes next makes a file of it.
 
-    journal   8 bytes: when it was begun; then for each write its length (8 bytes) and an Arrow
-              IPC stream. A torn end is left out: its batch was not settled.
+    journal   8 bytes: when it was begun; then for each write its length and its xxh3 (8 bytes
+              each), and an Arrow IPC stream. A torn end is cut off: its batch was not settled.
 """
 
 import fcntl
@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 from twinbus.broker.transfers import Intervals
 from twinbus.clock import Clock, SystemClock, to_us
@@ -33,8 +34,10 @@ from twinbus.pairing.backlog import Restored
 if TYPE_CHECKING:
     from twinbus.pipeline.carrier import Carried
 
-_JOURNAL = ".journal"
-_NUMBER = struct.Struct("<Q")
+JOURNAL = ".journal"
+_BEGUN = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQ")
+_ROLL_US = to_us(LEDGER_ROLL_INTERVAL)
 MOVED, DEAD_LETTERED = "moved", "dead_lettered"
 _SCHEMA = SCHEMAS[LedgerKind.TRANSFERS]
 
@@ -104,53 +107,64 @@ class TransferLedger:
         with pa.ipc.new_stream(content, _SCHEMA) as stream:
             for table in self._tables:
                 stream.write_table(table)
-        self._tables = []
         with self._journal(self._ledger) as journal:
-            _append(journal, content.getvalue(), self._clock.now_us())
+            _append(journal, content.getvalue().to_pybytes(), self._clock.now_us())
+            self._tables = []
             self._roll(journal, self._ledger, at_once=False)
 
     def roll(self, *, at_once: bool = False) -> None:
         """Make a file of the journal if it is time for that."""
-        if self._ledger is not None and (self._ledger.folder / _JOURNAL).exists():
+        if self._ledger is not None and (self._ledger.folder / JOURNAL).exists():
             with self._journal(self._ledger) as journal:
                 self._roll(journal, self._ledger, at_once=at_once)
 
     @staticmethod
     @contextmanager
-    def _journal(ledger: Ledger) -> Iterator[BinaryIO]:
+    def _journal(ledger: Ledger) -> Iterator[int]:
         """Have the journal alone."""
         ledger.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with os.fdopen(os.open(ledger.folder / _JOURNAL, flags, 0o600), "r+b", 0) as journal:
+        journal = os.open(ledger.folder / JOURNAL, flags, 0o600)
+        try:
             fcntl.flock(journal, fcntl.LOCK_EX)
             yield journal
+        finally:
+            os.close(journal)
 
-    def _roll(self, journal: BinaryIO, ledger: Ledger, *, at_once: bool) -> None:
-        journal.seek(0)
-        head, size = journal.read(_NUMBER.size), os.fstat(journal.fileno()).st_size
-        if size <= _NUMBER.size:
+    def _roll(self, journal: int, ledger: Ledger, *, at_once: bool) -> None:
+        content = os.pread(journal, os.fstat(journal).st_size, 0)
+        if len(content) <= _BEGUN.size:
             return
-        is_old = self._clock.now_us() - _NUMBER.unpack(head)[0] >= to_us(LEDGER_ROLL_INTERVAL)
-        if at_once or is_old or size >= LEDGER_JOURNAL_BYTES:
-            tables = list(_entries(journal.read(size)))
+        is_old = self._clock.now_us() - _BEGUN.unpack_from(content)[0] >= _ROLL_US
+        if at_once or is_old or len(content) >= LEDGER_JOURNAL_BYTES:
+            tables = [pa.ipc.open_stream(entry).read_all() for entry, _ in _entries(content)]
             if tables:
                 ledger.write(pa.concat_tables(tables), self._clock.now_us())
-            journal.truncate(0)
+            os.ftruncate(journal, 0)
 
 
-def _append(journal: BinaryIO, content: pa.Buffer, now: int) -> None:
-    if not journal.seek(0, os.SEEK_END):
-        journal.write(_NUMBER.pack(now))
-    journal.write(_NUMBER.pack(content.size) + content.to_pybytes())
+def _append(journal: int, content: bytes, now: int) -> None:
+    """Write an entry behind the last whole one, or leave everything as it was."""
+    held = os.pread(journal, os.fstat(journal).st_size, 0)
+    whole = max((end for _, end in _entries(held)), default=0)
+    head = b"" if whole else _BEGUN.pack(now)
+    entry = head + _ENTRY.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content
+    try:
+        os.ftruncate(journal, whole)
+        written = 0
+        while written < len(entry):
+            written += os.pwrite(journal, entry[written:], whole + written)
+    except OSError:
+        os.ftruncate(journal, whole)
+        raise
 
 
-def _entries(content: bytes) -> Iterator[pa.Table]:
-    """Give what was written to a journal after its head, up to a torn end."""
-    at = 0
-    while at + _NUMBER.size <= len(content):
-        (length,) = _NUMBER.unpack_from(content, at)
-        at += _NUMBER.size
-        if at + length > len(content):
+def _entries(content: bytes) -> Iterator[tuple[pa.Buffer, int]]:
+    """Give the whole entries of a journal and where each ends; what is torn ends it."""
+    at = _BEGUN.size
+    while at + _ENTRY.size <= len(content):
+        length, checksum = _ENTRY.unpack_from(content, at)
+        begin, at = at + _ENTRY.size, at + _ENTRY.size + length
+        if at > len(content) or xxhash.xxh3_64_intdigest(content[begin:at]) != checksum:
             return
-        yield pa.ipc.open_stream(pa.py_buffer(content).slice(at, length)).read_all()
-        at += length
+        yield pa.py_buffer(content).slice(begin, length), at

@@ -1,0 +1,184 @@
+"""Reconciliation of ledgers written by hand: what is wrong is named, what only looks so is not."""
+
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from twinbus.clock import moment_us
+from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
+from twinbus.pipeline.prices import load_sheet
+from twinbus.pipeline.report import Report, ReportSettings, make_report
+
+NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
+MIDNIGHT = datetime(2026, 11, 16, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+BACKLOG = "contoso/x-servicebus-transfer/0"
+
+
+class Books:
+    """Ledgers to be written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rows: dict[tuple[str, LedgerKind], list[dict[str, Any]]] = {}
+
+    def _add(self, name: str, kind: LedgerKind, **row: Any) -> None:
+        self._rows.setdefault((name, kind), []).append(row)
+
+    def message(
+        self,
+        ledger: str,
+        event: str,
+        first: int = 1,
+        message_id: str | None = None,
+        *,
+        last: int | None = None,
+        path: str = "orders",
+        number: int = 1,
+        record: int = 1,
+        at: datetime = NOON,
+    ) -> None:
+        self._add(
+            ledger,
+            LedgerKind.MESSAGES,
+            at=at,
+            event=event,
+            path=path,
+            number=number,
+            first=first,
+            last=first if last is None else last,
+            message_id=message_id,
+            record=record,
+        )
+
+    def inventory(self, ledger: str, record: int, at: datetime = NOON + 60 * SECOND) -> None:
+        self.message(ledger, "inventory", 0, path="", number=0, record=record, at=at)
+
+    def transfer(self, message_id: str, number: int, moved: datetime, path: str = "orders") -> None:
+        self._add(
+            "backup",
+            LedgerKind.TRANSFERS,
+            moved=moved,
+            accepted=moved - 10 * SECOND,
+            message_id=message_id,
+            path=path,
+            queue=BACKLOG,
+            origin=f"{BACKLOG}#1.1",
+            sequence_number=number,
+            bytes=10,
+            result="moved",
+        )
+
+    def transition(self, event: str, at: datetime, **row: Any) -> None:
+        given = {"primary": "contoso", "process": "host:1", "path": "orders", **row}
+        self._add("backup", LedgerKind.TRANSITIONS, event=event, at=at, **given)
+
+    def write(self) -> list[Path]:
+        for (name, kind), rows in self._rows.items():
+            ledger = Ledger(self.folder / name, kind, timedelta(days=90))
+            ledger.write(pa.Table.from_pylist(rows, SCHEMAS[kind]), moment_us(NOON))
+        return [self.folder / name for name in dict.fromkeys(name for name, _ in self._rows)]
+
+    def report(self, spark: SparkSession, since: date | None = None) -> Report:
+        settings = ReportSettings(self.write(), load_sheet("zero"), since=since)
+        return make_report(spark, settings)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Books:
+    return Books(tmp_path / "with [odd] {names}")
+
+
+def named(told: Report) -> set[tuple[str | None, str]]:
+    return {(row["message_id"], row["status"]) for row in told.suspects}
+
+
+def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
+    spark: SparkSession, books: Books
+) -> None:
+    home, away = "contoso", "backup"
+    # Doubled: once more, later. Not doubled: copies of one record, a queue made anew, a schedule
+    # that was cancelled, a message sent again from the dead-letter queue.
+    for first, record in ((1, 1), (2, 5)):
+        books.message(home, "accepted", first, "twice", record=record)
+    for first in (3, 4):
+        books.message(home, "accepted", first, "fan-in", record=6)
+    books.message(home, "accepted", 1, "anew", path="new", number=5, record=7)
+    books.message(home, "deleted", 0, path="new", number=5, last=2**63 - 1, record=8)
+    books.message(home, "accepted", 1, "anew", path="new", number=7, record=9)
+    for first, record in ((5, 10), (6, 12)):
+        books.message(home, "accepted", first, "planned", record=record)
+    books.message(home, "cancelled", 5, record=11)
+    for first, record in ((7, 13), (8, 15)):
+        books.message(home, "accepted", first, "resubmitted", record=record)
+    books.message(home, "dead_lettered", 7, record=14)
+    # A long run stands, some of it was there before the ledger began.
+    books.message(home, "accepted", 300_000, "long", path="deep", number=9, record=16)
+    books.message(home, "standing", 1, path="deep", number=9, last=300_000, record=20, at=NOON)
+    # A transfer that home cannot know of yet, and one that is lost, though another entity has its
+    # id; one that went to a topic, which keeps nothing; one without a line, at home; one nowhere.
+    books.transfer("2", 1, NOON + SECOND)
+    books.message(home, "accepted", 1, "2", path="invoices", number=11, record=17)
+    books.transfer("not told yet", 2, NOON + 300 * SECOND)
+    books.transfer("fanned out", 3, NOON + SECOND, path="news")
+    for number, one in ((4, "twice"), (5, "vanished")):
+        books.message(away, "accepted", number, one, path=BACKLOG, record=number)
+        books.message(away, "completed", number, path=BACKLOG, record=number + 5)
+    books.inventory(away, 20)
+    last = NOON + 60 * SECOND
+    for first in (1, 2, 3, 4, 6, 8):
+        books.message(home, "standing", first, record=20, at=last)
+    books.message(home, "standing", 1, path="new", number=7, record=20, at=last)
+    books.message(home, "standing", 1, path="invoices", number=11, record=20, at=last)
+    books.message(home, "standing", 1, path="deep", number=9, last=300_000, record=20, at=last)
+    books.inventory(home, 20, last)
+    # Outages: one that never returned and one that returned and had nothing to drain.
+    books.transition("FailedOver", NOON, path="quiet", since=NOON)
+    books.transition("Returned", NOON + 9 * SECOND, path="quiet", since=NOON, diverted=0)
+    books.transition("FailedOver", NOON, path="lost", since=NOON)
+
+    told = books.report(spark)
+    assert named(told) == {("twice", "doubled"), ("2", "not home"), ("vanished", "not home")}
+    deep = {row["status"]: row["messages"] for row in told.statuses if row["path"] == "deep"}
+    assert deep == {"older": 299_999, "waiting": 1}
+    assert {row["path"]: row["seconds_to_drain"] for row in told.outages} == {
+        "quiet": None,
+        "lost": None,
+    }
+    assert {row["path"]: row["seconds_away"] for row in told.outages} == {"quiet": 9, "lost": None}
+
+
+def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books: Books) -> None:
+    home = "contoso"
+    before, after = MIDNIGHT - timedelta(milliseconds=100), MIDNIGHT + timedelta(milliseconds=100)
+    books.message(home, "accepted", 1, "late", at=before)
+    books.message(home, "completed", 1, record=2, at=NOON)
+    books.transfer("late", 1, after)
+    books.inventory(home, 2)
+    books.transition("FailedOver", MIDNIGHT - 60 * SECOND, since=MIDNIGHT - 90 * SECOND)
+    books.transition("Returned", MIDNIGHT + 60 * SECOND, since=MIDNIGHT - 60 * SECOND, diverted=1)
+    told = books.report(spark, since=MIDNIGHT.date())
+    assert told.suspect_count == 0
+    [outage] = told.outages
+    assert outage["seconds_away"] == 120
+    assert outage["seconds_to_drain"] == 0
+
+
+def test_a_log_begun_anew_is_not_held_against_the_old_one(
+    spark: SparkSession, books: Books
+) -> None:
+    home = "contoso"
+    for number in (1, 2):
+        books.message(home, "accepted", number, f"first life {number}", record=number)
+    books.message(home, "completed", 1, record=9)
+    books.inventory(home, 9, NOON)
+    anew = NOON + 60 * SECOND
+    books.message(home, "begun", 0, path="", number=0, record=0, at=anew)
+    books.message(home, "accepted", 1, "second life", record=1, at=anew + SECOND)
+    books.message(home, "standing", 1, record=1, at=anew + 2 * SECOND)
+    books.inventory(home, 1, anew + 2 * SECOND)
+    assert named(books.report(spark)) == set()
