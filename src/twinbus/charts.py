@@ -38,7 +38,8 @@ svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
 table {{ border-collapse: collapse; width: 100%; }}
 td, th {{ padding: .3rem .5rem; border-bottom: 1px solid #e2e8ee; text-align: left; }}
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
-th {{ font-weight: 600; white-space: nowrap; }} td.name {{ overflow-wrap: anywhere; min-width: 4rem; }}
+th {{ font-weight: 600; white-space: nowrap; }}
+td.name {{ overflow-wrap: anywhere; min-width: 4rem; }}
 .scroll td {{ white-space: nowrap; }}
 .good {{ color: #12723c; font-weight: 600; }} .bad {{ color: #b3261e; font-weight: 600; }}
 </style>

@@ -62,6 +62,7 @@ class Story:
 
     folder: Path
     plan: Plan
+    messages: bool = True  # whether the trail of each is kept
     clock: ManualClock = field(default_factory=ManualClock)
     sent: dict[str, list[str]] = field(default_factory=dict)  # ids that were acknowledged, by path
     received: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ class Story:
     def opened(self) -> Iterator["Story"]:
         """Set everything up; when it ends the ledgers are complete."""
         with ExitStack() as stack:
-            settings = LedgerSettings(roll_interval=timedelta(days=1))
+            settings = LedgerSettings(roll_interval=timedelta(days=1), messages=self.messages)
             self.primary, self.secondary = (
                 stack.enter_context(
                     EmbeddedNamespace(

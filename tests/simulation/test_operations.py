@@ -58,7 +58,7 @@ def test_metered_operations_equal_the_formula(tmp_path: Path, seed: int) -> None
     plan = drawn_plan(seed)
     clients = plan.processes * plan.entities
     before = random.Random(seed).choice([0, 1, 3]) * HOUR
-    with Story(tmp_path, plan).opened() as story:
+    with Story(tmp_path, plan, messages=False).opened() as story:
         story.idle(before)
         story.outage(Fault.REPLY_LOST)
         story.receive_all()
@@ -77,7 +77,7 @@ def test_a_diverted_message_costs_exactly_its_four_stages(tmp_path: Path) -> Non
     plan = Plan(
         queues=2, outage=10 * SECOND, failover_interval=0 * SECOND, ping_interval=10 * SECOND
     )
-    with Story(tmp_path, plan).opened() as story:
+    with Story(tmp_path, plan, messages=False).opened() as story:
         story.outage()
         story.receive_all()
     assert len(story.received) == 10
@@ -98,7 +98,7 @@ def test_a_diverted_message_costs_exactly_its_four_stages(tmp_path: Path) -> Non
 
 def test_a_failed_over_entity_costs_one_ping_a_minute(tmp_path: Path) -> None:
     plan = Plan(rate=1, outage=30 * timedelta(minutes=1), failover_interval=0 * SECOND)
-    with Story(tmp_path, plan).opened() as story:
+    with Story(tmp_path, plan, messages=False).opened() as story:
         heal = story.link.inject(Fault.REPLY_LOST)
         story.send()
         for _ in range(30):
@@ -110,7 +110,7 @@ def test_a_failed_over_entity_costs_one_ping_a_minute(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("span", "polls"), [(1, 40), (24, 960), (30 * 24, 28_800)])
 def test_ten_idle_queues_cost_forty_receives_an_hour(tmp_path: Path, span: int, polls: int) -> None:
-    with Story(tmp_path, Plan(queues=10)).opened() as story:
+    with Story(tmp_path, Plan(queues=10), messages=False).opened() as story:
         story.idle(span * HOUR)
     assert metered(tmp_path / "backup")[Stage.IDLE_POLL] == polls
     assert idle_polls(10, span * HOUR) == polls

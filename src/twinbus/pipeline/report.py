@@ -253,7 +253,9 @@ class _Job:
         busiest = Window.partitionBy("grouping").orderBy(f.desc("operations"))
         is_busy = (f.col("place") <= _BUSIEST) & (path != "")
         rows = _rows(
-            summed.withColumn("place", f.row_number().over(busiest)).where(path.isNull() | is_busy)
+            summed.withColumn("place", f.row_number().over(busiest))
+            .where(path.isNull() | is_busy)
+            .drop("grouping", "place")
         )
         report = self._report
         report.stages = _grouped_by(rows, "ledger", "stage")
