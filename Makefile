@@ -37,10 +37,13 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
 	$(RUN) examples/demo.py
 
-test: check ## run the checks and every test, those on Spark beside the others (under 10 minutes)
-	@mkdir -p build; $(RUN) -m pytest tests/spark >build/tests-on-spark.txt 2>&1 & spark=$$!; \
-	$(RUN) -m pytest --ignore=tests/spark; others=$$?; \
-	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; exit $$((spark + others))
+test: check ## run the checks and every test, in three processes side by side (under 10 minutes)
+	@mkdir -p build; \
+	$(RUN) -m pytest tests/spark >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest tests/scenarios tests/simulation >build/tests-of-stories.txt 2>&1 & stories=$$!; \
+	$(RUN) -m pytest --ignore=tests/spark --ignore=tests/scenarios --ignore=tests/simulation; others=$$?; \
+	wait $$stories; stories=$$?; cat build/tests-of-stories.txt; \
+	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; exit $$((spark + stories + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .

@@ -40,6 +40,7 @@ from twinbus.errors import (
     SessionLockLostError,
     StaleEpochError,
 )
+from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -98,7 +99,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.namespace.ask(c.CreateEntity(QueueDescription(path=DOOR, forward_to=TOPIC)))
 
     def _open(self) -> EmbeddedNamespace:
-        settings_ = EngineSettings(directory=self.folder, segment_bytes=20_000)
+        settings_ = EngineSettings(directory=self.folder, segment_bytes=20_000, ledger=NO_LEDGER)
         return EmbeddedNamespace(settings_, self.clock, threaded=False)
 
     @property

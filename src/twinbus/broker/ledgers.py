@@ -18,7 +18,7 @@ from pathlib import Path
 from twinbus.broker import meter, trail
 from twinbus.broker.log import Part, Record
 from twinbus.broker.meter import Bucket, Meter
-from twinbus.broker.trail import Step, Trail, gap, rows_in
+from twinbus.broker.trail import Step, Trail, beginning, gap, rows_in
 from twinbus.clock import to_us
 from twinbus.ledger import Ledger, LedgerKind, LedgerSettings
 from twinbus.limits import (
@@ -97,12 +97,20 @@ class Ledgers:
         if not (self._settings.is_on and self._settings.messages):
             return
         self.trail = begun
-        if self._covered > last_record:  # another log was here before
-            begun.note_beginning(now)
-            self._covered = 0
+        if self._covered > last_record:
+            self._begin_account(last_record, now)
         begun.last_record = self._covered
         for record in untold:
             self.follow(record.number, [part for part, _ in record.parts], now)
+
+    def _begin_account(self, last_record: int, now: int) -> None:
+        """Say that another log was here before, at once: a kill must not mix the two up."""
+        self._covered = self._handed_over = last_record
+        try:
+            self._messages.write(trail.table_of([beginning(now)], lambda _: ""), now)
+            self._messages.put_mark(last_record)
+        except OSError as error:
+            _log.warning("the ledger in %s cannot be written: %s", self._messages.folder, error)
 
     def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
         """Note what a durable record says; whatever is wrong here is not the broker's trouble."""

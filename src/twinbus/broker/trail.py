@@ -116,6 +116,11 @@ def gap(at: int, record: int) -> Runs:
     return _of_the_whole(GAP, at, record)
 
 
+def beginning(at: int) -> Runs:
+    """Return the step that says that this log is not the one that was told of before."""
+    return _of_the_whole(BEGUN, at, 0)
+
+
 def _of_the_whole(event: str, at: int, record: int) -> Runs:
     nothing = np.zeros(1, np.int64)
     return Runs(event, 0, nothing, nothing, at, record)
@@ -203,10 +208,6 @@ class Trail:
         """Remember the path of an entity: it may be deleted before anybody asks."""
         path = description_of(saved).path
         self._paths |= {number: path, number + 1: dead_letter_path(path)}
-
-    def note_beginning(self, now: int) -> None:
-        """Note that this log is not the one that was told of before."""
-        self._note(_of_the_whole(BEGUN, now, 0))
 
     def give_up(self, now: int) -> None:
         """Forget what was gathered: there is too much of it."""
