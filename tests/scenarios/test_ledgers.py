@@ -179,6 +179,8 @@ class Told:
             self.inventories.append(set())
         if event == trail.BEGUN:
             self.begun += 1
+            for old in (self.accepted, self.ended, self.paths, self.inventories, self.tellings):
+                old.clear()
         if event in (trail.GAP, trail.INVENTORY, trail.BEGUN):
             return
         self.paths.setdefault(number, set()).add(row["path"])
