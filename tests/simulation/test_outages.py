@@ -17,7 +17,7 @@ from twinbus.pairing.health import TRANSITIONS, HealthState, Sign
 from twinbus.pipeline import carrier
 from twinbus.testing import Fault, Mover, Outage, OutageSimulation, Setting, Verdict, Where
 
-SEEDS = range(150)
+SEEDS = range(100)
 SETTING = Setting(
     factories=1,
     clients=3,

@@ -136,6 +136,16 @@ def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
     books.message(home, "standing", 1, path="invoices", number=11, record=20, at=last)
     books.message(home, "standing", 1, path="deep", number=9, last=300_000, record=20, at=last)
     books.inventory(home, 20, last)
+    # A log that was begun anew in the directory of another.
+    anew = NOON + 60 * SECOND
+    for number in (1, 2):
+        books.message("reborn", "accepted", number, f"first life {number}", record=number)
+    books.message("reborn", "completed", 1, record=9)
+    books.inventory("reborn", 9, NOON)
+    books.message("reborn", "begun", 0, path="", number=0, record=0, at=anew)
+    books.message("reborn", "accepted", 1, "second life", record=1, at=anew + SECOND)
+    books.message("reborn", "standing", 1, record=1, at=anew + 2 * SECOND)
+    books.inventory("reborn", 1, anew + 2 * SECOND)
     # Outages: one that never returned and one that returned and had nothing to drain.
     books.transition("FailedOver", NOON, path="quiet", since=NOON)
     books.transition("Returned", NOON + 9 * SECOND, path="quiet", since=NOON, diverted=0)
@@ -166,19 +176,3 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     [outage] = told.outages
     assert outage["seconds_away"] == 120
     assert outage["seconds_to_drain"] == 0
-
-
-def test_a_log_begun_anew_is_not_held_against_the_old_one(
-    spark: SparkSession, books: Books
-) -> None:
-    home = "contoso"
-    for number in (1, 2):
-        books.message(home, "accepted", number, f"first life {number}", record=number)
-    books.message(home, "completed", 1, record=9)
-    books.inventory(home, 9, NOON)
-    anew = NOON + 60 * SECOND
-    books.message(home, "begun", 0, path="", number=0, record=0, at=anew)
-    books.message(home, "accepted", 1, "second life", record=1, at=anew + SECOND)
-    books.message(home, "standing", 1, record=1, at=anew + 2 * SECOND)
-    books.inventory(home, 1, anew + 2 * SECOND)
-    assert named(books.report(spark)) == set()
