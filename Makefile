@@ -37,11 +37,15 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
 	$(RUN) examples/demo.py
 
+# Three groups that take about as long; tests that start a Spark of their own are with the quick ones.
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_kills.py
+STORIES := tests/scenarios tests/simulation
+
 test: check ## run the checks and every test, in three processes side by side (under 10 minutes)
 	@mkdir -p build; \
-	$(RUN) -m pytest tests/spark >build/tests-on-spark.txt 2>&1 & spark=$$!; \
-	$(RUN) -m pytest tests/scenarios tests/simulation >build/tests-of-stories.txt 2>&1 & stories=$$!; \
-	$(RUN) -m pytest --ignore=tests/spark --ignore=tests/scenarios --ignore=tests/simulation; others=$$?; \
+	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest $(STORIES) >build/tests-of-stories.txt 2>&1 & stories=$$!; \
+	$(RUN) -m pytest tests/unit tests/contracts tests/browser $(OWN_SPARK); others=$$?; \
 	wait $$stories; stories=$$?; cat build/tests-of-stories.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; exit $$((spark + stories + others))
 
