@@ -228,9 +228,9 @@ def write_messages(folder: Path, messages: int) -> None:
 
 
 def _doubled_at(place: int) -> npt.NDArray[np.int64]:
-    """Return places in order, but for one that is the place before."""
+    """Return places in order, but for one of the queue's next send, which comes from this place."""
     places = np.arange(CHUNK)
-    places[place + 1] = place
+    places[place + MESSAGE_QUEUES * BATCH] = place
     return places
 
 
@@ -389,7 +389,7 @@ from places group by all order by all
 _DOUBLED = """
 select count(*) from (
     select 1 from places where message_id is not null and accepted is not null
-    group by ledger, path, message_id having count(*) > 1
+    group by ledger, path, message_id having count(distinct accepted_record) > 1
 )
 """
 
@@ -539,7 +539,7 @@ def ground(write: Callable[[Path], None], expected: float) -> Iterator[Ground]:
     """Write a ledger that is expected to take so many bytes; remove it at the end."""
     free = shutil.disk_usage(".").free
     assert expected < min(MOST_BYTES, free / 2), f"{expected:,.0f} bytes of {free:,} free"
-    with tempfile.TemporaryDirectory(dir=".", prefix="report-") as folder:
+    with tempfile.TemporaryDirectory(dir=".", prefix="tmp-report-") as folder:
         ledgers, output = Path(folder).resolve() / "ledgers", Path(folder).resolve() / "output"
         output.mkdir()
         write(ledgers)
