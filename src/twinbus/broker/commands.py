@@ -567,6 +567,21 @@ class ListKeys(Command[Sequence[SharedAccessKey]]):
     """List every key with its secrets: those of the namespace first."""
 
 
+MANAGING: tuple[type[Command[Any]], ...] = (  # what is asked about entities, rules and keys
+    CreateEntity,
+    UpdateEntity,
+    DeleteEntity,
+    GetEntity,
+    ListEntities,
+    GetRuntimeProperties,
+    CreateRule,
+    DeleteRule,
+    ListRules,
+    ReadMeter,
+    PutKey,
+    DeleteKey,
+    ListKeys,
+)
 WAITING = Receive | AcceptSession | LeaseRange  # what may wait at a queue for its reply
 
 

@@ -33,25 +33,6 @@ class Purpose(Enum):
     MANAGEMENT = "management"
 
 
-_MANAGEMENT = frozenset(
-    {
-        c.CreateEntity,
-        c.UpdateEntity,
-        c.DeleteEntity,
-        c.GetEntity,
-        c.ListEntities,
-        c.GetRuntimeProperties,
-        c.CreateRule,
-        c.DeleteRule,
-        c.ListRules,
-        c.ReadMeter,
-        c.PutKey,
-        c.DeleteKey,
-        c.ListKeys,
-    }
-)
-
-
 def found_nothing(command: c.Command[object], reply: object) -> bool:
     """Whether a request for messages brought none."""
     if not isinstance(command, c.Receive | c.LeaseRange):
@@ -61,7 +42,7 @@ def found_nothing(command: c.Command[object], reply: object) -> bool:
 
 def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
     """Return what a request was for; of sends see below."""
-    if type(command) in _MANAGEMENT:
+    if isinstance(command, c.MANAGING):
         return Purpose.MANAGEMENT
     if not is_backlog_path(path):
         return Purpose.APPLICATION

@@ -28,6 +28,7 @@ from twinbus.errors import (
     MessagingError,
     UnauthorizedError,
 )
+from twinbus.pipeline.prices import built_in_sheets
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
@@ -185,6 +186,26 @@ def spark_conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     if not all(name and equals for name, equals, _ in pairs):
         raise click.BadParameter("give settings of Spark as name=value")
     return {name: value for name, _, value in pairs}
+
+
+def prices_by(default: str) -> Callable[[_F], _F]:
+    """Return the options that say what operations cost."""
+
+    def add(command: _F) -> _F:
+        command = click.option(
+            "--bill-completions/--no-bill-completions",
+            default=None,
+            help="Whether a completion is an operation of its own [default: as the sheet says].",
+        )(command)
+        return click.option(
+            "--prices",
+            default=default,
+            show_default=True,
+            metavar="SHEET",
+            help=f"Price sheet: {', '.join(built_in_sheets())}, or a TOML file.",
+        )(command)
+
+    return add
 
 
 def plain(value: Any) -> Any:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from twinbus.cli.context import Span, print_json, print_table
+from twinbus.cli.context import Span, prices_by, print_json, print_table
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.pipeline.estimate import Estimate, Plan, estimate
 from twinbus.pipeline.estimate_page import SWEEP_COLUMNS, estimate_page, figures, sweep_row
-from twinbus.pipeline.prices import built_in_sheets, load_sheet
+from twinbus.pipeline.prices import load_sheet
 from twinbus.spans import format_span, parse_span
 
 _DEFAULTS = Plan()
@@ -101,18 +101,7 @@ Examples:
     show_default=True,
     help="Room of each backlog queue.",
 )
-@click.option(
-    "--prices",
-    default="azure-standard",
-    show_default=True,
-    metavar="SHEET",
-    help=f"Price sheet: {', '.join(built_in_sheets())}, or a TOML file.",
-)
-@click.option(
-    "--bill-completions/--no-bill-completions",
-    default=None,
-    help="Whether a completion is an operation of its own [default: as the sheet says].",
-)
+@prices_by("azure-standard")
 @click.option(
     "--used", default=0, show_default=True, help="Operations of the month used up before."
 )

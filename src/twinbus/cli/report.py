@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from twinbus.cli.context import ExitCode, print_table, spark_conf
+from twinbus.cli.context import ExitCode, prices_by, print_table, spark_conf
 from twinbus.errors import InvalidArgumentError
 from twinbus.pipeline.ledger import named_ledgers
-from twinbus.pipeline.prices import built_in_sheets, load_sheet
+from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.spark import BorrowedSession
 
 _DAY = click.DateTime(["%Y-%m-%d"])
@@ -35,18 +35,7 @@ Exit code 1: the report was made, and messages are not accounted for."""
 )
 @click.option("--since", type=_DAY, help="First day to look at, such as 2026-11-01 (UTC).")
 @click.option("--until", type=_DAY, help="Last day to look at.")
-@click.option(
-    "--prices",
-    default="zero",
-    show_default=True,
-    metavar="SHEET",
-    help=f"Price sheet: {', '.join(built_in_sheets())}, or a TOML file.",
-)
-@click.option(
-    "--bill-completions/--no-bill-completions",
-    default=None,
-    help="Whether a completion is an operation of its own [default: as the sheet says].",
-)
+@prices_by("zero")
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
