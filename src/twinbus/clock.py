@@ -1,7 +1,13 @@
 """Time comes in through one door: nothing below the edges reads it by itself.
 
-A clock tells the time in microseconds since 1970 (UTC). The manual clock only moves when a test
-moves it, and then tells those who asked to be told.
+A clock has two faces, both in microseconds since 1970 (UTC):
+
+    now_us    for durations. It runs at the pace of the machine's monotonic clock and begins at the
+              wall time of the clock's construction. Setting the machine's clock does not touch it.
+    wall_us   for stamps, schedules and tokens. It is the machine's clock, and may be set in either
+              direction at any moment.
+
+The manual clock only moves when a test moves it, and then calls those who asked to be called.
 """
 
 import time
@@ -9,11 +15,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from twinbus.limits import NEVER_US, SECOND_US
+from twinbus.limits import CLOCK_CONFIRM_US, CLOCK_STEP_US, NEVER_US, SECOND_US
 
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_WAIT_S = 3600.0  # real time may be set; look again at least this often
+_LONGEST_WAIT_S = 3600.0  # longer waits overflow some platforms' timers
 
 
 def to_us(span: timedelta) -> int:
@@ -35,11 +41,15 @@ class Clock(Protocol):
     """Tells the time."""
 
     def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
+        """Return the moment durations are measured by; it never goes back."""
+        ...
+
+    def wall_us(self) -> int:
+        """Return the wall time; it may be set in either direction."""
         ...
 
     def seconds_until(self, moment: int) -> float | None:
-        """Return how long to wait for that moment; None: until `on_advance` calls."""
+        """Return how long to wait for that moment of `now_us`; None: until `on_advance` calls."""
         ...
 
     def sleep_us(self, duration: int) -> None:
@@ -52,15 +62,27 @@ class Clock(Protocol):
 
 
 def passes_by_itself(clock: Clock) -> bool:
-    """Whether time goes on without being told to."""
+    """Whether time goes on without being moved."""
     return clock.seconds_until(NEVER_US) is not None
+
+
+def stamp_of(clock: Clock, moment: int) -> datetime:
+    """Return the wall time of a moment of `now_us`, as the wall clock stands now."""
+    return from_us(moment + clock.wall_us() - clock.now_us())
 
 
 class SystemClock:
     """The machine's clock."""
 
+    def __init__(self) -> None:
+        self._ahead_us = self.wall_us() - time.monotonic_ns() // 1000
+
     def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
+        """Return the moment durations are measured by."""
+        return self._ahead_us + time.monotonic_ns() // 1000
+
+    def wall_us(self) -> int:
+        """Return the wall time."""
         return time.time_ns() // 1000
 
     def seconds_until(self, moment: int) -> float | None:
@@ -72,42 +94,36 @@ class SystemClock:
         time.sleep(duration / SECOND_US)
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Real time never jumps: nothing to call."""
+        """Return at once: real time never jumps."""
         return lambda: None
 
 
-class SteadyClock(SystemClock):
-    """The machine's clock as it was at the beginning: it goes on when that one is set."""
-
-    def __init__(self) -> None:
-        self._ahead_us = super().now_us() - time.monotonic_ns() // 1000
-
-    def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
-        return self._ahead_us + time.monotonic_ns() // 1000
-
-
 class ManualClock:
-    """A clock that stands still until it is told to move; for tests and simulations."""
+    """A clock that stands still until a test moves it; for tests and simulations."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now_us = moment_us(start or datetime(2030, 1, 1, tzinfo=UTC))
+        self._wall_ahead_us = 0
         self._callbacks: list[Callable[[], None]] = []
 
     def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
+        """Return the moment durations are measured by."""
         return self._now_us
 
+    def wall_us(self) -> int:
+        """Return the wall time."""
+        return self._now_us + self._wall_ahead_us
+
     def now(self) -> datetime:
-        """Return the moment it shows."""
-        return from_us(self._now_us)
+        """Return the wall time it shows."""
+        return from_us(self.wall_us())
 
     def seconds_until(self, moment: int) -> float | None:
-        """Wait until told."""
+        """Wait until the clock is moved."""
         return 0.0 if moment <= self._now_us else None
 
     def sleep_us(self, duration: int) -> None:
-        """Sleep by moving the clock: whoever sleeps on a manual clock drives it."""
+        """Sleep by moving the clock: a sleeper on a manual clock drives it."""
         self.advance(timedelta(microseconds=duration))
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -116,7 +132,70 @@ class ManualClock:
         return lambda: self._callbacks.remove(callback)
 
     def advance(self, span: timedelta) -> None:
-        """Move the clock; everything due by then happens."""
+        """Let time pass; everything due by then happens."""
         self._now_us += span // MICROSECOND
+        self._call_back()
+
+    def set_wall(self, by: timedelta) -> None:
+        """Set the wall clock forward, or back by a negative span; no time passes."""
+        self._wall_ahead_us += by // MICROSECOND
+        self._call_back()
+
+    def _call_back(self) -> None:
         for callback in list(self._callbacks):
             callback()
+
+
+class BrokerTime:
+    """The one timeline of a broker: wall time that durations can be measured by.
+
+    `now_us` follows the wall clock as long as that drifts. When somebody sets the wall clock, the
+    timeline first goes on as if nothing had happened. If the clock still says so a moment later,
+    `look` moves the timeline and returns by how much, so that the broker moves every deadline that
+    is a duration along with it. A clock that is wrong for a moment only is never believed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead_us = clock.wall_us() - clock.now_us()
+        self._doubtful_since: int | None = None  # when the wall clock was first seen to be set
+
+    def now_us(self) -> int:
+        """Return the present moment."""
+        return self._clock.now_us() + self._ahead_us
+
+    def clock_moment(self, moment: int) -> int:
+        """Return a moment of this timeline as the clock's `now_us` will show it."""
+        return moment if moment == NEVER_US else moment - self._ahead_us
+
+    def look(self) -> int:
+        """Look at the wall clock; return by how much the timeline has just moved: nearly always 0.
+
+        A drift is followed at once, but never backwards.
+        """
+        now = self._clock.now_us()
+        off = self._clock.wall_us() - now - self._ahead_us
+        if abs(off) < CLOCK_STEP_US:
+            self._doubtful_since = None
+            self._ahead_us += max(off, 0)
+            return 0
+        if self._doubtful_since is None:
+            self._doubtful_since = now
+        if now - self._doubtful_since < CLOCK_CONFIRM_US:
+            return 0
+        self._doubtful_since = None
+        self._ahead_us += off
+        return off
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the wall clock differs from the timeline by more than a drift."""
+        off = self._clock.wall_us() - self._clock.now_us() - self._ahead_us
+        return abs(off) >= CLOCK_STEP_US
+
+    @property
+    def looks_again_at(self) -> int:
+        """When the clock's `now_us` shows that a doubt is over; NEVER_US: there is none."""
+        if self._doubtful_since is None:
+            return NEVER_US
+        return self._doubtful_since + CLOCK_CONFIRM_US

@@ -1,16 +1,17 @@
-"""Where a namespace lives and who may use it: connection strings and shared access tokens.
+"""Where a namespace is and who may use it: connection strings and shared access tokens.
 
     Endpoint=embedded:///var/lib/orders                      in this process, on a directory
     Endpoint=twinbus://host:4617;SharedAccessKeyName=...;SharedAccessKey=...     a server
-    Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  the same with TLS
-    Endpoint=sb://...                                        Azure Service Bus: not yet
+    Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
+    Endpoint=sb://...                                        Azure Service Bus: not supported yet
 
-A token is what clients present in place of the key, in the form Service Bus gave it:
+A client presents a token in place of the key, in the format of Service Bus:
 
     SharedAccessSignature sr=<resource>&sig=<signature>&se=<expiry>&skn=<key name>
 
-The signature is HMAC-SHA256, under the key, of the resource as it stands there, a newline and the
-expiry in seconds since 1970. No error shows a key, and neither value shows one in its repr.
+The signature is the HMAC-SHA256, under the key, of the quoted resource, a newline and the expiry in
+seconds since 1970. No error text and no repr shows a key: an error names a part of a connection
+string only if the name is a known one, because a key in the wrong place looks like a name.
 """
 
 import base64
@@ -29,7 +30,7 @@ _SCHEME = "SharedAccessSignature "
 
 
 class Place(Enum):
-    """What kind of place a namespace lives in."""
+    """Where a namespace runs: in this process, or on a server."""
 
     EMBEDDED = "embedded"
     SERVER = "twinbus"
@@ -37,30 +38,30 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionString:
-    """A connection string, taken apart."""
+    """The values of a connection string."""
 
     place: Place
     directory: Path | None = None  # of an embedded namespace
     host: str = ""  # of a server
     port: int = DEFAULT_PORT
-    name: str = ""  # of the namespace; backlog queues are called after it
-    entity_path: str | None = None  # where the key is one entity's
+    name: str = ""  # of the namespace; the paths of its backlog queues begin with it
+    entity_path: str | None = None  # the entity that the key belongs to, if it is not the namespace
     key_name: str = ""
     key: str = field(default="", repr=False)
     token: str = field(default="", repr=False)  # in place of the key; cannot be renewed
     tls: bool = False
-    ca_file: Path | None = None  # PEM; None: what the system trusts
-    tls_host_name: str | None = None  # what the certificate says, where it differs from the host
+    ca_file: Path | None = None  # PEM; None: the authorities that the system trusts
+    tls_host_name: str | None = None  # the name in the certificate, if it is not the host
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take a connection string apart, or say what is wrong with it."""
+        """Return the values of a connection string, or raise an error that says what is wrong."""
         parts = _split(text)
         endpoint = parts.pop("endpoint", None)
         if endpoint is None:
             raise InvalidArgumentError(
-                "the connection string has no Endpoint; it should begin like "
-                "'Endpoint=twinbus://host:4617;' or 'Endpoint=embedded:///directory'"
+                "The connection string has no `Endpoint`. Begin it with "
+                "'Endpoint=twinbus://host:4617;' or 'Endpoint=embedded:///directory'."
             )
         scheme = endpoint.partition("://")[0].lower()
         if scheme == Place.EMBEDDED.value:
@@ -69,11 +70,11 @@ class ConnectionString:
             return cls._server(endpoint, parts, tls=scheme.endswith("+tls"))
         if scheme == "sb":
             raise InvalidArgumentError(
-                "Endpoint=sb:// is Azure Service Bus, which this version cannot reach yet; use "
-                "twinbus:// or embedded://"
+                "The `Endpoint` is an Azure Service Bus (sb://), which this version cannot reach "
+                "yet. Use twinbus://, twinbus+tls:// or embedded://."
             )
         raise InvalidArgumentError(
-            "Endpoint has an unknown scheme; use twinbus://, twinbus+tls:// or embedded://"
+            "The `Endpoint` has an unknown scheme. Use twinbus://, twinbus+tls:// or embedded://."
         )
 
     @classmethod
@@ -82,8 +83,8 @@ class ConnectionString:
         directory = endpoint.partition("://")[2]
         if not directory.startswith("/") or directory == "/":
             raise InvalidArgumentError(
-                "Endpoint=embedded:// needs an absolute directory: three slashes, as in "
-                "embedded:///var/lib/orders"
+                "The `Endpoint` of an embedded namespace must be an absolute directory. Write it "
+                "with three slashes, as in embedded:///var/lib/orders."
             )
         where = Path(directory)
         return cls(place=Place.EMBEDDED, directory=where, name=parts.get("name", where.name))
@@ -94,23 +95,29 @@ class ConnectionString:
         try:
             address = urlsplit(endpoint)
             host, port = address.hostname, address.port or DEFAULT_PORT
-        except ValueError:  # its text would show what was given, and that may be a key
+        except ValueError:  # its text would show the endpoint, which may hold a key by mistake
             raise InvalidArgumentError(
-                "Endpoint is not an address: it must be scheme://host:port, with ';' after it"
+                "The `Endpoint` is not an address. Write it as scheme://host:port, with a port "
+                "from 1 to 65535, and put ';' after it."
             ) from None
         if not host or "@" in address.netloc or address.path.strip("/") or address.query:
             raise InvalidArgumentError(
-                "Endpoint must be scheme://host:port and no more; keys go into "
-                "SharedAccessKeyName and SharedAccessKey"
+                "The `Endpoint` must be scheme://host:port and nothing else. Put the key into "
+                "`SharedAccessKeyName` and `SharedAccessKey`."
             )
         key, token = parts.get("sharedaccesskey", ""), parts.get("sharedaccesssignature", "")
         key_name = parts.get("sharedaccesskeyname", "")
         if bool(key) != bool(key_name):
-            missing = "SharedAccessKey" if key_name else "SharedAccessKeyName"
-            raise InvalidArgumentError(f"the connection string has no {missing}; give both or none")
+            given, missing = "SharedAccessKey", "SharedAccessKeyName"
+            if key_name:
+                given, missing = missing, given
+            raise InvalidArgumentError(
+                f"The connection string has a `{given}` but no `{missing}`. Give both or neither."
+            )
         if key and token:
             raise InvalidArgumentError(
-                "give a SharedAccessKey or a SharedAccessSignature, not both"
+                "The connection string has a `SharedAccessKey` and a `SharedAccessSignature`. "
+                "Remove one."
             )
         ca_file = parts.get("cafile")
         return cls(
@@ -129,7 +136,7 @@ class ConnectionString:
 
     @property
     def address(self) -> str:
-        """Where it is: the same for all connection strings that name the same place alike."""
+        """The directory, or host and port: equal for two connection strings of one namespace."""
         if self.place is Place.EMBEDDED:
             assert self.directory is not None
             return str(self.directory.resolve())
@@ -156,50 +163,82 @@ class ConnectionString:
         return ";".join(f"{name}={value}" for name, value in shown.items() if value)
 
 
-_SERVER_PARTS = {
-    "name",
-    "entitypath",
-    "sharedaccesskeyname",
-    "sharedaccesskey",
-    "sharedaccesssignature",
-    "tls",
-    "cafile",
-    "tlshostname",
+_PARTS = {
+    name.lower(): name
+    for name in (
+        "Endpoint",
+        "Name",
+        "EntityPath",
+        "SharedAccessKeyName",
+        "SharedAccessKey",
+        "SharedAccessSignature",
+        "Tls",
+        "CaFile",
+        "TlsHostName",
+    )
 }
+_SERVER_PARTS = set(_PARTS) - {"endpoint"}
 
 
 def _split(text: str) -> dict[str, str]:
+    """Return the parts of a connection string by their names in lower case."""
     if not isinstance(text, str):
         raise InvalidArgumentError(
-            f"a connection string is text, not {type(text).__name__}; see docs/reference"
+            f"A connection string must be a str, not {type(text).__name__}. Decode bytes first."
         )
+    _check_characters(text)
     parts: dict[str, str] = {}
     for at, piece in enumerate(filter(None, (piece.strip() for piece in text.split(";"))), 1):
         name, equals, value = piece.partition("=")
         name = name.strip().lower()
         if not equals or not name.isalpha():  # the piece itself may be a key: it is not shown
             raise InvalidArgumentError(
-                f"part {at} of the connection string is not Name=Value; parts are separated by ';'"
+                f"Part {at} of the connection string is not Name=Value. Separate parts with ';'."
             )
         if name in parts:
-            raise InvalidArgumentError(f"part {at} of the connection string was there before")
+            named = f"`{_PARTS[name]}`" if name in _PARTS else "an unknown part"
+            raise InvalidArgumentError(f"The connection string sets {named} twice. Remove one.")
         parts[name] = value.strip()
     return parts
 
 
-def _check_known(parts: dict[str, str], known: set[str], what: str) -> None:
-    if set(parts) - known:  # its name is not shown: a key in the wrong place looks like one
+def _check_characters(text: str) -> None:
+    """Refuse characters that no host, path or key can have, before they reach one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # Python decodes bytes that are not UTF-8 to these
         raise InvalidArgumentError(
-            f"the connection string of {what} has a part it cannot have; these it can: Endpoint, "
-            + ", ".join(sorted(known))
+            f"The connection string is not valid UTF-8 at character {error.start + 1}. Encode it "
+            "as UTF-8."
+        ) from None
+    if "\0" in text:
+        raise InvalidArgumentError(
+            f"The connection string has a NUL at character {text.index(chr(0)) + 1}. Remove it."
+        )
+
+
+def _check_known(parts: dict[str, str], known: set[str], what: str) -> None:
+    for name in parts:
+        if name in known:
+            continue
+        if name in _PARTS:
+            raise InvalidArgumentError(
+                f"The connection string of {what} cannot have `{_PARTS[name]}`. Remove it."
+            )
+        names = ", ".join(f"`{_PARTS[one]}`" for one in _PARTS if one in {"endpoint", *known})
+        raise InvalidArgumentError(
+            f"The connection string of {what} has an unknown part. The known parts are {names}."
         )
 
 
 def _tls(text: str, *, by_scheme: bool) -> bool:
     if text.lower() not in ("", "true", "false"):
-        raise InvalidArgumentError("Tls must be true or false")
+        raise InvalidArgumentError("`Tls` of the connection string must be true or false.")
     if by_scheme and text.lower() == "false":
-        raise InvalidArgumentError("Endpoint=twinbus+tls:// and Tls=false contradict each other")
+        raise InvalidArgumentError(
+            "The connection string has both twinbus+tls:// and `Tls=false`. Write twinbus:// for a "
+            "connection without TLS, or remove `Tls`."
+        )
     return by_scheme or text.lower() == "true"
 
 
@@ -208,7 +247,7 @@ def _tls(text: str, *, by_scheme: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as presented: claims nobody has checked yet."""
+    """The values of a token, before anyone has checked its signature or its expiry."""
 
     resource: str  # as it was signed, quoted
     path: str  # within the namespace; empty: all of it
@@ -218,10 +257,13 @@ class Token:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Take a token apart, or refuse it."""
+        """Return the values of a token, or raise an error that says what is wrong."""
         known = isinstance(text, str) and text.isascii() and text.startswith(_SCHEME)
         if not known or len(text) > MAX_TOKEN_CHARACTERS:
-            raise UnauthorizedError("the token is not a SharedAccessSignature")
+            raise UnauthorizedError(
+                "The token is not a SharedAccessSignature of at most "
+                f"{MAX_TOKEN_CHARACTERS} characters. Sign a new one with the key."
+            )
         found = dict(
             piece.partition("=")[::2] for piece in text.removeprefix(_SCHEME).strip().split("&")
         )
@@ -234,14 +276,16 @@ class Token:
                 base64.b64decode(unquote_plus(found["sig"]), validate=True),
             )
         except (KeyError, ValueError) as error:
-            raise UnauthorizedError("the token lacks a part or has a malformed one") from error
+            raise UnauthorizedError(
+                "The token has a missing or malformed part. It must have sr, sig, se and skn."
+            ) from error
 
     def is_signed_with(self, key: str) -> bool:
-        """Whether this key made the signature; takes as long for a wrong one."""
+        """Whether this key made the signature; takes the same time for every key."""
         return hmac.compare_digest(self.signature, _signature(self.resource, self.expires_s, key))
 
     def is_expired(self, now_us: int) -> bool:
-        """Whether its time is over."""
+        """Whether the token has expired."""
         return self.expires_s * SECOND_US <= now_us
 
 
@@ -258,6 +302,6 @@ def sign_token(resource: str, key_name: str, key: str, expires_s: int) -> str:
 
 
 def token_for(connection: ConnectionString, expires_s: int) -> str:
-    """Return a token for what a connection string may reach."""
+    """Return a token for the entity or the namespace of a connection string."""
     resource = f"twinbus://{connection.host}/{connection.entity_path or ''}"
     return sign_token(resource, connection.key_name, connection.key, expires_s)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, TypeVar
-from uuid import UUID
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
@@ -27,6 +26,8 @@ from twinbus.limits import (
     MAX_LOCK_DURATION,
     MAX_MAX_DELIVERY_COUNT,
     MAX_PATH_CHARACTERS,
+    MAX_RULE_VALUE_BYTES,
+    MAX_RULE_VALUES,
     MAX_SIZE_MEGABYTES,
     MAX_SQL_CHARACTERS,
     MAX_SUBSCRIPTION_NAME_CHARACTERS,
@@ -37,7 +38,9 @@ from twinbus.limits import (
     MIN_TIME_TO_LIVE,
     UNLIMITED,
 )
+from twinbus.message import property_child
 from twinbus.plain import Kinds, Plain
+from twinbus.values import check_optional_text, check_text, shown
 
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
 SUBSCRIPTIONS = "/Subscriptions/"
@@ -76,6 +79,16 @@ def is_backlog_path(path: str) -> bool:
     return BACKLOG_INFIX in path.lower()
 
 
+def backlog_folder(primary: str) -> str:
+    """Return what the names of all backlog queues of a primary begin with: a key may cover it."""
+    return backlog_queue_path(primary, 0).removesuffix("/0")
+
+
+def is_backlog_folder(path: str) -> bool:
+    """Whether a path is that of a folder of backlog queues."""
+    return f"{path.lower()}/".endswith(BACKLOG_INFIX)
+
+
 def dead_letter_path(path: str) -> str:
     """Return the path of an entity's dead-letter queue."""
     return path + DEAD_LETTER_SUFFIX
@@ -108,7 +121,7 @@ def _check_name(what: str, name: str) -> None:
 
 def _check_between(what: str, value: Any, low: Any, high: Any) -> None:
     if type(value) is not type(low) or not low <= value <= high:
-        raise InvalidArgumentError(f"{what} is {value!r}; it must be from {low} to {high}")
+        raise InvalidArgumentError(f"{what} is {shown(value)}; it must be from {low} to {high}")
 
 
 def _check_settings(description: Any) -> None:
@@ -128,15 +141,8 @@ def _check_settings(description: Any) -> None:
         elif name.startswith(("enable_", "requires_")):
             _check_between(name, value, False, True)
     if not isinstance(description.status, EntityStatus):
-        raise InvalidArgumentError(f"status is {description.status!r}; use an EntityStatus")
-    metadata = description.user_metadata
-    if metadata is not None and not isinstance(metadata, str):
-        raise InvalidArgumentError(f"user_metadata must be text, not {type(metadata).__name__}")
-    if metadata is not None and len(metadata) > MAX_USER_METADATA_CHARACTERS:
-        raise InvalidArgumentError(
-            f"user_metadata has {len(metadata)} characters; "
-            f"the limit is {MAX_USER_METADATA_CHARACTERS}"
-        )
+        raise InvalidArgumentError(f"status is {shown(description.status)}; use an EntityStatus")
+    check_optional_text("user_metadata", description.user_metadata, MAX_USER_METADATA_CHARACTERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +233,8 @@ class SqlFilter:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # values of @name
 
     def __post_init__(self) -> None:
-        _check_sql("filter", self.expression)
-        _check_values("parameters", self.parameters)
+        check_text("a SQL filter", self.expression, MAX_SQL_CHARACTERS, least=1)
+        object.__setattr__(self, "parameters", _checked_values("parameters", self.parameters))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +253,10 @@ class CorrelationFilter:
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name != "properties"):
-            if not isinstance(getattr(self, name), str | None):
-                raise InvalidArgumentError(f"{name} of a correlation filter must be text")
-        _check_values("properties", self.properties)
+            check_optional_text(
+                f"{name} of a correlation filter", getattr(self, name), MAX_RULE_VALUE_BYTES
+            )
+        object.__setattr__(self, "properties", _checked_values("properties", self.properties))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +277,8 @@ class SqlAction:
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_sql("action", self.expression)
-        _check_values("parameters", self.parameters)
+        check_text("a SQL action", self.expression, MAX_SQL_CHARACTERS, least=1)
+        object.__setattr__(self, "parameters", _checked_values("parameters", self.parameters))
 
 
 RuleFilter = SqlFilter | CorrelationFilter | TrueFilter | FalseFilter
@@ -288,29 +295,29 @@ class RuleDescription:
     def __post_init__(self) -> None:
         _check_name("rule name", self.name)
         if not isinstance(self.filter, RuleFilter):
-            raise InvalidArgumentError(f"a rule's filter is {self.filter!r:.40}; use a filter")
+            raise InvalidArgumentError(f"a rule's filter is {shown(self.filter)}; use a filter")
         if not isinstance(self.action, SqlAction | None):
-            raise InvalidArgumentError(f"a rule's action is {self.action!r:.40}; use a SqlAction")
+            raise InvalidArgumentError(f"a rule's action is {shown(self.action)}; use a SqlAction")
 
 
-def _check_values(what: str, values: object) -> None:
-    """Refuse what no application property could be."""
+def _checked_values(what: str, values: object) -> dict[str, Any]:
+    """Return a copy of named values; refuse what no application property could be."""
     if not isinstance(values, Mapping):
         raise InvalidArgumentError(f"{what} of a rule must be a dict of names to values")
+    if len(values) > MAX_RULE_VALUES:
+        raise InvalidArgumentError(
+            f"a rule has {len(values)} {what}; the limit is {MAX_RULE_VALUES}"
+        )
     for name, value in values.items():
-        if not isinstance(name, str) or type(value) not in _VALUE_TYPES:
+        property_child(name, value)
+        held = value.encode() if isinstance(value, str) else value
+        size = len(held) if isinstance(held, bytes) else 0
+        if size > MAX_RULE_VALUE_BYTES:
             raise InvalidArgumentError(
-                f"{what} of a rule: {name!r:.60} is {value!r:.60}; use one of "
-                "str, int, float, bool, bytes, datetime, timedelta, UUID"
+                f"{what} of a rule: {name!r:.60} has {size} bytes; the limit is "
+                f"{MAX_RULE_VALUE_BYTES}"
             )
-
-
-_VALUE_TYPES = (str, int, float, bool, bytes, datetime, timedelta, UUID)
-
-
-def _check_sql(what: str, expression: str) -> None:
-    if not isinstance(expression, str) or not 0 < len(expression) <= MAX_SQL_CHARACTERS:
-        raise InvalidArgumentError(f"a SQL {what} is text of 1 to {MAX_SQL_CHARACTERS} characters")
+    return dict(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

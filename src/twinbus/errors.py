@@ -26,6 +26,7 @@
     ├── CommunicationError           broker    yes   not reached, or the outcome is unknown
     ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
     ├── BacklogUnavailableError      broker    yes   primary and backlog queues failed: see causes
+    ├── CommandFailedError           broker    no    an internal error; nothing of it was done
     └── BrokerRestartingError        broker    yes   the broker heals itself
 
 An error's facts are attributes; `code` names its class on the wire.
@@ -212,6 +213,10 @@ class StoreUnavailableError(TransientError):
 
 class BacklogUnavailableError(TransientError):
     """An entity failed and no backlog queue took its messages; holds both causes."""
+
+
+class CommandFailedError(MessagingError):
+    """The broker failed to carry out this command; nothing of it was done, and others go on."""
 
 
 class BrokerRestartingError(TransientError):

@@ -15,6 +15,12 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def create_private(path: Path) -> BinaryIO:
-    """Open a new file that is its owner's only."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    """Open a new file that only its owner can read; a symbolic link in its place is refused."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can open, and close one that others could."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)

@@ -190,20 +190,30 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
 
-    def put_mark(self, number: int) -> None:
-        """Remember how far the writer is."""
+    def put_mark(self, number: int, log: str = "") -> None:
+        """Remember how far the writer is in which log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         draft = self.folder / ".covered.draft"
         with create_private(draft) as file:
-            file.write(str(number).encode())
+            file.write(f"{number} {log}".encode())
         draft.replace(self.folder / _MARK)
 
     def read_mark(self) -> int:
-        """Return how far the writer was; 0: nobody knows."""
+        """Return how far the writer was; 0: that is not known."""
         try:
-            return int((self.folder / _MARK).read_text(encoding="ascii"))
-        except (OSError, ValueError):
+            return int(self._mark()[0])
+        except ValueError:
             return 0
+
+    def read_log(self) -> str:
+        """Return the id of the log that the mark is about; empty: that is not known."""
+        return self._mark()[2]
+
+    def _mark(self) -> tuple[str, str, str]:
+        try:
+            return (self.folder / _MARK).read_text(encoding="ascii").partition(" ")
+        except (OSError, ValueError):
+            return "", "", ""
 
     def _clear_away(self, now: datetime) -> None:
         """Remove the days that are too old; looked at once a day. What resists stays."""

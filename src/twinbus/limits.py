@@ -24,6 +24,7 @@ PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 # Entities
 MAX_PATH_CHARACTERS: Final = 260  # as in Service Bus
 MAX_SUBSCRIPTION_NAME_CHARACTERS: Final = 50  # as in Service Bus
+MAX_ADDRESS_CHARACTERS: Final = 512  # a path with subscription and dead-letter queue, and to spare
 MAX_USER_METADATA_CHARACTERS: Final = 1024
 MAX_SIZE_MEGABYTES: Final = 81_920  # 16 partitions of the largest Standard queue (5120)
 DEFAULT_SIZE_MEGABYTES: Final = 1024
@@ -43,19 +44,38 @@ PARTITION_COUNT: Final = 16  # message stores of a partitioned entity, as in Ser
 MAX_FORWARD_HOPS: Final = 4  # a longer chain is a mistake or a loop
 FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward target this often
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
+MAX_SQL_DEPTH: Final = 32  # of brackets and of operators in each other: Python's stack holds 1000
+MAX_RULE_VALUES: Final = 64  # parameters or properties of one filter or action
+MAX_RULE_VALUE_BYTES: Final = 1024  # a pattern of that length still compiles
+MAX_RULES: Final = 100  # of one subscription: each is evaluated for every message of its topic
+MAX_ENTITIES: Final = 10_000  # of a namespace, as in Service Bus; every segment describes them all
+MAX_SUBSCRIPTIONS: Final = 2000  # of one topic, as in Service Bus
+MIN_QUOTA_BYTES: Final = 64  # a message counts at least so much: that is its row in memory
+MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
+MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
 
 # Receiving
 MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
 MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
 MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not for ever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
+MAX_HELD_SESSIONS: Final = 10_000  # locked sessions of one entity
+MAX_OWNER_CHARACTERS: Final = 256  # of a lease: a host, a process and a name
+MAX_LEASES: Final = 1000  # of one queue: ten syphons with all the ranges they may keep
+MAX_LEASE_INTERVALS: Final = 10_000  # of one lease; the log holds each
+MAX_DEAD_LETTER_PARTS: Final = 1000  # of one settlement; each has its own reason
 DEFAULT_LEASE_DURATION: Final = timedelta(minutes=1)
 MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon holds its range no longer
 MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change is one vector step
 
 # Transfers
-KNOWN_SENDERS: Final = 10_000  # whose sends are recognised when they come again; about 1 MB
+MAX_ORIGIN_CHARACTERS: Final = MAX_PATH_CHARACTERS + 192  # a path, a number and two nonces
+MAX_ORIGIN_DEPTH: Final = 3  # a backlog queue, a sender, a spill store
+KNOWN_SENDERS: Final = 10_000  # per key: senders, and pieces of Spark's writers, that it knows
+KNOWN_SENDERS_IN_ALL: Final = 100_000  # of all keys together; some 30 MB
 KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refused
+KNOWN_INTERVALS: Final = 50_000  # per key, over all its senders; some 5 MB
+NONCE_BYTES: Final = 16  # in names that nobody may guess
 
 # The log
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
@@ -66,6 +86,8 @@ COMPACTION_GARBAGE_RATIO: Final = (
 )
 ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
 GATHER_S: Final = 0.001  # a caller takes some 20 µs to come back: enough for fifty of them
+MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
+RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
 
 # Storage trouble
@@ -73,6 +95,12 @@ SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
 SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
+MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are refused
+
+# Time
+CLOCK_STEP_US: Final = 1 * SECOND_US  # a larger difference is a clock that was set, not a drift
+CLOCK_CONFIRM_US: Final = 1 * SECOND_US  # a set clock is believed when it still says so by then
+CLOCK_LOOK_S: Final = 1.0  # how often an idle broker looks at the wall clock
 
 # Throttling (None: that facet is not limited)
 DEFAULT_OPERATIONS_PER_SECOND: Final = None
@@ -80,10 +108,13 @@ DEFAULT_ENTITY_OPERATIONS_PER_SECOND: Final = None
 DEFAULT_MEMORY_BYTES: Final = 8 * 1024**3  # of column state: over 100 million waiting messages
 DEFAULT_STORAGE_BYTES: Final = None
 DEFAULT_OPEN_RECEIVES: Final = 10_000
+KEY_SHARE: Final = 0.25  # of the open receives that one key may take
+MANAGE_RESERVE: Final = 0.1  # of the open receives and of rates that only Manage keys may use
 SERVER_BUSY_RETRY_S: Final = 10  # what clients are told to wait
 
 # Access
 KEY_BYTES: Final = 32  # as many as the HMAC's digest: more would not make it stronger
+MAX_SECRET_CHARACTERS: Final = 256  # 32 bytes in base64, and to spare
 MAX_KEYS: Final = 1000  # each start of a segment writes them all
 MAX_TOKEN_CHARACTERS: Final = 4096  # a path, a name and a digest, quoted
 TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen one is of use no longer
@@ -134,7 +165,6 @@ RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on f
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
-KNOWN_SINKS: Final = 10_000  # pieces of Spark's writers that are recognised; about 1 MB
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # Ledgers
@@ -163,6 +193,11 @@ QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
 
 # Self-healing
+MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
+HEAL_WINDOW_US: Final = 600 * SECOND_US
+HEAL_BACKOFF_US: Final = SECOND_US // 2  # before the second heal for the same cause; doubles
+CAREFUL_US: Final = 30 * SECOND_US  # after a heal commands run one at a time: the cause is found
+MAX_PAUSE_US: Final = 300 * SECOND_US  # of a queue whose timers cannot be carried out
 SELF_CHECK_INTERVAL_US: Final = 60 * SECOND_US  # one entity per interval: too cheap to notice
 KEPT_DIAGNOSTIC_BUNDLES: Final = 10
 RECENT_COMMANDS: Final = 100  # named in a diagnostic bundle
@@ -179,3 +214,7 @@ assert MIN_RETRY_INTERVAL <= DEFAULT_RETRY_INTERVAL <= MAX_RETRY_INTERVAL
 assert MIN_SYPHON_LEASE <= SYPHON_LEASE <= MAX_LEASE_DURATION
 assert CARRIED_BYTES <= MAX_RECEIVE_BYTES
 assert RANGE_MESSAGES <= MAX_LEASE_MESSAGES
+assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
+assert KNOWN_GAPS <= KNOWN_INTERVALS
+assert HELD_RANGES <= MAX_LEASES
+assert RESERVE_BYTES <= SEGMENT_BYTES

@@ -37,6 +37,7 @@ from twinbus.limits import (
     NEVER_US,
     PING_CONTENT_TYPE,
 )
+from twinbus.values import check_utf8, shown
 
 PropertyValue = str | int | float | bool | bytes | datetime | timedelta | UUID
 Int64s = npt.NDArray[np.int64]
@@ -161,6 +162,7 @@ class BrokeredMessage:
                 raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
             if len(text) > MAX_ID_CHARACTERS and name in BOUNDED_TEXTS:
                 raise too_long(name, len(text))
+            check_utf8(name, text)
         if not isinstance(self.application_properties, Mapping):
             raise InvalidArgumentError("application_properties must be a dict of names to values")
         for name, value in self.application_properties.items():
@@ -171,7 +173,7 @@ class BrokeredMessage:
             not isinstance(self.time_to_live, timedelta) or self.time_to_live <= timedelta(0)
         ):
             raise InvalidArgumentError(
-                f"time_to_live is {self.time_to_live!r}; it must be a timedelta above zero"
+                f"time_to_live is {shown(self.time_to_live)}; it must be a timedelta above zero"
             )
 
     @property
@@ -207,17 +209,20 @@ def property_child(name: str, value: object) -> str:
     """Return the child of the property struct that holds this value, or say what is wrong."""
     if type(name) is not str or not 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
-            f"property name {name!r:.60} must be text of 1 to "
+            f"the property name {shown(name)} must be text of 1 to "
             f"{MAX_PROPERTY_NAME_CHARACTERS} characters"
         )
+    check_utf8("a property's name", name)
     child = _CHILD_OF_TYPE.get(type(value))
     if child is None:
         raise InvalidArgumentError(
             f"property {name!r} is a {type(value).__name__}; use one of "
             "str, int, float, bool, bytes, datetime, timedelta, UUID"
         )
+    if child == "str":
+        check_utf8(f"property {name!r}", value)  # type: ignore[arg-type]
     if child == "int" and not -(2**63) <= value < 2**63:  # type: ignore[operator]
-        raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits")
+        raise InvalidArgumentError(f"property {name!r} = {shown(value)} does not fit 64 bits")
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
         raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
     if child == "datetime":
@@ -543,7 +548,9 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
     if properties is not None and len(properties):
         offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
-            _check_properties(*property_entries(properties, offsets))
+            names, values = property_entries(properties, offsets)
+            _check_properties(names, values)
+            _check_names_differ(names, offsets)
 
 
 def _check_moments(what: str, column: pa.Array) -> None:
@@ -573,6 +580,27 @@ def _check_properties(names: pa.Array, values: pa.Array) -> None:
             _check_moments("a property", held)
     if (count != 1).any() or values.null_count:
         raise InvalidArgumentError("a property must have exactly one value")
+
+
+def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
+    """Refuse a message that has one property name twice: which value counts would be open."""
+    widths = np.diff(offsets)
+    widest = int(widths.max())
+    if widest < 2:
+        return
+    codes = names.dictionary_encode().indices.to_numpy().astype(np.int64)
+    if widest <= 8 and (widths == widest).all():  # as most batches are: compare column by column
+        table = codes.reshape(-1, widest)
+        alike = any(
+            (table[:, one] == table[:, other]).any()
+            for one, other in itertools.combinations(range(widest), 2)
+        )
+    else:
+        rows = np.repeat(np.arange(len(widths)), widths)
+        pairs = np.sort(rows * (codes.max() + 1) + codes)
+        alike = bool((np.diff(pairs) == 0).any())
+    if alike:
+        raise InvalidArgumentError("a message has two properties of one name; give each name once")
 
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:

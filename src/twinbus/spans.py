@@ -13,27 +13,36 @@ _UNITS = {
     "s": timedelta(seconds=1),
     "ms": timedelta(milliseconds=1),
 }
-_PIECE = re.compile(r"(\d+)(ms|d|h|m|s)")
+_PIECE = re.compile(r"([0-9]+)(ms|d|h|m|s)")
+_MAX_CHARACTERS = 60  # the longest time with all its units has half as many
+_SHOWN_CHARACTERS = 40  # of a wrong text in an error
 
 
 def parse_span(text: str) -> timedelta:
-    """Return the length of time a text names."""
+    """Return the length of time that a text describes."""
     wanted = text.strip().lower()
     if wanted == "unlimited":
         return UNLIMITED
-    pieces = _PIECE.findall(wanted)
+    pieces = _PIECE.findall(wanted) if len(wanted) <= _MAX_CHARACTERS else []
     if not pieces or "".join(number + unit for number, unit in pieces) != wanted:
         raise InvalidArgumentError(
-            f"{text!r:.40} is not a length of time; write it like 30s, 5m, 1h30m, 7d or unlimited"
+            f"{_shown(text)} is not a length of time; write one such as 500ms, 30s, 5m, 1h30m, 7d "
+            "or unlimited"
         )
     try:
         return sum((int(number) * _UNITS[unit] for number, unit in pieces), timedelta(0))
-    except (OverflowError, ValueError):  # Python refuses numbers of thousands of digits
-        raise InvalidArgumentError(f"{text!r:.40} is too long; write unlimited") from None
+    except OverflowError:
+        raise InvalidArgumentError(
+            f"{_shown(text)} is longer than any supported time; write unlimited"
+        ) from None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
 
 
 def format_span(span: timedelta) -> str:
-    """Return a length of time as `parse_span` reads it; what is below a millisecond is left out."""
+    """Return a length of time as text that `parse_span` reads; fractions of 1 ms are dropped."""
     if span == UNLIMITED:
         return "unlimited"
     pieces = []

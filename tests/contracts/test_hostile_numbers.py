@@ -181,8 +181,13 @@ def test_hostile_numbers_are_refused_where_a_frame_is_read(command: Any, numbers
 @every_command
 def test_honest_numbers_are_read(command: Any) -> None:
     rows = 1 if command(run(0, 1))["$"] == "Send" else 0
-    for numbers in (run(0, 1), run(2**62 - 1, 1), run(-(2**62), 1), [7]):
+    for numbers in (run(0, 1), run(2**62 - 1, 1), [7]):
         assert type(decoded(command(numbers), rows)) in COMMANDS
+
+
+def test_the_numbers_of_an_origin_are_not_below_zero() -> None:
+    for numbers in (run(-1, 1), run(-(2**62), 1), [-7]):
+        assert isinstance(decoded(TAKES_NUMBERS["Send"](numbers)), InvalidArgumentError)
 
 
 def test_a_refusal_says_how_many_numbers_there_may_be() -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.contracts.conftest import World
 from tests.contracts.words import (
     QUEUE,
+    TOPIC,
     complete,
     message,
     outcome,
@@ -111,11 +112,12 @@ def test_a_long_poll_that_ends_with_a_message_costs_one_operation(world: World) 
 
 def test_a_refused_operation_is_metered_under_its_error(world: World) -> None:
     queue(world)
+    topic(world)
     with pytest.raises(InvalidArgumentError):
-        world.ask(Receive(QUEUE, 0))
+        world.ask(Receive(TOPIC))
     with pytest.raises(EntityNotFoundError):
         receive(world, "nowhere")
-    assert metered(world, "Receive")["InvalidArgument"]["count"] == 1
+    assert metered(world, "Receive", TOPIC)["InvalidArgument"]["count"] == 1
     assert metered(world, "Receive", "")["EntityNotFound"]["count"] == 1
 
 

@@ -41,7 +41,7 @@ from twinbus.broker.commands import (
     Send,
     SettleRange,
 )
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.origins import sender_source
 from twinbus.broker.writer import Call
 from twinbus.clock import ManualClock
 from twinbus.limits import MAX_MESSAGE_BYTES

@@ -19,7 +19,7 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.broker.commands import DeleteEntity, Origin, Send, UpdateEntity
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.origins import sender_source
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, InvalidArgumentError, QuotaExceededError
 from twinbus.message import BrokeredMessage, to_batch

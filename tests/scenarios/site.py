@@ -84,7 +84,8 @@ class Site(World):
     @property
     def log_bytes(self) -> int:
         """Size of the log directory."""
-        return sum(path.stat().st_size for path in self.directory.glob("log/*"))
+        files = (path for path in self.directory.glob("log/*") if path.name != "reserve")
+        return sum(path.stat().st_size for path in files)
 
     @property
     def last_segment(self) -> Path:

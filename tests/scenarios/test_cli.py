@@ -1,58 +1,22 @@
 """The command line against a real server: every command, both outputs, every exit code."""
 
-import io
 import itertools
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
 
 import click
 import pytest
 
+from tests.scenarios.command_line import PYTHON, Done, commands, run
 from twinbus import MessagingFactory, NamespaceManager, RetryPolicy, UnauthorizedError
 from twinbus.cli.context import CONNECTION
-from twinbus.cli.main import main, root
 from twinbus.connection import ConnectionString
 
-PYTHON = [sys.executable, "-c", "from twinbus.cli import main; main()"]
 NAMES = itertools.count(1)
 URGENT = ("--sql", "priority > 5")
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str = field(default="")
-
-    @property
-    def json(self) -> Any:
-        """The only JSON document it printed."""
-        (only,) = self.lines
-        return only
-
-    @property
-    def lines(self) -> list[Any]:
-        """The JSON documents it printed, one per line."""
-        return [json.loads(line, parse_constant=_no_json) for line in self.out.splitlines()]
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """The words of the table it printed."""
-        return [line.split() for line in self.out.splitlines()]
-
-
-def _no_json(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +37,6 @@ def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _environment(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTION, connection)
-
-
-def run(*arguments: object, stdin: str | bytes = "") -> Done:
-    """Run a command in this process."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    given = stdin.encode() if isinstance(stdin, str) else stdin
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 def ok(*arguments: object, stdin: str | bytes = "") -> Done:
@@ -127,15 +78,6 @@ def kill_messages(connection: str, path: str, count: int) -> None:
 
 
 # -- help ------------------------------------------------------------------------------------------
-
-
-def commands(
-    command: click.Command = root, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    yield path, command
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from commands(child, (*path, name))
 
 
 EVERY = [

@@ -24,7 +24,7 @@ from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, failure_of
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
-from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.settling import settlements
 from twinbus.testing import Fault, FaultyNamespace
 
 DESTINATIONS = ("orders", "bills", "news")
@@ -67,7 +67,8 @@ class Syphon:
         for carried in self.done:
             release = not carried.kept and carried.unread is None
             try:
-                self.secondary.ask(settlement(carried, release=release))
+                for command in settlements(carried, release=release):
+                    self.secondary.ask(command)
             except MessagingError as error:
                 if error.code != "StaleEpoch":
                     carried.unread = failure_of(error)

@@ -37,7 +37,7 @@ from twinbus import (
     RetryPolicy,
 )
 from twinbus.broker.commands import Origin
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.origins import sender_source
 from twinbus.entities import backlog_queue_path
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted

@@ -19,7 +19,7 @@ from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.commands import CreateEntity, Disposition, Receive, Send, Settle
 from twinbus.broker.engine import EngineSettings
 from twinbus.broker.log import Log
-from twinbus.cli.main import root
+from twinbus.cli.root import root
 from twinbus.clock import ManualClock
 from twinbus.errors import LedgerDamagedError
 from twinbus.ledger import LedgerSettings

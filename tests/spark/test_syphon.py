@@ -11,7 +11,7 @@ from tests.spark.test_source import FULL
 from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
 from twinbus import BrokeredMessage, EntityStatus, MessagingError, QueueDescription
 from twinbus.broker.commands import LeaseRange, Origin, Send
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.origins import sender_source
 from twinbus.message import to_batch
 from twinbus.pipeline.syphon import Syphon
 

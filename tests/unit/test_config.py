@@ -1,6 +1,7 @@
 """The configuration file of a server: what it says, what is wrong with it, what comes of it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from twinbus.entities import (
     TopicDescription,
 )
 from twinbus.errors import InvalidArgumentError, MessagingError
-from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, UNLIMITED
+from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES, UNLIMITED
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server import config
 from twinbus.server.config import Config, Declared, apply, read_config
 
 Read = Callable[[str], Config]
@@ -127,7 +129,7 @@ def test_the_page_that_shows_a_file_shows_a_good_one(read: Read) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("nonsense", "cannot be read"),
+        ("nonsense", "is not a TOML file"),
         ("[[queues]]\npath = 'a'", "no section 'queues'"),
         ("[queue]\npath = 'a'", "[[queue]], with two brackets"),
         ("queue = [1]", "[[queue]], with two brackets"),
@@ -155,6 +157,9 @@ def test_the_page_that_shows_a_file_shows_a_good_one(read: Read) -> None:
         ("[limits]\nopen_receives = -1", "limits.open_receives is -1"),
         ("[limits]\noperations_per_second = nan", "limits.operations_per_second is nan"),
         ("[limits]\nmax_conections = 5", "max_conections"),
+        ("[ledger]\nretention = 'soon'", "ledger: retention: 'soon'"),
+        ("[ledger]\nretention = 5", "ledger: retention is 5"),
+        ("[ledger]\nis_on = 'yes'", "ledger.is_on is 'yes'"),
     ],
 )
 def test_a_mistake_is_named(read: Read, text: str, named: str) -> None:
@@ -179,6 +184,109 @@ def test_a_rule_of_another_shape_is_refused_with_the_right_one(read: Read, text:
 def test_a_mistake_says_which_entity_it_is_in(read: Read) -> None:
     good = "".join(f"[[queue]]\npath = 'good-{at}'\n" for at in range(3))
     assert "orders" in refusal(read, good + "[[queue]]\npath = 'orders'\nlock_duration = 'x'")
+
+
+COUNTS = {
+    "max_message_bytes": MAX_RECEIVE_BYTES,
+    "max_connections": 1_000_000,
+    "open_receives": 10**9,
+    "memory_bytes": 2**63 - 1,
+    "storage_bytes": 2**63 - 1,
+}
+RATES = ("operations_per_second", "entity_operations_per_second")
+NO_NUMBERS = ("'9'", "true", "[1]", "{ a = 1 }", "2030-01-01", "nan", "inf", "-inf", "-1", "0")
+
+
+def test_every_limit_has_a_range() -> None:
+    assert {*COUNTS, *RATES} == {
+        "max_message_bytes",
+        "max_connections",
+        *(f.name for f in fields(Thresholds)),
+    }
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, "0.5", "1.0", "1e30", f"0x1{'0' * 5000}"])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_limit_that_is_a_count_must_be_a_whole_number_in_its_range(
+    read: Read, name: str, value: str
+) -> None:
+    said = refusal(read, f"[limits]\n{name} = {value}")
+    assert f"limits.{name} is " in said
+    assert f"it must be a whole number from 1 to {COUNTS[name]}" in said
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_has_its_range_with_both_ends(read: Read, name: str) -> None:
+    for value in (1, COUNTS[name]):
+        found = read(f"[limits]\n{name} = {value}")
+        assert value in (getattr(found, name, None), getattr(found.thresholds, name, None))
+    refusal(read, f"[limits]\n{name} = {COUNTS[name] + 1}")
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, "0.0", "-0.5", "1e10", f"0x1{'0' * 5000}"])
+@pytest.mark.parametrize("name", RATES)
+def test_a_limit_that_is_a_rate_must_be_a_finite_number_above_zero(
+    read: Read, name: str, value: str
+) -> None:
+    said = refusal(read, f"[limits]\n{name} = {value}")
+    assert f"limits.{name} is " in said
+    assert "it must be a number above 0 and at most 1000000000" in said
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_rate_may_be_a_fraction(read: Read, name: str) -> None:
+    found = read(f"[limits]\n{name} = 0.5").thresholds
+    assert getattr(found, name) == 0.5
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a = {'[' * DEEP}{']' * DEEP}",
+        f"a = {'{ b = ' * DEEP}1{'}' * DEEP}",
+        f"[limits]\nmax_connections = {'[' * DEEP}{']' * DEEP}",
+        f"[limits]\nmax_connections{'.a' * 2000} = 1",
+        f"[[queue]]\npath{'.a' * 2000} = 1",
+        f"[[queue]]\npath = 'a'\nstatus{'.a' * 2000} = 1",
+        f"{SPORT}rules = [{{ name = 'a', sql{'.a' * 2000} = 1 }}]",
+        f"[ledger]\nis_on{'.a' * 2000} = 1",
+        f"a = {'9' * 5000}",
+        f"[[queue]]\npath = 'a'\nmax_delivery_count = 0x1{'0' * 5000}",
+    ],
+    ids=range(10),
+)
+def test_values_that_are_nested_deeply_or_have_thousands_of_digits_are_refused(
+    read: Read, text: str
+) -> None:
+    assert len(refusal(read, text)) < 1000
+
+
+def test_a_file_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_MAX_FILE_BYTES", 1000)
+    with pytest.raises(InvalidArgumentError, match="/dev/zero: the file has more than 1000 bytes"):
+        read_config(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        '{ name = "bad", sql = "x = = 1" }',
+        '{ name = "bad", sql = 5 }',
+        '{ name = "bad", sql = "" }',
+        '{ name = "bad", sql = "x = 1", action = "SET y = = 2" }',
+        '{ name = "bad", sql = "x = 1", action = 5 }',
+        '{ name = "bad", sql = "x = 1", colour = "red" }',
+        '{ name = "bad" }',
+    ],
+)
+def test_a_bad_rule_is_named_with_its_subscription_and_its_file(read: Read, rule: str) -> None:
+    good = '{ name = "good", sql = "x = 1" }'
+    said = refusal(read, f"{SPORT}rules = [{good}, {rule}]")
+    assert "entities.toml: subscription 'sport': rule 'bad': " in said
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(read: Read, tmp_path: Path) -> None:
@@ -235,10 +343,10 @@ def test_rules_of_a_subscription_that_exists_are_left_alone(
 
 
 def test_applying_a_file_again_changes_nothing(read: Read, namespace: EmbeddedNamespace) -> None:
-    config = read(SPORT + RULES + "\n[[queue]]\npath = 'orders'")
-    apply(config, namespace)
+    wanted = read(SPORT + RULES + "\n[[queue]]\npath = 'orders'")
+    apply(wanted, namespace)
     before = namespace.snapshot().meter.to_pylist()
-    apply(config, namespace)
+    apply(wanted, namespace)
     operations = {row["operation"] for row in namespace.snapshot().meter.to_pylist()}
     assert operations == {row["operation"] for row in before}
     assert "UpdateEntity" not in operations
@@ -256,7 +364,7 @@ def test_a_name_that_is_taken_by_another_kind_is_a_mistake(
     read: Read, namespace: EmbeddedNamespace
 ) -> None:
     apply(read("[[topic]]\npath = 'news'"), namespace)
-    with pytest.raises(MessagingError, match="news"):
+    with pytest.raises(MessagingError, match=r"entities\.toml: queue 'news': "):
         apply(read("[[queue]]\npath = 'news'"), namespace)
 
 

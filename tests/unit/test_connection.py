@@ -156,13 +156,55 @@ def test_a_malformed_connection_string_is_an_invalid_argument(text: str) -> None
 
 
 def test_a_key_without_its_name_and_a_name_without_its_key_are_refused() -> None:
-    assert "SharedAccessKeyName" in refusal(f"{SERVER};SharedAccessKey={KEY}")
-    assert "no SharedAccessKey;" in refusal(f"{SERVER};SharedAccessKeyName=Root")
+    assert "no `SharedAccessKeyName`" in refusal(f"{SERVER};SharedAccessKey={KEY}")
+    assert "no `SharedAccessKey`" in refusal(f"{SERVER};SharedAccessKeyName=Root")
 
 
 def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="text"):
+    with pytest.raises(InvalidArgumentError, match="must be a str, not NoneType"):
         ConnectionString.parse(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("character", [chr(0xDCE9), chr(0xD800), chr(0xDFFF), "\0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Endpoint=embedded:///var/lib/{}",
+        "Endpoint=embedded:///var/lib/orders;Name={}",
+        "Endpoint=twinbus://{}",
+        f"{SERVER};Name={{}}",
+        f"{SERVER};EntityPath={{}}",
+        f"{SERVER};SharedAccessKeyName={{}};SharedAccessKey={KEY}",
+        f"{SERVER};SharedAccessKeyName=Root;SharedAccessKey={KEY}{{}}",
+        f"{SERVER};SharedAccessSignature={KEY}{{}}",
+        f"{SERVER};CaFile=/etc/{{}}",
+        f"{SERVER};TlsHostName={{}}",
+        f"{SERVER};{KEY}{{}}",
+        "{}",
+    ],
+)
+def test_text_that_is_not_utf_8_or_has_a_nul_is_refused_wherever_it_is(
+    text: str, character: str
+) -> None:
+    said = refusal(text.format(character))
+    assert "not valid UTF-8" in said or "NUL" in said
+    assert KEY[:12] not in said
+    assert character not in said
+
+
+def test_a_part_that_is_there_twice_is_named() -> None:
+    said = refusal(f"{SERVER};{CREDENTIALS};{CREDENTIALS}")
+    assert "sets `SharedAccessKeyName` twice. Remove one." in said
+
+
+def test_an_unknown_part_that_is_there_twice_is_not_named_because_it_may_be_a_key() -> None:
+    key = "NobodyShallSeeIt"
+    assert key not in refusal(f"{SERVER};{key}=;{key}=")
+
+
+def test_a_part_that_belongs_to_a_server_is_named_when_the_namespace_is_embedded() -> None:
+    said = refusal("Endpoint=embedded:///var/lib/orders;CaFile=/etc/ca.pem")
+    assert "cannot have `CaFile`" in said
 
 
 # -- nobody sees the key ---------------------------------------------------------------------------

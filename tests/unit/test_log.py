@@ -231,16 +231,32 @@ def test_a_tail_torn_at_any_byte_is_cut_kept_aside_and_written_over(tmp_path: Pa
         shutil.rmtree(torn)
 
 
-def test_a_segment_torn_within_its_header_is_cut_and_begun_again(tmp_path: Path) -> None:
+def test_a_segment_torn_within_its_header_is_damage_where_the_one_before_is_sealed(
+    tmp_path: Path,
+) -> None:
     for end in range(ALIGNMENT):
         torn = tmp_path / f"torn-{end}"
         write(torn, "a", "b", segment_bytes=0)
         last = max(torn.glob("*.log"))
         os.truncate(last, end)
-        with opened(torn) as (log, records):
+        with pytest.raises(LogDamagedError, match="segment 2 .* missing"):
+            read(torn)
+        assert last.stat().st_size == end
+        with opened(torn, accept_damage=True) as (log, records):
             assert heard(records) == ["a"]
             log.append(saying("c"))
         assert read(torn) == ["a", "c"]
+
+
+def test_the_first_segment_torn_within_its_header_is_cut_and_begun_again(tmp_path: Path) -> None:
+    for end in range(ALIGNMENT):
+        torn = tmp_path / f"torn-{end}"
+        write(torn, "a")
+        os.truncate(only_segment(torn), end)
+        with opened(torn) as (log, records):
+            assert heard(records) == []
+            log.append(saying("b"))
+        assert read(torn) == ["b"]
 
 
 def test_power_lost_at_any_byte_of_an_append_leaves_the_records_before_it(tmp_path: Path) -> None:
@@ -367,8 +383,83 @@ def test_a_flipped_byte_in_the_header_of_a_segment_is_refused(tmp_path: Path) ->
 def test_a_segment_under_another_number_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "a")
     only_segment(tmp_path).rename(tmp_path / f"{7:020d}.log")
-    with pytest.raises(LogDamagedError, match="segment 7"):
+    with pytest.raises(LogDamagedError, match="segments 1 to 6 .* missing"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("gone", [slice(0, 1), slice(0, 2), slice(-1, None), slice(-2, None)])
+def test_missing_segments_are_named_and_nothing_is_changed(tmp_path: Path, gone: slice) -> None:
+    write(tmp_path, "a", "b", "c", "d", segment_bytes=0)
+    removed = sorted(tmp_path.glob("*.log"))[gone]
+    for path in removed:
+        path.unlink()
+    left = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
+    with pytest.raises(LogDamagedError, match="missing.*twinbus restored") as caught:
+        read(tmp_path)
+    assert caught.value.path == str(removed[0])
+    assert {path: path.read_bytes() for path in tmp_path.glob("*.log")} == left
+
+
+def test_a_segment_that_was_dropped_is_not_missed(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", "c", segment_bytes=0)
+    with opened(tmp_path, segment_bytes=0) as (log, _):
+        log.drop(1)
+    assert read(tmp_path) == ["b", "c"]
+
+
+def test_a_segment_whose_removal_a_kill_cut_off_is_removed_at_the_next_start(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, "a", "b", "c", segment_bytes=0)
+    first = min(tmp_path.glob("*.log"))
+    content = first.read_bytes()
+    with opened(tmp_path, segment_bytes=0) as (log, _):
+        log.drop(1)
+    first.write_bytes(content)
+    assert read(tmp_path) == ["b", "c"]
+    assert not first.exists()
+
+
+@pytest.mark.parametrize("name", ["backup-1.log", "1.log", "copy of.log", "7.log.bak"])
+def test_a_foreign_file_beside_the_segments_is_left_alone(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "a")
+    (tmp_path / name).write_bytes(b"a copy that somebody made")
+    assert read(tmp_path) == ["a"]
+    assert (tmp_path / name).exists()
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_stays(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    for link in (os.symlink, os.link):
+        folder = tmp_path / link.__name__
+        folder.mkdir()
+        link(precious, folder / "LOCK")
+        with pytest.raises(StoreUnavailableError, match="LOCK"):
+            Log(folder)
+    assert precious.read_text() == "keep me"
+
+
+def test_a_log_knows_the_last_record_that_its_directory_has_seen(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", "c")
+    with opened(tmp_path) as (log, _):
+        assert log.seen_record == log.last_record == 3
+    os.truncate(only_segment(tmp_path), ALIGNMENT)
+    with opened(tmp_path) as (log, _):
+        assert (log.seen_record, log.last_record) == (3, 0)
+        log.skip_to(3)
+        log.append(saying("d"))
+        assert log.last_record == 4
+    assert read(tmp_path) == ["d"]
+
+
+def test_what_was_cut_off_only_its_owner_can_read(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b")
+    path = only_segment(tmp_path)
+    os.truncate(path, path.stat().st_size - 1)
+    read(tmp_path)
+    [kept] = (tmp_path / "cut").iterdir()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:

@@ -43,12 +43,14 @@ def test_case_and_blanks_around_do_not_matter(text: str) -> None:
     "text", ["", "30", "s", "-5s", "1.5h", "5 m", "1h 30m", "5w", "1h,30m", "ever", "5ss", "+5s"]
 )
 def test_what_is_no_length_of_time_is_refused_with_how_to_write_one(text: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"write it like 30s.*unlimited") as refused:
+    with pytest.raises(InvalidArgumentError, match=r"write one such as .*unlimited") as refused:
         parse_span(text)
     assert repr(text) in refused.value.text
 
 
-@pytest.mark.parametrize("text", ["1000000000d", "9" * 30 + "h", "999999999d24h", "9" * 5000 + "s"])
+@pytest.mark.parametrize(
+    "text", ["1000000000d", "9" * 30 + "h", "999999999d24h", "9" * 5000 + "s", "9" * 10**6]
+)
 def test_what_is_too_long_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         parse_span(text)

@@ -31,14 +31,14 @@ def put(spill: Spill, *bodies: bytes, origin: Origin | None = None) -> None:
 
 
 def held(spill: Spill) -> list[bytes]:
-    return [m.body for send in spill.sends() for m in to_messages(send.messages)]
+    return [m.body for send, _ in spill.sends() for m in to_messages(send.messages)]
 
 
 def origins(spill: Spill) -> list[tuple[str, int]]:
     """Return what makes the move of each message happen once."""
     return [
         (send.origin.source, int(number))
-        for send in spill.sends()
+        for send, _ in spill.sends()
         if send.origin is not None
         for number in send.origin.numbers
     ]

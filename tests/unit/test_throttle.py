@@ -1,5 +1,6 @@
 """Throttling: each facet refuses past its threshold, and politely."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,13 @@ from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.throttle import Bucket, Thresholds, Throttle, Usage
 from twinbus.clock import ManualClock
 from twinbus.errors import ServerBusyError
-from twinbus.limits import PARTITION_COUNT, SECOND_US, SERVER_BUSY_RETRY_S
+from twinbus.limits import (
+    KEY_SHARE,
+    MANAGE_RESERVE,
+    PARTITION_COUNT,
+    SECOND_US,
+    SERVER_BUSY_RETRY_S,
+)
 from twinbus.namespace.embedded import EmbeddedNamespace
 
 IDLE = Usage(0, 0, 0)
@@ -73,7 +80,7 @@ def test_without_thresholds_nothing_is_refused() -> None:
     for _ in range(1000):
         throttle.check_rate(QUEUE, 1, 0)
     throttle.check_room(Usage(2**62, 2**62, 2**62))
-    throttle.check_receives(Usage(2**62, 2**62, 2**62))
+    throttle.check_receives(QUEUE, Usage(2**62, 2**62, 2**62))
     assert not throttle.limits_rates
 
 
@@ -113,9 +120,9 @@ def test_no_more_messages_are_taken_past_a_threshold_of_room(facet: str) -> None
 
 def test_no_more_receives_wait_past_their_threshold() -> None:
     throttle = Throttle(Thresholds(open_receives=2))
-    throttle.check_receives(Usage(0, 0, 1))
+    throttle.check_receives(QUEUE, Usage(0, 0, 1))
     with pytest.raises(ServerBusyError, match="open_receives"):
-        throttle.check_receives(Usage(0, 0, 2))
+        throttle.check_receives(QUEUE, Usage(0, 0, 2))
 
 
 def test_a_refusal_says_how_long_to_wait() -> None:
@@ -140,3 +147,26 @@ def test_an_entity_is_throttled_as_one_however_its_path_is_written(tmp_path: Pat
         send(world, "a", path="Orders")
         with pytest.raises(ServerBusyError):
             peek(world, "ORDERS")
+
+
+def test_a_key_has_a_share_of_the_receives_and_leaves_a_reserve_for_those_that_manage() -> None:
+    throttle = Throttle(Thresholds(open_receives=100))
+    share, common = int(100 * KEY_SHARE), int(100 * (1 - MANAGE_RESERVE))
+    throttle.check_receives(QUEUE, Usage(0, 0, 50, share - 1), is_manager=False)
+    with pytest.raises(ServerBusyError, match="of one key") as caught:
+        throttle.check_receives(QUEUE, Usage(0, 0, 50, share), is_manager=False)
+    assert caught.value.scope == QUEUE
+    with pytest.raises(ServerBusyError, match="the namespace"):
+        throttle.check_receives(QUEUE, Usage(0, 0, common, 0), is_manager=False)
+    throttle.check_receives(QUEUE, Usage(0, 0, common, share), is_manager=True)
+
+
+def test_a_part_of_the_rate_is_left_to_keys_that_manage() -> None:
+    throttle = Throttle(Thresholds(operations_per_second=100))
+    taken = 0
+    with suppress(ServerBusyError):
+        while True:
+            throttle.check_rate(QUEUE, 1, 0, is_manager=False)
+            taken += 1
+    assert taken == int(100 * (1 - MANAGE_RESERVE))
+    throttle.check_rate(QUEUE, 1, 0, is_manager=True)

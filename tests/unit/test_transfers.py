@@ -3,18 +3,21 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.transfers import (
-    Intervals,
-    Transfers,
-    runs,
-    sender_number,
-    sender_source,
+from twinbus.broker.origins import origin_kind, sender_number, sender_source, sink_source
+from twinbus.broker.transfers import ANYBODY, Intervals, Transfers, runs
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    KNOWN_GAPS,
+    KNOWN_INTERVALS,
+    KNOWN_SENDERS,
+    KNOWN_SENDERS_IN_ALL,
+    MAX_ORIGIN_CHARACTERS,
 )
-from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS
 
 spans = st.tuples(st.integers(-30, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
 EVERYTHING = np.arange(-50, 50)
@@ -93,8 +96,8 @@ def test_what_is_written_down_of_origins_restores_them(
     transfers, restored = Transfers(), Transfers()
     for origin, span in taken:
         transfers.take(origin, [span])
-    for origin, intervals in transfers.origins():
-        restored.take(origin, intervals)
+    for origin, owner, intervals in transfers.origins():
+        restored.take(origin, intervals, owner)
     assert list(restored.origins()) == list(transfers.origins())
 
 
@@ -120,7 +123,7 @@ def test_of_a_sender_with_many_gaps_the_latest_numbers_are_known() -> None:
     transfers = Transfers()
     for number in range(0, 4 * KNOWN_GAPS, 2):
         transfers.take(sender_source(1), [(number, number)])
-    [(_, held)] = transfers.origins()
+    [(_, _, held)] = transfers.origins()
     assert len(held) == KNOWN_GAPS
     assert held[-1] == (4 * KNOWN_GAPS - 2, 4 * KNOWN_GAPS - 2)
 
@@ -133,3 +136,63 @@ def test_a_backlog_queue_is_never_forgotten() -> None:
         transfers.take(sender_source(number), [(0, 9)])
     asked = np.arange(0, 4 * KNOWN_GAPS, 2)
     assert transfers.taken("contoso/x-servicebus-transfer/0", asked).all()
+
+
+def test_a_key_cannot_make_the_broker_forget_the_senders_of_another() -> None:
+    transfers = Transfers()
+    for number in range(100):
+        transfers.take(sender_source(number + 1), [(0, 9)], "victim")
+    for number in range(2 * KNOWN_SENDERS):
+        transfers.take(sender_source(2**32 + number), [(0, 9)], "stranger")
+    asked = np.array([5])
+    assert all(transfers.taken(sender_source(n + 1), asked).all() for n in range(100))
+    assert len(list(transfers.origins())) == KNOWN_SENDERS + 100
+
+
+def test_many_keys_together_have_a_bound_and_the_largest_gives_way() -> None:
+    transfers = Transfers()
+    transfers.take(sender_source(1), [(0, 9)], "victim")
+    for key in range(KNOWN_SENDERS_IN_ALL // KNOWN_SENDERS + 1):
+        for number in range(KNOWN_SENDERS):
+            source = sender_source((key + 1) << 32 | number)
+            transfers.take(source, [(0, 9)], f"stranger {key}")
+    assert len(list(transfers.origins())) == KNOWN_SENDERS_IN_ALL
+    assert transfers.taken(sender_source(1), np.array([5])).all()
+
+
+def test_the_gaps_of_all_senders_of_a_key_have_a_bound() -> None:
+    transfers = Transfers()
+    gaps = [(number, number) for number in range(0, 2 * KNOWN_GAPS, 2)]
+    for number in range(2 * KNOWN_INTERVALS // KNOWN_GAPS):
+        transfers.take(sender_source(number + 1), gaps, "stranger")
+    held = sum(len(intervals) for _, _, intervals in transfers.origins())
+    assert held <= KNOWN_INTERVALS
+
+
+def test_a_sender_belongs_to_the_key_that_used_it_first() -> None:
+    transfers = Transfers()
+    transfers.take(sender_source(1), [(0, 9)], "first")
+    transfers.take(sender_source(1), [(10, 19)], "second")
+    transfers.take(sink_source("of Spark"), [(0, 9)], ANYBODY)
+    assert transfers.owner(sender_source(1)) == "first"
+    assert transfers.owner(sink_source("of Spark")) == ANYBODY
+    assert transfers.owner("a backlog queue") is None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "",
+        "sender/",
+        "sender/1",
+        "sender/-000000000000001",
+        f"sender/{2**64:x}",
+        "sender/000000000000000G",
+        "half \ud800",
+        "with \0",
+        "x" * (MAX_ORIGIN_CHARACTERS + 1),
+    ],
+)
+def test_a_name_that_is_no_origin_is_refused(source: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        origin_kind(source)

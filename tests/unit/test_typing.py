@@ -83,6 +83,7 @@ def failing(error: MessagingError) -> tuple[str, bool]:
 """
 
 WRONG = {
+    "from twinbus import Nonsense": "attr-defined",
     "factory.create_queue_client(1)": "arg-type",
     "factory.create_queue_client('q', options=5)": "arg-type",
     "queue.send(123)": "arg-type",

@@ -53,9 +53,12 @@ briefly = settings(replayed, max_examples=15)
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = st.lists(NUMBER, max_size=40)  # both sides of where they become a blob
-PATH = st.text(max_size=30)
+PRINTED = st.characters(codec="utf-8", exclude_characters="\0")
+PATH = st.text(PRINTED, max_size=30)
 NAME = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 SPAN = st.timedeltas(timedelta(0), timedelta(days=1000))
+WAIT = st.timedeltas(timedelta(0), timedelta(days=1))
+LEASE = st.timedeltas(timedelta(microseconds=1), timedelta(hours=1))
 MOMENT = st.datetimes(timezones=st.just(UTC))
 TOKENS = st.lists(st.uuids(), max_size=5).map(tokens_of)
 LOCK = st.builds(c.SessionLock, PATH, st.uuids())
@@ -74,7 +77,7 @@ MESSAGE = st.builds(
 )
 MESSAGES = st.lists(MESSAGE, max_size=4)
 PARAMETERS = st.dictionaries(NAME, NUMBER | PATH | st.booleans() | MOMENT, max_size=3)
-SQL = st.text(min_size=1, max_size=20)
+SQL = st.text(PRINTED, min_size=1, max_size=20)
 RULE = st.builds(
     RuleDescription,
     NAME,
@@ -97,7 +100,7 @@ ENTITY = (
     | st.builds(TopicDescription, path=NAME, status=STATUS, user_metadata=st.none() | PATH)
     | st.builds(SubscriptionDescription, topic_path=NAME, name=NAME, requires_session=st.booleans())
 )
-SECRET = st.text(min_size=16, max_size=40)
+SECRET = st.text(PRINTED, min_size=16, max_size=40)
 KEY = st.builds(
     SharedAccessKey,
     name=st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True),
@@ -106,7 +109,9 @@ KEY = st.builds(
     secondary=SECRET,
     entity_path=st.none() | NAME,
 )
-ORIGIN = st.builds(c.Origin, st.text(min_size=1), NUMBERS | NUMBERS.map(np.array).map(np.int64))
+COUNTS = st.lists(st.integers(0, 2**63 - 1), max_size=40)
+SOURCE = st.text(PRINTED, min_size=1, max_size=40).map("queue {}".format)
+ORIGIN = st.builds(c.Origin, SOURCE, COUNTS | COUNTS.map(np.array).map(np.int64))
 PARTS = st.lists(st.builds(c.DeadLetterPart, NUMBERS, PATH, st.none() | PATH), max_size=3)
 MODE = st.sampled_from(c.ReceiveMode)
 MAYBE_LOCK = st.none() | LOCK
@@ -123,22 +128,29 @@ def delivered(messages: list[BrokeredMessage]) -> pa.RecordBatch:
 COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.Send: st.builds(c.Send, PATH, MESSAGES | MESSAGES.map(to_batch), st.none() | ORIGIN),
     c.CancelScheduled: st.builds(c.CancelScheduled, PATH, NUMBERS),
-    c.Receive: st.builds(c.Receive, PATH, FEW, SPAN, MODE, MAYBE_LOCK, NUMBER),
+    c.Receive: st.builds(c.Receive, PATH, FEW, WAIT, MODE, MAYBE_LOCK, NUMBER),
     c.ReceiveDeferred: st.builds(c.ReceiveDeferred, PATH, NUMBERS, MODE, MAYBE_LOCK),
     c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER),
     c.Settle: st.builds(
         c.Settle, PATH, TOKENS, st.sampled_from(c.Disposition), st.none() | PATH, st.none() | PATH
     ),
     c.RenewLocks: st.builds(c.RenewLocks, PATH, TOKENS),
-    c.AcceptSession: st.builds(c.AcceptSession, PATH, st.none() | PATH, SPAN),
+    c.AcceptSession: st.builds(c.AcceptSession, PATH, st.none() | PATH, WAIT),
     c.RenewSession: st.builds(c.RenewSession, PATH, LOCK),
     c.ReleaseSession: st.builds(c.ReleaseSession, PATH, LOCK),
     c.GetSessionState: st.builds(c.GetSessionState, PATH, LOCK),
     c.SetSessionState: st.builds(c.SetSessionState, PATH, LOCK, st.none() | st.binary()),
     c.LeaseRange: st.builds(
-        c.LeaseRange, PATH, PATH, FEW, st.none() | NUMBER, st.none() | NUMBER, SPAN
+        lambda path, owner, count, span, duration: c.LeaseRange(
+            path, owner, count, *(span or (None, None)), duration=duration
+        ),
+        PATH,
+        PATH,
+        FEW,
+        st.none() | st.tuples(NUMBER, NUMBER).map(sorted),
+        LEASE,
     ),
-    c.RenewRange: st.builds(c.RenewRange, PATH, NUMBER, SPAN),
+    c.RenewRange: st.builds(c.RenewRange, PATH, NUMBER, LEASE),
     c.ReadRange: st.builds(c.ReadRange, PATH, NUMBER, NUMBER, NUMBER, NUMBER),
     c.SettleRange: st.builds(
         c.SettleRange, PATH, NUMBER, st.lists(st.tuples(NUMBER, NUMBER), max_size=40), PARTS

@@ -1,26 +1,31 @@
 """Access keys: who may do what. Pure: `now` is an argument, and keys are made elsewhere.
 
-A key belongs to the namespace or to one queue or topic, and carries claims:
+A key belongs to the namespace, to one queue or topic, or to the folder of a primary's backlog
+queues (`contoso/x-servicebus-transfer`), and carries claims:
 
-    Send     send, schedule, cancel
-    Listen   receive, settle, browse, sessions, ranges
-    Manage   everything; creating and listing entities, keys and the meter need it namespace-wide
+    Send      send, schedule, cancel
+    Listen    receive, settle, browse, sessions, ranges
+    Transfer  bring messages home: send under the name of the backlog queue they lay in
+    Manage    everything; creating and listing entities, keys and the meter need it namespace-wide,
+              but a key of a folder manages the backlog queues in it
 
-A key has two secrets so that it can be rotated: clients move to the second, the first is made anew.
-What a connection presents is a token signed with either. A token whose secret was replaced is no
-longer good, while those of the other secret go on.
+A key has two secrets so that it can be rotated: clients move to the second, the first is replaced.
+A connection presents a token signed with either. When a secret is replaced, the broker refuses the
+tokens that it signed, and goes on accepting those of the other secret.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.connection import Token
-from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
+from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS, is_backlog_folder
 from twinbus.errors import InvalidArgumentError, UnauthorizedError
-from twinbus.limits import MAX_ID_CHARACTERS
+from twinbus.limits import MAX_ADDRESS_CHARACTERS, MAX_ID_CHARACTERS, MAX_SECRET_CHARACTERS
+from twinbus.values import check_optional_text, check_text, check_type
 
 if TYPE_CHECKING:
     from twinbus.broker.commands import Command
@@ -35,6 +40,7 @@ class Claim(Enum):
     MANAGE = "manage"
     SEND = "send"
     LISTEN = "listen"
+    TRANSFER = "transfer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +58,15 @@ class SharedAccessKey:
             raise InvalidArgumentError(
                 f"a key's name has 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
             )
-        object.__setattr__(self, "claims", tuple(self.claims))
+        check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):
-            raise InvalidArgumentError(f"key {self.name} needs claims: manage, send or listen")
+            raise InvalidArgumentError(
+                f"key {self.name} needs claims: manage, send, listen or transfer"
+            )
+        object.__setattr__(self, "claims", tuple(dict.fromkeys(self.claims)))
         for secret in (self.primary, self.secondary):
-            if not isinstance(secret, str) or len(secret) < 16:
-                raise InvalidArgumentError(f"a secret of key {self.name} is shorter than 16")
+            check_text(f"a secret of key {self.name}", secret, MAX_SECRET_CHARACTERS, least=16)
+        check_optional_text("entity_path", self.entity_path, MAX_ADDRESS_CHARACTERS)
 
     def has(self, claim: Claim) -> bool:
         """Whether it allows that; managing includes the others."""
@@ -103,6 +112,33 @@ _MANAGED_BY_ENTITY_KEYS = {
     "DeleteRule",
     "ListRules",
 }
+_MANAGED_BY_FOLDER_KEYS = {"CreateEntity", "ListEntities"}
+
+
+class Principal(Protocol):
+    """Who asks: decides what a command may do beyond the claim it needs, and who owns what."""
+
+    @property
+    def id(self) -> str:
+        """The key's identity; empty: the process that opened the namespace."""
+        ...
+
+    def may(self, claim: Claim, path: str | None) -> bool:
+        """Whether it has a claim on an entity; None: on the whole namespace."""
+        ...
+
+
+class _Owner:
+    """The process that opened the namespace: it may do everything."""
+
+    id = ""
+
+    def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
+        """Say yes."""
+        return True
+
+
+OWNER = _Owner()
 
 
 def _needs(command: "Command[Any]") -> tuple[Claim, str | None]:
@@ -111,7 +147,7 @@ def _needs(command: "Command[Any]") -> tuple[Claim, str | None]:
     claim = _CLAIMS.get(kind, Claim.MANAGE)
     if claim is Claim.MANAGE and kind not in _MANAGED_BY_ENTITY_KEYS:
         return claim, None
-    about: Any = getattr(command, "description", None) if kind == "UpdateEntity" else command
+    about: Any = command.description if kind == "UpdateEntity" else command  # type: ignore[attr-defined]
     return claim, str(about.path)
 
 
@@ -120,6 +156,8 @@ def _covers(entity_path: str, path: str) -> bool:
     left = path.lower().removeprefix(entity_path.lower())
     if left == path.lower():
         return False
+    if is_backlog_folder(entity_path) and left.startswith("/"):
+        return True
     return left in ("", DEAD_LETTER_SUFFIX.lower()) or left.startswith(SUBSCRIPTIONS.lower())
 
 
@@ -130,18 +168,66 @@ class Admission:
     token: Token
     key: SharedAccessKey
 
+    @property
+    def id(self) -> str:
+        """The identity of the key."""
+        return self.key.id
+
+    @property
+    def _scopes(self) -> list[str]:
+        return [scope for scope in (self.token.path, self.key.entity_path) if scope]
+
+    def may(self, claim: Claim, path: str | None) -> bool:
+        """Whether token and key allow that."""
+        covered = all(path is not None and _covers(scope, path) for scope in self._scopes)
+        return self.key.has(claim) and covered
+
     def check(self, command: "Command[Any]") -> None:
         """Refuse what the token or its key does not allow."""
         claim, path = _needs(command)
-        scopes = [scope for scope in (self.token.path, self.key.entity_path) if scope]
+        if type(command).__name__ in _MANAGED_BY_FOLDER_KEYS:
+            path = self._path_in_folder(command)
+        self._check(claim, path)
+        origin = getattr(command, "origin", None)
+        while origin is not None:
+            self._check_origin(origin.source, path)
+            origin = origin.also
+
+    def _check(self, claim: Claim, path: str | None) -> None:
         if not self.key.has(claim):
             raise UnauthorizedError(
                 f"key {self.key.name} lacks the claim {claim.value}", claim=claim.value, path=path
             )
-        if not all(path is not None and _covers(scope, path) for scope in scopes):
+        if not self.may(claim, path):
             raise UnauthorizedError(
-                f"key {self.key.name} is for {scopes[0]} and not for {path or 'the namespace'}",
+                f"key {self.key.name} is for {self._scopes[0]} and not for "
+                f"{path or 'the namespace'}",
                 claim=claim.value,
+                path=path,
+            )
+
+    def _path_in_folder(self, command: "Command[Any]") -> str | None:
+        """Return the path by which a key of a folder is judged; None: the whole namespace."""
+        scopes = self._scopes
+        if not scopes or not all(map(is_backlog_folder, scopes)):
+            return None
+        described = getattr(command, "description", None)
+        return scopes[-1] if described is None else str(described.path)
+
+    def _check_origin(self, source: str, path: str | None) -> None:
+        """Refuse the name of a backlog queue to a key that may not bring messages home.
+
+        The primary takes messages under such a name for known when their numbers come again:
+        a key that could claim numbers could make the messages of others vanish.
+        """
+        kind = origin_kind(source)
+        if kind is OriginKind.SPILL:
+            raise UnauthorizedError("only the broker itself names a spill store as an origin")
+        if kind is OriginKind.TRANSFER and not self.may(Claim.TRANSFER, path):
+            raise UnauthorizedError(
+                f"key {self.key.name} lacks the claim transfer, which bringing messages home needs; "
+                "give the syphon a key with the claims send and transfer",
+                claim=Claim.TRANSFER.value,
                 path=path,
             )
 

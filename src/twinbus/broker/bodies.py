@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.log import Log, Place
+from twinbus.broker.undo import Undo
 from twinbus.limits import OPEN_RECORDS
 from twinbus.message import Int64s
 
@@ -28,8 +29,9 @@ _COLUMNS = {
 class Bodies:
     """The message batches of a log."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, undo: Undo | None = None) -> None:
         self._log = log
+        self._undo = undo or Undo()
         self._first = 1  # batch number of column position 0
         self._count = 0
         self._columns: dict[str, npt.NDArray[Any]] = {
@@ -79,6 +81,7 @@ class Bodies:
         """Count one place less for each row referred to."""
         self._count_places(numbers, -1)
         self.released += len(numbers)
+        self._undo.note(lambda: self._count_places(numbers, 1))
 
     def _count_places(self, numbers: Int64s, sign: int) -> None:
         if not len(numbers):

@@ -22,50 +22,74 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.access import SharedAccessKey
+from twinbus.broker.origins import origin_kind
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
     DEFAULT_LEASE_DURATION,
+    MAX_ADDRESS_CHARACTERS,
     MAX_BATCH_MESSAGES,
+    MAX_DEAD_LETTER_PARTS,
     MAX_ID_CHARACTERS,
+    MAX_LEASE_DURATION,
+    MAX_LEASE_MESSAGES,
+    MAX_ORIGIN_DEPTH,
+    MAX_OWNER_CHARACTERS,
+    MAX_REASON_CHARACTERS,
     MAX_RECEIVE_BYTES,
+    MAX_RECEIVE_MESSAGES,
+    MAX_SESSION_STATE_BYTES,
+    MAX_WAIT,
 )
-from twinbus.message import LOCK_TOKEN, BrokeredMessage, body_bytes, too_long
+from twinbus.message import LOCK_TOKEN, BrokeredMessage, body_bytes
+from twinbus.values import check_optional_text, check_span, check_text, check_type, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
+_LARGEST = 2**63 - 1  # what a column holds
 
 
-def _check_numbers(what: str, numbers: object) -> None:
-    """Refuse anything but whole numbers that fit a column, and no more than a batch has."""
+def _check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
+    """Refuse anything but whole numbers that fit a column, and more of them than a batch has."""
     if isinstance(numbers, range):
         count = numbers.stop - numbers.start  # `len` cannot say everything a range can be
-        whole = numbers.step == 1 and -(2**62) <= numbers.start <= numbers.stop <= 2**62
+        whole = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
     elif isinstance(numbers, np.ndarray):
-        count, whole = numbers.size, numbers.dtype == np.int64
+        count, whole = numbers.size, numbers.dtype == np.int64 and numbers.ndim == 1
+        whole = whole and (not count or int(numbers.min()) >= low)
     else:
         whole = isinstance(numbers, list | tuple) and all(
-            type(number) is int and -(2**63) <= number < 2**63 for number in numbers
+            type(number) is int and low <= number <= _LARGEST for number in numbers
         )
         count = len(numbers) if isinstance(numbers, list | tuple) else 0
     if not whole:
-        raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of 64 bits")
+        least = "64 bits" if low < 0 else f"{low} to 2**63 - 1"
+        raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of {least}")
     if count > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
             f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Ask in parts"
         )
 
 
-def _check_type(what: str, value: object, *kinds: type) -> None:
-    """Refuse a value of another type: a command that exists can be carried out or refused."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidArgumentError(f"{what} must be {names}, not {type(value).__name__}")
-    if isinstance(value, str) and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"{what} holds half a character: {error}") from error
+def _check_intervals(what: str, intervals: object) -> None:
+    """Refuse anything but pairs of first and last, and more of them than a batch has messages."""
+    check_type(what, intervals, list, tuple)
+    assert isinstance(intervals, list | tuple)
+    if len(intervals) > MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"{what} has {len(intervals)} intervals; the limit is {MAX_BATCH_MESSAGES}. Settle in "
+            "parts"
+        )
+    if not all(map(_is_interval, intervals)):
+        raise InvalidArgumentError(f"{what} must hold pairs of first and last, of 64 bits each")
+
+
+def _is_interval(pair: object) -> bool:
+    return (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(type(number) is int and -_LARGEST <= number <= _LARGEST for number in pair)
+    )
 
 
 def _check_tokens(tokens: object) -> None:
@@ -73,6 +97,20 @@ def _check_tokens(tokens: object) -> None:
         raise InvalidArgumentError(
             "lock_tokens must be a column of lock tokens, none missing; see message.tokens_of"
         )
+    if len(tokens) > MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"lock_tokens has {len(tokens)} tokens; the limit is {MAX_BATCH_MESSAGES}. Settle in "
+            "parts"
+        )
+
+
+def _check_lease(duration: object) -> None:
+    check_span("duration", duration, timedelta(microseconds=1), MAX_LEASE_DURATION)
+
+
+def _check_reason(reason: object, description: object) -> None:
+    check_optional_text("reason", reason, MAX_REASON_CHARACTERS)
+    check_optional_text("description", description, MAX_REASON_CHARACTERS)
 
 
 class Command(Generic[R_co]):
@@ -88,7 +126,7 @@ class EntityCommand(Command[R_co]):
     path: str  # case does not matter
 
     def __post_init__(self) -> None:
-        _check_type("path", self.path, str)
+        check_text("path", self.path, MAX_ADDRESS_CHARACTERS)
 
 
 class ReceiveMode(Enum):
@@ -115,21 +153,30 @@ class Disposition(Enum):
 class Origin:
     """Where transferred messages come from; each is enqueued once.
 
-    `source` names a backlog queue, whose messages are known for ever, or a sender; `numbers`
-    number its messages, one per row. A send that comes again, because its reply was lost, comes
-    with the same origin.
+    `source` names a backlog queue, whose messages are known for ever, or a sender (origins.py);
+    `numbers` number its messages, one per row. A caller that repeats a send, because its reply was
+    lost, gives the same origin.
     """
 
     source: str
     numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is cheapest
-    also: "Origin | None" = None  # they may have come from there before: known by one, known
+    also: "Origin | None" = None  # another name for the same messages: one known name is enough
 
     def __post_init__(self) -> None:
-        _check_type("also", self.also, Origin, NoneType)
-        _check_type("source", self.source, str)
-        if not self.source:
-            raise InvalidArgumentError("an origin needs a source that names it")
-        _check_numbers("numbers", self.numbers)
+        check_type("source", self.source, str)
+        origin_kind(self.source)
+        _check_numbers("numbers", self.numbers, low=0)
+        check_type("also", self.also, Origin, NoneType)
+        if self.also is not None and self.also.depth >= MAX_ORIGIN_DEPTH:
+            raise InvalidArgumentError(
+                f"an origin names more than {MAX_ORIGIN_DEPTH} sources, one in the `also` of the "
+                "other; name those that numbered the messages"
+            )
+
+    @property
+    def depth(self) -> int:
+        """How many sources it names."""
+        return 1 + (self.also.depth if self.also is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +195,12 @@ class Send(EntityCommand[SendReceipt]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("origin", self.origin, Origin, NoneType)
+        check_type("origin", self.origin, Origin, NoneType)
         if isinstance(self.messages, pa.RecordBatch):
             return
-        _check_type("messages", self.messages, tuple, list)
+        check_type("messages", self.messages, tuple, list)
         for message in self.messages:
-            _check_type("a message", message, BrokeredMessage)
+            check_type("a message", message, BrokeredMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +225,8 @@ class SessionLock:
     lock_token: UUID
 
     def __post_init__(self) -> None:
-        _check_type("session_id", self.session_id, str)
-        _check_type("lock_token", self.lock_token, UUID)
+        check_text("session_id", self.session_id, MAX_ID_CHARACTERS, may_have_nul=True)
+        check_type("lock_token", self.lock_token, UUID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +241,11 @@ class Receive(EntityCommand[pa.RecordBatch]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("max_messages", self.max_messages, int)
-        _check_type("max_bytes", self.max_bytes, int)
-        _check_type("wait", self.wait, timedelta)
-        _check_type("mode", self.mode, ReceiveMode)
-        _check_type("session", self.session, SessionLock, NoneType)
+        check_whole("max_messages", self.max_messages, 1, MAX_RECEIVE_MESSAGES)
+        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
+        check_span("wait", self.wait, NO_WAIT, MAX_WAIT)
+        check_type("mode", self.mode, ReceiveMode)
+        check_type("session", self.session, SessionLock, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +259,8 @@ class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("sequence_numbers", self.sequence_numbers)
-        _check_type("mode", self.mode, ReceiveMode)
-        _check_type("session", self.session, SessionLock, NoneType)
+        check_type("mode", self.mode, ReceiveMode)
+        check_type("session", self.session, SessionLock, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +274,8 @@ class Peek(EntityCommand[pa.RecordBatch]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("from_sequence_number", [self.from_sequence_number])
-        _check_type("max_messages", self.max_messages, int)
-        _check_type("max_bytes", self.max_bytes, int)
+        check_whole("max_messages", self.max_messages, 1, MAX_RECEIVE_MESSAGES)
+        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +290,8 @@ class Settle(EntityCommand[None]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_tokens(self.lock_tokens)
-        _check_type("disposition", self.disposition, Disposition)
-        _check_type("reason", self.reason, str, NoneType)
-        _check_type("description", self.description, str, NoneType)
+        check_type("disposition", self.disposition, Disposition)
+        _check_reason(self.reason, self.description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +325,8 @@ class AcceptSession(EntityCommand[SessionGrant]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("session_id", self.session_id, str, NoneType)
-        if len(self.session_id or "") > MAX_ID_CHARACTERS:
-            raise too_long("session_id", len(self.session_id or ""))
-        _check_type("wait", self.wait, timedelta)
+        check_optional_text("session_id", self.session_id, MAX_ID_CHARACTERS, may_have_nul=True)
+        check_span("wait", self.wait, NO_WAIT, MAX_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +337,7 @@ class SessionCommand(EntityCommand[R_co]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("session", self.session, SessionLock)
+        check_type("session", self.session, SessionLock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +363,12 @@ class SetSessionState(SessionCommand[None]):
 
     def __post_init__(self) -> None:
         SessionCommand.__post_init__(self)
-        _check_type("state", self.state, bytes, NoneType)
+        check_type("state", self.state, bytes, NoneType)
+        size = len(self.state or b"")
+        if size > MAX_SESSION_STATE_BYTES:
+            raise InvalidArgumentError(
+                f"the session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}"
+            )
 
 
 # -- ranges ------------------------------------------------------------------------------------
@@ -361,14 +410,21 @@ class LeaseRange(EntityCommand[RangeLease | None]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("owner", self.owner, str)
-        _check_type("max_messages", self.max_messages, int)
-        _check_type("duration", self.duration, timedelta)
-        _check_type("wait", self.wait, timedelta)
+        check_text("owner", self.owner, MAX_OWNER_CHARACTERS)
+        check_whole("max_messages", self.max_messages, 1, MAX_LEASE_MESSAGES)
+        _check_lease(self.duration)
+        check_span("wait", self.wait, NO_WAIT, MAX_WAIT)
         if self.past is not None:
             _check_numbers("past", self.past)
-        _check_type("max_bytes", self.max_bytes, int, NoneType)
+        if self.max_bytes is not None:
+            check_whole("max_bytes", self.max_bytes, 1, _LARGEST)
         _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
+        if (self.first is None) != (self.last is None):
+            raise InvalidArgumentError("give both first and last of the range, or neither")
+        if self.first is not None and self.last is not None and self.first > self.last:
+            raise InvalidArgumentError(f"the range {self.first} to {self.last} is empty")
+        if self.wait and self.first is not None:
+            raise InvalidArgumentError("a lease waits for the next messages, not for a given range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,8 +436,8 @@ class RenewRange(EntityCommand[datetime]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("epoch", self.epoch, int)
-        _check_type("duration", self.duration, timedelta)
+        _check_numbers("epoch", [self.epoch])
+        _check_lease(self.duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +452,7 @@ class ReadRange(EntityCommand[pa.RecordBatch]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("epoch, first and last", [self.epoch, self.first, self.last])
-        _check_type("max_bytes", self.max_bytes, int)
+        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,8 +465,8 @@ class DeadLetterPart:
 
     def __post_init__(self) -> None:
         _check_numbers("sequence_numbers", self.sequence_numbers)
-        _check_type("reason", self.reason, str)
-        _check_type("description", self.description, str, NoneType)
+        check_type("reason", self.reason, str)
+        _check_reason(self.reason, self.description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,14 +480,21 @@ class SettleRange(EntityCommand[None]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("epoch", self.epoch, int)
-        _check_type("release", self.release, bool)
-        for interval in self.completed:
-            _check_numbers("completed", interval)
-            if len(interval) != 2:
-                raise InvalidArgumentError("completed holds pairs of first and last")
+        _check_numbers("epoch", [self.epoch])
+        check_type("release", self.release, bool)
+        _check_intervals("completed", self.completed)
+        check_type("dead_lettered", self.dead_lettered, list, tuple)
+        if len(self.dead_lettered) > MAX_DEAD_LETTER_PARTS:
+            raise InvalidArgumentError(
+                f"dead_lettered has {len(self.dead_lettered)} parts; the limit is "
+                f"{MAX_DEAD_LETTER_PARTS}. Settle in parts"
+            )
         for part in self.dead_lettered:
-            _check_type("dead_lettered", part, DeadLetterPart)
+            check_type("a part of dead_lettered", part, DeadLetterPart)
+        if sum(len(part.sequence_numbers) for part in self.dead_lettered) > MAX_BATCH_MESSAGES:
+            raise InvalidArgumentError(
+                f"dead_lettered names more than {MAX_BATCH_MESSAGES} messages. Settle in parts"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,7 +505,7 @@ class ReleaseRange(EntityCommand[None]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("epoch", self.epoch, int)
+        _check_numbers("epoch", [self.epoch])
 
 
 # -- managing ----------------------------------------------------------------------------------
@@ -464,8 +527,8 @@ class CreateEntity(Command[EntityDescription]):
     rule: RuleDescription | None = None  # of a subscription, in place of the catch-all
 
     def __post_init__(self) -> None:
-        _check_type("description", self.description, *get_args(EntityDescription))
-        _check_type("rule", self.rule, RuleDescription, NoneType)
+        check_type("description", self.description, *get_args(EntityDescription))
+        check_type("rule", self.rule, RuleDescription, NoneType)
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,7 +538,7 @@ class UpdateEntity(Command[EntityDescription]):
     description: EntityDescription
 
     def __post_init__(self) -> None:
-        _check_type("description", self.description, *get_args(EntityDescription))
+        check_type("description", self.description, *get_args(EntityDescription))
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,8 +559,8 @@ class ListEntities(Command[Sequence[EntityDescription]]):
     topic_path: str | None = None  # for subscriptions
 
     def __post_init__(self) -> None:
-        _check_type("kind", self.kind, EntityKind)
-        _check_type("topic_path", self.topic_path, str, NoneType)
+        check_type("kind", self.kind, EntityKind)
+        check_optional_text("topic_path", self.topic_path, MAX_ADDRESS_CHARACTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,7 +576,7 @@ class CreateRule(EntityCommand[None]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("rule", self.rule, RuleDescription)
+        check_type("rule", self.rule, RuleDescription)
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +587,7 @@ class DeleteRule(EntityCommand[None]):
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
-        _check_type("name", self.name, str)
+        check_text("name", self.name, MAX_ADDRESS_CHARACTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +610,7 @@ class PutKey(Command[None]):
     key: SharedAccessKey
 
     def __post_init__(self) -> None:
-        _check_type("key", self.key, SharedAccessKey)
+        check_type("key", self.key, SharedAccessKey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,8 +621,8 @@ class DeleteKey(Command[None]):
     entity_path: str | None = None  # None: a key of the namespace
 
     def __post_init__(self) -> None:
-        _check_type("name", self.name, str)
-        _check_type("entity_path", self.entity_path, str, NoneType)
+        check_text("name", self.name, MAX_ID_CHARACTERS)
+        check_optional_text("entity_path", self.entity_path, MAX_ADDRESS_CHARACTERS)
 
 
 @dataclass(frozen=True, slots=True)

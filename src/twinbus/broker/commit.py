@@ -6,22 +6,30 @@ new entities) fall with the commit, and `on_refused` undoes what memory holds of
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from twinbus.broker.access import Principal
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
-from twinbus.broker.transfers import Intervals, sender_number
+from twinbus.broker.origins import sender_number
+from twinbus.broker.transfers import Intervals
 from twinbus.errors import MessagingError
+from twinbus.limits import MAX_FACTS_BYTES
 from twinbus.message import Int64s
 
 
 class Ticket(Protocol):
     """Someone waiting for a reply."""
+
+    @property
+    def principal(self) -> Principal:
+        """Whose rights the request has."""
+        ...
 
     def answer(self, value: Any) -> None:
         """Give the reply."""
@@ -39,6 +47,11 @@ class Fact:
     kind: str
     key: str
     value: bytes | None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.kind) + len(self.key) + len(self.value or b"")
 
     @classmethod
     def of(cls, kind: str, key: object, value: object) -> "Fact":
@@ -66,6 +79,11 @@ class Entries:
     def __bool__(self) -> bool:
         return bool(self.facts or self.places or self.changes)
 
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.facts) + len(self.places) + len(self.changes)
+
     def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
         """Note new states of messages."""
         if len(sequence):
@@ -77,17 +95,38 @@ class Entries:
         self.change(entity, sequence, State.GONE, cause.value)
 
 
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Numbers of an origin that this turn takes."""
+
+    source: str
+    owner: str  # of a sender or sink that was not known before
+    is_new: bool  # the log must know the owner
+    intervals: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """How much a commit held at a moment."""
+
+    lengths: tuple[int, ...]
+    must_sync: bool
+
+
 class Commit:
     """One turn's entries and replies."""
 
     def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
         self.first_batch = first_batch
         self.kept = kept or Entries()
+        self._inherited = self.kept.count
         self.tentative = Entries()
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
-        self.origins: dict[str, Intervals] = {}  # transfers taken in this turn
-        # Replies wait for the disk; so do those of a turn after one that could not write moves.
+        self.transferred: list[Transferred] = []  # in this turn
+        self._origins: dict[str, tuple[str, Intervals]] = {}  # the same by source, with its owner
+        # Replies wait for the disk. Kept places were not written by an earlier turn: nobody may
+        # see their new numbers before the log has them.
         self.must_sync = bool(self.kept.places)
         self.on_durable: list[Callable[[], None]] = []
         self.on_refused: list[Callable[[], None]] = []
@@ -101,6 +140,60 @@ class Commit:
     def refuse(self, ticket: Ticket, error: MessagingError) -> None:
         """Refuse a request when the turn is over."""
         self.refusals.append((ticket, error))
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    def staged(self, source: str) -> Intervals | None:
+        """Return what this turn has taken of an origin so far."""
+        found = self._origins.get(source)
+        return None if found is None else found[1]
+
+    def staged_owner(self, source: str) -> str | None:
+        """Return whom an origin belongs to that this turn was the first to use."""
+        found = self._origins.get(source)
+        return None if found is None else found[0]
+
+    def note_transferred(self, taken: Transferred) -> None:
+        """Note numbers that this turn takes of an origin."""
+        self.transferred.append(taken)
+        _, held = self._origins.setdefault(taken.source, (taken.owner, Intervals()))
+        for first, last in taken.intervals:
+            held.add(first, last)
+
+    # -- savepoints ----------------------------------------------------------------------------
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return (
+            self.kept.facts,
+            self.kept.places,
+            self.kept.changes,
+            self.tentative.facts,
+            self.tentative.places,
+            self.tentative.changes,
+            self.batches,
+            self.history,
+            self.transferred,
+            self.on_durable,
+            self.on_refused,
+            self.replies,
+            self.refusals,
+        )
+
+    def savepoint(self) -> Savepoint:
+        """Return what `roll_back` needs to forget all that comes after."""
+        return Savepoint(tuple(map(len, self._lists())), self.must_sync)
+
+    def roll_back(self, savepoint: Savepoint) -> None:
+        """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
+        for entries, length in zip(self._lists(), savepoint.lengths, strict=True):
+            del entries[length:]
+        self.must_sync = savepoint.must_sync
+        self._origins = {}
+        noted, self.transferred = self.transferred, []
+        for taken in noted:
+            self.note_transferred(taken)
+
+    # -- the record ----------------------------------------------------------------------------
 
     @property
     def next_batch(self) -> int:
@@ -118,20 +211,32 @@ class Commit:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.must_sync or self.kept or self.tentative or self.history or self.origins)
+        return not (
+            self.must_sync or self.kept or self.tentative or self.history or self.transferred
+        )
 
     @property
     def can_wait(self) -> bool:
         """Whether it holds nothing but what already happened and nobody relies on yet."""
         return not (self.must_sync or self.tentative or self.history or self.on_durable)
 
+    @property
+    def has_settled(self) -> bool:
+        """Whether this turn changed something that already happened in memory."""
+        return self.kept.count > self._inherited
+
+    @property
+    def brings_nothing(self) -> bool:
+        """Whether it only settles or moves messages: what makes room, or takes next to none."""
+        return not (self.batches or self.tentative or self.history or self.transferred)
+
     def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
         """Return the record of this moment: facts, messages, places, changes, history."""
         parts = []
         batches, transferred = self._transferred()
         facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
-        if facts:
-            columns = [[getattr(f, name) for f in facts] for name in ("kind", "key", "value")]
+        for piece in _pieces(facts):
+            columns = [[getattr(f, name) for f in piece] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns, now))
         parts.extend(batches)
         for kind, entries in (
@@ -145,26 +250,49 @@ class Commit:
         return parts
 
     def _transferred(self) -> tuple[list[Part], list[Fact]]:
-        """Return the batches, and what tells of the transfers.
+        """Return the batches, and the facts that say what was transferred.
 
-        One run of one sender, which is nearly every send, is told by the head of a batch.
+        Of one run of one sender, which is nearly every send, the head of a batch says it.
         """
-        if len(self.origins) == 1 and self.batches:
-            ((source, taken),) = self.origins.items()
-            sender, runs = sender_number(source), list(taken)
+        facts = [
+            owner_fact(taken.source, taken.owner) for taken in self.transferred if taken.is_new
+        ]
+        if len(self._origins) == 1 and self.batches:
+            ((source, (_, held)),) = self._origins.items()
+            sender, runs = sender_number(source), list(held)
             if sender and len(runs) == 1:
                 ((first, last),) = runs
                 b, sent = self.batches[0], Sent(sender, first, last - first + 1)
-                told = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
-                return [told, *self.batches[1:]], []
-        held = self.origins.items()
-        return self.batches, [Fact.of("transferred", source, list(taken)) for source, taken in held]
+                noted = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
+                return [noted, *self.batches[1:]], facts
+        facts += [
+            Fact.of("transferred", source, list(held))
+            for source, (_, held) in self._origins.items()
+        ]
+        return self.batches, facts
 
     def _history_columns(self) -> list[Any]:
         entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]
         times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
         every_id = [message_id for _, ids, _ in self.history for message_id in ids]
         return [np.concatenate(entities), every_id, np.concatenate(times)]
+
+
+def owner_fact(source: str, owner: str) -> Fact:
+    """Return the fact that says which key a sender or sink belongs to."""
+    return Fact("owner", source, owner.encode())
+
+
+def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
+    """Give facts in parts that an Arrow batch can hold."""
+    first = size = 0
+    for at, fact in enumerate(facts):
+        size += fact.size
+        if size > MAX_FACTS_BYTES and at > first:
+            yield facts[first:at]
+            first, size = at, fact.size
+    if facts:
+        yield facts[first:]
 
 
 def _joined(kind: PartKind, entries: list[dict[str, Any]]) -> list[Any]:

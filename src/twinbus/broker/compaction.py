@@ -71,6 +71,16 @@ class Compaction:
             self._emptied = self._oldest, self._log.last_record
         return self._may_forget(self._emptied[1])
 
+    def drop_empty(self) -> None:
+        """Remove the oldest segments that nothing needs; writes nothing that takes space."""
+        while len(self._log.segments) > 1 and self._log.has_head:
+            oldest = self._oldest
+            if self._bodies.live_in(oldest) or oldest in self._history:
+                return
+            if not self._may_drop_oldest():
+                return
+            self._drop(oldest)
+
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""
         oldest = self._oldest

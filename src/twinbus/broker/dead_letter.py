@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from twinbus.broker.commit import Entries, Fact
+from twinbus.broker.undo import Undo
 
 TTL_EXPIRED = "TTLExpiredException"
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 SESSION_ID_MISSING = "SessionIdIsMissing"
 TOO_MANY_FORWARDS = "TooManyForwards"
-MAX_REASON_CHARACTERS = 4096  # of reason and of description: more belongs in a log
+RULE_FAILED = "RuleFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,17 @@ class Death:
     description: str | None
     source: str  # path of the entity
 
+    @property
+    def size(self) -> int:
+        """What its texts count against a quota."""
+        return sum(len(text.encode()) for text in (self.reason, self.description) if text)
+
 
 class Deaths:
     """The distinct deaths of a namespace, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._deaths: dict[int, Death] = {}
         self._numbers: dict[Death, int] = {}
         self._next = 0
@@ -37,6 +44,7 @@ class Deaths:
         if known is None:
             known = self._next
             self.learn(known, death)
+            self._undo.note(lambda: self.forget(known))
             entries.facts.append(_fact(known, death))
         return known
 
@@ -45,6 +53,10 @@ class Deaths:
         self._deaths[number] = death
         self._numbers[death] = number
         self._next = max(self._next, number + 1)
+
+    def forget(self, number: int) -> None:
+        """Forget a death that the log does not know."""
+        del self._numbers[self._deaths.pop(number)]
 
     def keep(self, numbers: set[int]) -> None:
         """Forget deaths that no message refers to any more."""

@@ -31,6 +31,9 @@ class Directory:
     def __iter__(self) -> Iterator[Entity]:
         return iter(list(self._entities.values()))
 
+    def __len__(self) -> int:
+        return len(self._entities)
+
     def queues(self) -> list[Queue]:
         """Return every queue there is, dead-letter queues too."""
         return list(self._queues.values())

@@ -45,6 +45,10 @@ class DuplicateHistory:
         """Take ids read from the log."""
         self._seen = dict(sorted(seen.items(), key=lambda item: item[1]))
 
+    def shift(self, by: int) -> None:
+        """Move every time: the wall clock was set by so much."""
+        self._seen = {message_id: time + by for message_id, time in self._seen.items()}
+
     def withdraw(self, message_ids: Sequence[str]) -> None:
         """Take back ids whose messages were refused after all."""
         for message_id in message_ids:

@@ -5,11 +5,15 @@
 
 Replies wait for the disk whenever the turn wrote something a caller relies on; settlements alone
 are answered first and ride the sync that follows. When the log refuses a record, what already
-happened in memory is kept for the next one and sends go to the spill store. When the engine finds
-itself inconsistent it writes a diagnostic bundle and reads its log anew.
+happened in memory is kept for the next one, sends go to the spill store, and settlements are
+answered when they are written. When the engine finds its own state inconsistent, it writes a
+diagnostic bundle and reads its log again (healing.py). A command that raises is no reason for that:
+it fails alone (namespace.py).
 """
 
+import gc
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,32 +30,49 @@ from twinbus.broker.commit import Commit, Entries, Fact, Ticket
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
-from twinbus.broker.ledgers import Ledgers, Standing
+from twinbus.broker.healing import Healing
+from twinbus.broker.intake import counted, full
+from twinbus.broker.ledgers import Ledgers, Lineage, Standing
+from twinbus.broker.lifecycle import BrokenInvariantError
 from twinbus.broker.log import Log
-from twinbus.broker.namespace import Namespace, NamespaceSettings
+from twinbus.broker.namespace import Namespace, NamespaceSettings, cause_of
 from twinbus.broker.replay import Replay, restore
 from twinbus.broker.shared import Shared
 from twinbus.broker.spill import Spill, StoreHealth
 from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.trail import Trail
-from twinbus.clock import Clock
+from twinbus.broker.undo import Undo
+from twinbus.clock import BrokerTime, Clock
 from twinbus.entities import RuntimeProperties
-from twinbus.errors import BrokerRestartingError, MessagingError, StoreUnavailableError
+from twinbus.errors import (
+    BrokerRestartingError,
+    CommandFailedError,
+    MessagingError,
+    StoreUnavailableError,
+)
 from twinbus.ledger import LedgerSettings
 from twinbus.limits import (
     MAX_BATCH_BYTES,
+    MAX_SPILL_BYTES,
+    NEVER_US,
+    NONCE_BYTES,
     RECENT_COMMANDS,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
     SPILL_DRAIN_SENDS,
 )
+from twinbus.message import sizes
 
 _log = logging.getLogger("twinbus.broker")
 
 
-class InvariantError(MessagingError):
-    """The broker's own bookkeeping does not add up."""
+class InvariantError(BrokenInvariantError):
+    """The counts of a queue do not follow from its messages."""
+
+
+class GaveUpError(MessagingError):
+    """The broker restarted too often for the same cause, and stops."""
 
 
 class Asker(Ticket, Protocol):
@@ -83,6 +104,19 @@ class Snapshot:
     storage_bytes: int
     entities: Sequence[RuntimeProperties]
     meter: pa.RecordBatch  # METER_SCHEMA
+    failed_commands: int = 0  # internal errors that one command or timer met alone
+    rule_failures: int = 0  # messages that a rule failed for
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Whether a namespace works; read from any thread at any time."""
+
+    is_open: bool
+    is_healing: bool
+    is_spilling: bool
+    restarts: int
+    trouble: str  # why it stopped or heals; empty: it works
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +137,14 @@ class Engine:
         self._clock = clock
         self._storages = storages
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
-        self._now = clock.now_us()
-        self._turn_time = self._now  # what is new in a record happened then
-        self.restarts = 0  # times it healed itself
-        self.stranded: list[Ticket] = []  # who waits while it heals
+        self._time = BrokerTime(clock)
+        self._now = self._time.now_us()
+        self._start = _nonce()  # names what this start of the broker numbers
+        self.healing = Healing()
+        self._reopens_at: int | None = None  # while it heals
+        self.trouble = ""
+        self.stranded: list[Ticket] = []  # callers that wait while it heals
+        self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
@@ -117,6 +155,7 @@ class Engine:
             self._storages.log,
             segment_bytes=settings.segment_bytes,
             accept_damage=settings.accept_damage,
+            keeps_reserve=True,
         )
         try:
             self._restore()
@@ -125,7 +164,8 @@ class Engine:
         except BaseException:
             self.log.close()
             raise
-        self.health = StoreHealth(spilling=len(self.spill) > 0)
+        self.health = StoreHealth(spilling=len(self.spill) > 0, since=self._now)
+        self._reopens_at, self.trouble = None, ""
         if self.log.cut_bytes:
             _log.warning(
                 "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
@@ -134,66 +174,151 @@ class Engine:
             )
 
     def _restore(self) -> None:
-        bodies = Bodies(self.log)
+        undo = Undo()
+        bodies = Bodies(self.log, undo)
         replay = Replay(self._ledgers.covered)
         replay.read(self.log, bodies)
         bodies.start_at(replay.number("next", "batch", 1))
-        # Lock numbers begin above every lease epoch in the log, above what the last segment knew,
-        # and, as time passes between starts, above every lock given before.
-        known = max(replay.highest_epoch, replay.number("next", "lock", 0))
-        locks = LockNumbers(max(self._time(), known))
-        self.namespace = Namespace(
-            Shared(bodies, Deaths(), locks, self._ledgers.meter), self._settings.namespace
-        )
-        restore(self.namespace, replay, self._now, accept_damage=self._settings.accept_damage)
-        self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
-        for segment, first, last in replay.history_spans:
-            self._compaction.note_history(segment, first, last)
-        trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
-        self._ledgers.begin_trail(trail, replay.untold, self.log.last_record, self._now)
+        locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
+        shared = Shared(bodies, Deaths(undo), locks, self._ledgers.meter, undo, _nonce)
+        self.namespace = Namespace(shared, self._settings.namespace)
         self._kept = Entries()
+        self._unwritten: list[Fact] = []  # facts of this start, for the next record
+        self.clock_steps = replay.clock_steps
+        known = replay.facts.get("namespace", {}).get("id")
+        self.id = known.decode() if known is not None else _nonce()
+        if known is None:
+            self._unwritten.append(Fact("namespace", "id", self.id.encode()))
+        start = restore(
+            self.namespace,
+            replay,
+            self._start,
+            self._now,
+            accept_damage=self._settings.accept_damage,
+        )
+        self._unwritten += [start] if start is not None else []
+        self.keys = self.namespace.keys
+        self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
+        for segment, _, times in replay.history():
+            self._compaction.note_history(segment, int(times.min()), int(times.max()))
+        trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
+        lineage = self._lineage(is_new=known is None)
+        self._ledgers.begin_trail(trail, replay.untold, lineage, self._now)
+        self.log.skip_to(lineage.lost_until)
         self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
 
+    def _lineage(self, *, is_new: bool) -> Lineage:
+        """Return which log this is, after finding out whether it is older than what was seen.
+
+        Then the directory was restored from a backup, or the end of its log is lost. The records
+        that are missing keep their numbers, so that the ledger can name what they held.
+        """
+        last = self.log.last_record
+        seen = self.log.seen_record
+        if self._ledgers.knows(self.id):
+            seen = max(seen, self._ledgers.covered)
+        if not is_new and seen > last:
+            _log.warning(
+                "%s: the log ends with record %d, but record %d had been written: the directory "
+                "was restored from an older copy, or its end is lost. What came in between is lost; "
+                "`twinbus report` names what the ledger knows of it",
+                self._settings.directory,
+                last,
+                seen,
+            )
+            return Lineage(self.id, last, seen)
+        return Lineage(self.id, last, last)
+
     def _standing(self) -> Standing | None:
-        """Return what stands, or None while memory is ahead of the log."""
+        """Return what the queues hold, or None while memory is ahead of the log."""
         return None if self._kept else self.namespace.standing()
 
     def _path_of(self, number: int) -> str:
         queue = self.namespace.directory.queue_numbered(number)
         return queue.path if queue is not None else ""
 
-    def _time(self) -> int:
-        """Return now; the broker's time never goes back."""
-        self._now = max(self._now, self._clock.now_us())
+    def _look_at_clock(self) -> int:
+        """Return now, after following a wall clock that was set."""
+        step = self._time.look()
+        self._now = self._time.now_us()
+        if step:
+            self._shift(step)
         return self._now
+
+    def _shift(self, by: int) -> None:
+        """Move every deadline that is a duration along with the wall clock.
+
+        The log holds expiry times of before: it is told by how much to move them.
+        """
+        _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
+        self.namespace.shift(by)
+        self.health.shift(by)
+        self.healing.shift(by)
+        self._ledgers.shift(by)
+        self._next_check += by
+        record = self.log.last_record
+        self.clock_steps[record] = self.clock_steps.get(record, 0) + by
+        self._unwritten.append(Fact.of("clock", record, self.clock_steps[record]))
+        for queue in self.namespace.directory.queues():
+            for lease in queue.leases:
+                key = f"{queue.entity}/{lease.epoch}"
+                self._unwritten.append(Fact("leased until", key, lease.renewal()))
+
+    def notices_clock(self) -> bool:
+        """Whether the wall clock was set since the last turn."""
+        return self._time.is_off and self._time.looks_again_at == NEVER_US
 
     @property
     def next_event(self) -> int:
-        """When a turn has something to do, commands apart."""
+        """When a turn has something to do, commands apart; a moment of the clock."""
+        if self._reopens_at is not None:
+            return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
-            return min(self.namespace.next_event, self.health.retry_at)
-        if self._kept or self._compaction.has_work:
-            return 0
-        return min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
+            due = min(self.namespace.next_event, self.health.retry_at)
+        elif self._kept or (not self._is_short and self._compaction.has_work):
+            due = 0
+        else:
+            due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
+        return min(self._time.clock_moment(due), self._time.looks_again_at)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the disk takes nothing that compaction would have to write."""
+        return self.health.spilling or self.log.is_on_reserve
+
+    @property
+    def restarts(self) -> int:
+        """How often it healed itself."""
+        return self.healing.restarts
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether commands run one at a time: a restart was not long ago."""
+        return self.restarts > 0 and self._now < self.healing.careful_until
 
     # -- a turn --------------------------------------------------------------------------------
 
     def turn(self, askers: Sequence[Asker]) -> None:
         """Carry out commands and whatever time brings; every asker is answered or waits."""
+        if self._reopens_at is not None and not self._reopen(askers):
+            return
         self._recent.extend(
             (type(asker.command), getattr(asker.command, "path", "")) for asker in askers
         )
+        failure: BaseException | None = None
         try:
             self._turn(askers)
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            self._heal(error, askers)  # whatever it is, the log is right and memory is not
-            if not isinstance(error, Exception):
-                raise  # it was meant for the caller whose thread this is
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
+            failure = error
+        if failure is not None:
+            self._heal(failure, askers)  # whatever it is, the log is right and memory is not
+            if not isinstance(failure, Exception):
+                raise failure  # it was meant for the caller whose thread this is
 
     def _turn(self, askers: Sequence[Asker]) -> None:
-        now = self._turn_time = self._time()
+        now = self._look_at_clock()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
@@ -209,7 +334,7 @@ class Engine:
                 self._drain_spill(now, commit)
         self.namespace.execute([(asker, asker.command) for asker in askers], now, commit)
         self.namespace.serve(now, commit)
-        if not self.health.spilling and self._compaction.has_work:
+        if not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
         if now >= self._next_check:
             self._check_one(now)
@@ -218,6 +343,8 @@ class Engine:
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
+        if self._is_short:
+            self._compaction.drop_empty()
         self.namespace.reclaim()
         self._ledgers.end_turn(now, self.log.last_record, self._standing)
 
@@ -226,10 +353,15 @@ class Engine:
         return Commit(self.namespace.shared.bodies.next_number, kept)
 
     def _finish(self, commit: Commit, askers: Sequence[Asker]) -> None:
-        if not commit.must_sync:
+        # A healthy log takes settlements right after they are answered. One in trouble may not:
+        # then nobody is answered before it is written.
+        if not commit.must_sync and not (self.health.spilling and commit.has_settled):
             self._answer(commit)
-        if self.health.spilling and self._now < self.health.retry_at and commit.can_wait:
+        if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # rather than make the sick log sicker
+            self._held += commit.replies
+            commit.replies = []
+            self._answer(commit)
             return
         try:
             if not commit.is_empty:
@@ -239,13 +371,26 @@ class Engine:
             return
         for hook in commit.on_durable:
             hook()
+        held, self._held = self._held, []
+        commit.replies += held
         self._answer(commit)
 
     def _append(self, commit: Commit) -> None:
+        frees_space = commit.brings_nothing
+        try:
+            self._append_once(commit, frees_space=frees_space)
+        except StoreUnavailableError:
+            if not frees_space or not self.log.has_reserve:
+                raise
+            self._append_once(commit, frees_space=True)  # to the reserve
+
+    def _append_once(self, commit: Commit, *, frees_space: bool) -> None:
         began = self._clock.now_us()
-        snapshot = self.namespace.snapshot() if self.log.begins_segment else []
-        parts = commit.parts(self._turn_time, snapshot)
-        places = self.log.append(parts)
+        begins = self.log.begins_segment or self.log.leaves_reserve(frees_space=frees_space)
+        facts = self._facts() if begins else self._unwritten
+        parts = commit.parts(self._now, facts)
+        places = self.log.append(parts, frees_space=frees_space)
+        self._unwritten = []
         self._ledgers.follow(self.log.last_record, parts, self._now)
         bodies = self.namespace.shared.bodies
         for part, place in zip(parts, places, strict=True):
@@ -253,7 +398,19 @@ class Engine:
                 bodies.add(part.number, place, part.columns.num_rows)
         for _, _, times in commit.history:
             self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
-        self.health.succeeded(self._clock.now_us() - began, self._time())
+        self.health.succeeded(self._clock.now_us() - began, self._time.now_us())
+
+    def _facts(self) -> list[Fact]:
+        """Return every fact, so that a segment need not rely on those before it."""
+        first = self.log.first_record
+        self.clock_steps = {
+            record: by for record, by in self.clock_steps.items() if record >= first
+        }
+        return [
+            Fact("namespace", "id", self.id.encode()),
+            *(Fact.of("clock", record, by) for record, by in self.clock_steps.items()),
+            *self.namespace.snapshot(),
+        ]
 
     def _answer(self, commit: Commit) -> None:
         for ticket, value in commit.replies:
@@ -273,7 +430,9 @@ class Engine:
         for hook in reversed(commit.on_refused):
             hook()
         self._kept = commit.kept
-        self.health.refused(self._time())
+        self.health.refused(self._time.now_us())
+        held, self._held = self._held, []
+        commit.replies += held
         promised = {id(ticket) for ticket, _ in commit.replies}
         sends = [a for a in askers if isinstance(a.command, Send) and id(a) in promised]
         left = {id(asker) for asker in self._spill_sends(sends)}
@@ -297,7 +456,9 @@ class Engine:
                 if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
                     left.append(asker)  # its number, needed to cancel it, is not known here
                     continue
-                self.spill.append(command.path, batch, command.origin)
+                self._check_spill_room(command.path, batch)
+                owner = asker.principal.id
+                self.spill.append(command.path, batch, command.origin, owner)
             except MessagingError as error:
                 asker.fail(error)
             else:
@@ -305,21 +466,33 @@ class Engine:
                 asker.answer(SendReceipt([0] * batch.num_rows))
         return left
 
+    def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
+        """Refuse a send that its entity, or the spill store, has no room for."""
+        entity = self.namespace.directory.entity(path)
+        if counted(sizes(batch)) > entity.room - self.spill.bytes[path.lower()]:
+            raise full(entity)
+        if self.spill.size_in_bytes >= MAX_SPILL_BYTES:
+            raise StoreUnavailableError(
+                f"the spill store holds {self.spill.size_in_bytes} bytes, and the log still cannot "
+                "be written; nothing new was accepted. Mend the disk of the log",
+                path=path,
+            )
+
     def _drain_spill(self, now: int, commit: Commit) -> None:
         """Move the oldest spilled sends into the log, as part of this turn."""
-        sends: list[Send] = []
+        sends: list[tuple[Send, str]] = []
         size = 0
-        for send in self.spill.sends():
+        for send, owner in self.spill.sends():
             size += size_of(send)
             if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
                 break
-            sends.append(send)
+            sends.append((send, owner))
         if not sends:
             self.health.recovered()
             return
         self.health.retry_at = now
-        for send in sends:
-            self.namespace.take_spilled(send, now, commit)
+        for send, owner in sends:
+            self.namespace.take_spilled(send, owner, now, commit)
         commit.must_sync = True
 
         def moved() -> None:
@@ -349,32 +522,88 @@ class Engine:
             raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
 
     def _heal(self, error: BaseException, askers: Sequence[Asker]) -> None:
-        self.restarts += 1
+        """Restart from the log, at once or after a pause; nothing of the old state stays."""
+        cause = cause_of(error)
+        pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
         _log.error("restarting from the log after %r; see %s", error, folder)
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold the old state
+        self.trouble = f"{cause}; a report is in {folder}"
         restarting = BrokerRestartingError(
             f"the broker restarts after an internal error; a report is in {folder}. Try again",
             bundle=str(folder),
         )
-        self.stranded = [*askers, *self.namespace.waiting_tickets()]
+        failed: MessagingError = restarting
+        if len(askers) == 1 and isinstance(error, Exception):
+            failed = CommandFailedError(
+                f"the broker restarts because this command led to an internal error ({cause}); it "
+                f"was not carried out. Do not repeat it. A report is in {folder}",
+                bundle=str(folder),
+            )
+        waiting = [*self.namespace.waiting_tickets(), *(ticket for ticket, _ in self._held)]
+        self.stranded = [*askers, *waiting]
+        self._held = []
         self.abandon()
-        self._open()
-        for ticket in self.stranded:
+        del self.namespace, self._compaction, self.log, self.spill
+        gc.collect()
+        self._reopens_at = NEVER_US if pause is None else self._now + pause
+        if pause is None:
+            raise GaveUpError(
+                f"the broker restarted too often for the same cause and stops: {self.trouble}"
+            )
+        if not pause:
+            self._open()
+        for asker in askers:
+            asker.fail(failed)
+        for ticket in waiting:
             ticket.fail(restarting)
         self.stranded = []
+
+    def _reopen(self, askers: Sequence[Asker]) -> bool:
+        """Read the log again if it is time for that; return whether it is open."""
+        self._time.look()
+        self._now = self._time.now_us()
+        assert self._reopens_at is not None
+        if self._now >= self._reopens_at:
+            self.stranded = list(askers)
+            self._open()
+            self.stranded = []
+            return True
+        for asker in askers:
+            asker.fail(BrokerRestartingError(f"the broker restarts: {self.trouble}. Try again"))
+        return False
 
     def _report(self, error: BaseException) -> Path | None:
         """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
         recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
         directory = self._settings.directory / "diagnostics"
         try:
-            return write_bundle(directory, error, self.namespace, self.log, recent, self._time())
+            return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
         except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
             _log.warning("no diagnostic bundle could be written: %s", trouble)
             return None
 
+    # -- from outside --------------------------------------------------------------------------
+
+    @property
+    def is_healing(self) -> bool:
+        """Whether it waits to read its log again."""
+        return self._reopens_at is not None
+
+    def waiting_tickets(self) -> list[Ticket]:
+        """Return every caller whose request waits."""
+        return [] if self.is_healing else self.namespace.waiting_tickets()
+
+    def withdraw(self, tickets: set[int]) -> None:
+        """Let requests that wait go unanswered."""
+        if not self.is_healing:
+            self.namespace.withdraw(tickets)
+
     def snapshot(self, *, is_open: bool) -> Snapshot:
         """Return what there is to see from outside."""
+        meter = self._ledgers.meter.table()
+        if self.is_healing:
+            return Snapshot(is_open, False, self.restarts, 0, 0, [], meter)
         namespace = self.namespace
         return Snapshot(
             is_open,
@@ -383,17 +612,21 @@ class Engine:
             namespace.shared.open_receives,
             self.log.size_in_bytes,
             [entity.runtime() for entity in namespace.directory],
-            namespace.meter.table(),
+            meter,
+            sum(namespace.failures.values()),
+            sum(getattr(entity, "rule_failures", 0) for entity in namespace.directory),
         )
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""
+        if self.is_healing:
+            return
         if self._kept:
             try:
                 self._append(self._new_commit())
             except StoreUnavailableError as error:
                 _log.warning("settlements were not written: %s", error)
-        now = self._time()
+        now = self._look_at_clock()
         self.namespace.meter_waiting()
         self._ledgers.take_stock(now, self.log.last_record, self._standing())
         self._ledgers.close(now)
@@ -401,5 +634,10 @@ class Engine:
 
     def abandon(self) -> None:
         """Let go of the files as they are."""
-        self.spill.close()
-        self.log.close()
+        if not self.is_healing:
+            self.spill.close()
+            self.log.close()
+
+
+def _nonce() -> str:
+    return os.urandom(NONCE_BYTES).hex()

@@ -17,7 +17,7 @@ from twinbus.entities import (
     from_json,
     to_json,
 )
-from twinbus.errors import EntityDisabledError
+from twinbus.errors import EntityDisabledError, InvalidArgumentError
 from twinbus.limits import MAX_MAX_DELIVERY_COUNT, NEVER_US, PARTITION_COUNT
 
 _MEGABYTE = 1024 * 1024
@@ -38,6 +38,7 @@ class Entity:
     ) -> None:
         self.number = number  # in the log; its dead-letter queue has the next one
         self.description = description
+        self.birth = ""  # a nonce that no later entity of its path has; set when it is created
         self.created_us = created_us
         self.updated_us = created_us
         self.accessed_us = created_us
@@ -76,6 +77,16 @@ class Entity:
     def size_in_bytes(self) -> int:
         """How much it holds."""
         return self.queue.waiting.size_in_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against its quota: messages, dead letters and session states."""
+        return sum(queue.used_bytes for queue in self.queues)
+
+    @property
+    def room(self) -> int:
+        """How many bytes more it takes."""
+        return self.max_bytes - self.used_bytes
 
     @property
     def idle_us(self) -> int:
@@ -140,16 +151,23 @@ class Entity:
             "description": to_json(self.description),
             "created": self.created_us,
             "updated": self.updated_us,
+            "birth": self.birth,
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take what the log kept beyond the description."""
         self.updated_us = saved["updated"]
+        self.birth = saved.get("birth") or str(self.created_us)  # a log of an earlier version
 
 
 def description_of(saved: dict[str, Any]) -> EntityDescription:
-    """Return the description the log kept."""
-    return from_json(saved["description"], object)  # type: ignore[return-value]
+    """Return the description the log kept; metadata that is no longer valid is left out."""
+    text = saved["description"]
+    try:
+        return from_json(text, object)  # type: ignore[return-value]
+    except InvalidArgumentError:
+        bare = json.dumps(json.loads(text) | {"user_metadata": None})
+        return from_json(bare, object)  # type: ignore[return-value]
 
 
 def settings_of(description: EntityDescription) -> QueueSettings:

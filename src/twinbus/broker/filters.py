@@ -9,8 +9,10 @@ comparisons, AND OR NOT, IN, LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - *
 'text', numbers, TRUE, FALSE, NULL, @parameters, sys.Name, user.name, name, [name], p('name').
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +24,25 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
-from twinbus.errors import InvalidArgumentError
+from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.limits import MAX_BATCH_BYTES, MAX_SQL_DEPTH
 from twinbus.message import (
     PROPERTY_TYPES,
     TEXT_COLUMNS,
+    BrokeredMessage,
+    byte_lengths,
     properties_of,
     property_child,
     property_values,
     stored_property,
+    to_batch,
     to_properties_column,
 )
 
 Mask = npt.NDArray[np.bool_]
 Value = Mapping[str, Any]  # property type -> Arrow array or scalar
 Evaluate = Callable[[pa.RecordBatch], Any]
+_R = TypeVar("_R")
 
 SYSTEM_FIELDS = {name.replace("_", ""): name for name in TEXT_COLUMNS} | {"label": "subject"}
 SYSTEM_TIMES = {
@@ -59,8 +66,61 @@ _CALCULATIONS: dict[type[exp.Expression], Callable[..., Any]] = {
 _SAFE = 2.0**62  # no calculation with numbers below leaves 64 bits
 
 
+class RuleFailedError(MessagingError):
+    """A rule cannot be evaluated for a message; the message goes to the dead-letter queue."""
+
+
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
     """Return a function from a batch to the rows the filter selects."""
+    return _tried("filter", rule, _compile_filter)
+
+
+def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Return a function from a batch to the batch with the action's changes."""
+    return _tried("action", action, _compile_action)
+
+
+def _tried(
+    what: str,
+    rule: Any,
+    compile_one: Callable[[Any], Callable[[pa.RecordBatch], _R]],
+) -> Callable[[pa.RecordBatch], _R]:
+    """Compile and evaluate once, on messages with a value of each type: what fails is refused."""
+    try:
+        evaluate = compile_one(rule)
+        evaluate(_probes(getattr(rule, "expression", "")))
+    except MessagingError:
+        raise
+    except Exception as error:
+        text = getattr(rule, "expression", "") or type(rule).__name__
+        raise InvalidArgumentError(
+            f"the {what} {text!r:.200} cannot be evaluated ({type(error).__name__}: {error!s:.200}); "
+            "simplify it, and compare values of the same type"
+        ) from error
+    return evaluate
+
+
+_PROBE_VALUES = (
+    "text",
+    1,
+    1.5,
+    True,
+    b"bytes",
+    datetime(2030, 1, 1, tzinfo=UTC),
+    timedelta(1),
+    UUID(int=1),
+)
+
+
+def _probes(expression: str) -> pa.RecordBatch:
+    """Return messages whose properties, those that a rule names, have each type in turn."""
+    names = {token.text for token in _tokens(expression) if 0 < len(token.text) <= 256}
+    values = [dict.fromkeys(names, value) for value in _PROBE_VALUES]
+    bags: list[dict[str, Any]] = [{}, *values]
+    return to_batch([BrokeredMessage(subject="s", application_properties=bag) for bag in bags])
+
+
+def _compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
     if isinstance(rule, TrueFilter):
         return lambda batch: np.ones(batch.num_rows, bool)
     if isinstance(rule, FalseFilter):
@@ -71,8 +131,7 @@ def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
     return lambda batch: _mask(condition(batch), batch.num_rows)
 
 
-def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return a function from a batch to the batch with the action's changes."""
+def _compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     steps = [_statement(tokens, action) for tokens in _statements(action.expression)]
 
     def apply(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -89,12 +148,36 @@ def _mask(condition: Any, count: int) -> Mask:
     return pc.fill_null(condition, False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
+def _tokens(text: str) -> list[Any]:
+    try:
+        return list(sqlglot.tokenize(text, dialect="tsql"))
+    except SqlglotError as error:
+        raise InvalidArgumentError(f"the SQL {text!r} cannot be read: {error}") from error
+
+
 def _parse(what: str, text: str) -> Any:
+    if max(_depths(_tokens(text)), default=0) > MAX_SQL_DEPTH:
+        raise InvalidArgumentError(
+            f"the SQL {what} {text!r:.60} nests brackets, NOT or signs deeper than "
+            f"{MAX_SQL_DEPTH}; simplify it"
+        )
     try:
         return sqlglot.parse_one(text, dialect="tsql", into=exp.Condition)
     except SqlglotError as error:
         reason = str(error).splitlines()[0]
         raise InvalidArgumentError(f"the SQL {what} {text!r} cannot be read: {reason}") from error
+
+
+_PREFIXES = (TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
+
+
+def _depths(tokens: list[Any]) -> Iterator[int]:
+    """Give how deep each token lies in brackets and behind prefix operators."""
+    brackets = prefixes = 0
+    for token in tokens:
+        prefixes = prefixes + 1 if token.token_type in _PREFIXES else 0
+        brackets += {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}.get(token.token_type, 0)
+        yield brackets + prefixes
 
 
 def _refuse(node: exp.Expression) -> InvalidArgumentError:
@@ -306,11 +389,24 @@ def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
             elif {one, other} <= {"int", "float"}:
                 into, value = "float", _calculate(kind, _as_float(ones), _as_float(others))
             elif kind is exp.Add and one == other == "str":
-                into, value = "str", pc.binary_join_element_wise(ones, others, "")
+                into, value = "str", _joined(ones, others)
             else:
                 continue
             result[into] = pc.coalesce(result[into], value) if into in result else value
     return result
+
+
+def _joined(ones: Any, others: Any) -> Any:
+    """Join texts, unless the result would be larger than any batch: an action may double it."""
+    sizes = [
+        np.int64(len((values.as_py() or "").encode()))
+        if isinstance(values, pa.Scalar)
+        else byte_lengths(values)
+        for values in (ones, others)
+    ]
+    if int(np.sum(sizes[0] + sizes[1])) > MAX_BATCH_BYTES:
+        raise RuleFailedError(f"joined texts are larger than {MAX_BATCH_BYTES} bytes")
+    return pc.binary_join_element_wise(ones, others, "")
 
 
 def _as_float(values: Any) -> Any:
@@ -395,11 +491,7 @@ def _correlation(rule: CorrelationFilter) -> Callable[[pa.RecordBatch], Mask]:
 
 def _statements(text: str) -> list[str]:
     """Split an action at its semicolons, but not at those inside quotes."""
-    try:
-        tokens = sqlglot.tokenize(text, dialect="tsql")
-    except SqlglotError as error:
-        raise InvalidArgumentError(f"the SQL action {text!r} cannot be read: {error}") from error
-    cuts = [token.start for token in tokens if token.token_type == TokenType.SEMICOLON]
+    cuts = [token.start for token in _tokens(text) if token.token_type == TokenType.SEMICOLON]
     starts = [0, *(cut + 1 for cut in cuts)]
     pieces = [text[start:end] for start, end in zip(starts, [*cuts, len(text)], strict=True)]
     statements = [piece.strip() for piece in pieces if piece.strip()]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin, Send, SendReceipt
-from twinbus.broker.commit import Commit, Ticket
+from twinbus.broker.commit import Commit, Ticket, Transferred
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.meter import (
@@ -28,15 +28,22 @@ from twinbus.broker.meter import (
     purpose_of_send,
     purposes_of_sends,
 )
+from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.broker.routing import Outbound, Placement, Router
-from twinbus.broker.transfers import Intervals, Transfers, runs
+from twinbus.broker.transfers import ANYBODY, Transfers, runs
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
     QuotaExceededError,
 )
-from twinbus.limits import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_ID_CHARACTERS, NEVER_US
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_ID_CHARACTERS,
+    MIN_QUOTA_BYTES,
+    NEVER_US,
+)
 from twinbus.message import (
     BOUNDED_TEXTS,
     BrokeredMessage,
@@ -125,8 +132,7 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([one.command for one in asked])
-        room = entity.max_bytes - entity.size_in_bytes
-        self._take(entity, asked, incoming, room, now, commit)
+        self._take(entity, asked, incoming, entity.room, now, commit)
 
     def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:
         try:
@@ -167,12 +173,12 @@ class Intake:
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
         for one, held in accepted:
-            self._leave_out_transferred(one.command.origin, wanted[held], commit)
-        if room is not None and int(incoming.size[wanted].sum()) > room:
+            self._leave_out_transferred(one, wanted[held], commit)
+        if room is not None and counted(incoming.size[wanted]) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for one, _ in accepted:
-            for origin in _origins(one.command.origin):
-                self._note_transfer(origin, commit)
+            for origin in self._own_origins(one, commit):
+                self._note_transfer(origin, one, commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
@@ -217,9 +223,9 @@ class Intake:
         """Return the sends that fit, first come first served; refuse the others."""
         accepted = []
         for one, rows in asked:
-            need = int(incoming.size[rows][wanted[rows]].sum())
+            need = counted(incoming.size[rows][wanted[rows]])
             if need > room:
-                self.refuse(one, _full(entity), commit)
+                self.refuse(one, full(entity), commit)
                 wanted[rows] = False
             else:
                 room -= need
@@ -264,44 +270,63 @@ class Intake:
         if lives is not None and (_micros(lives, 1) <= 0).any():
             raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
-    def _leave_out_transferred(self, origin: Origin | None, wanted: Mask, commit: Commit) -> None:
+    def _own_origins(self, asked: Asked, commit: Commit) -> list[Origin]:
+        """Return the origins of a send that its principal may use; others are passed over.
+
+        A sender belongs to the key that used it first. Only messages that are brought home may
+        name the sender of another key: the primary may have taken them from it before.
+        """
+        brought_home = _is_brought_home(asked.command.origin)
+        found = []
+        for origin in _origins(asked.command.origin):
+            owner = self._owner(origin.source, commit)
+            if brought_home or owner in (None, ANYBODY, asked.ticket.principal.id):
+                found.append(origin)
+        return found
+
+    def _owner(self, source: str, commit: Commit) -> str | None:
+        owner = self._transfers.owner(source)
+        return commit.staged_owner(source) if owner is None else owner
+
+    def _leave_out_transferred(self, asked: Asked, wanted: Mask, commit: Commit) -> None:
         """Unset the rows that were taken from their origin before."""
-        for one in _origins(origin):
-            if not self._is_ahead(one, commit):
-                wanted &= self._untransferred(one, commit)
+        for origin in self._own_origins(asked, commit):
+            if not self._is_ahead(origin, commit):
+                wanted &= self._untransferred(origin, commit)
 
     def _is_ahead(self, origin: Origin, commit: Commit) -> bool:
         """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
         if not isinstance(origin.numbers, range):
             return False
-        staged = commit.origins.get(origin.source)
+        staged = commit.staged(origin.source)
         if staged is not None and not staged.ends_before(origin.numbers.start):
             return False
         return self._transfers.end_before(origin.source, origin.numbers.start)
 
     def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
         """Return which rows were never taken from their origin, before or in this turn."""
-        staged = commit.origins.get(origin.source)
+        staged = commit.staged(origin.source)
         numbers = np.asarray(origin.numbers, np.int64)
         fresh = np.zeros(len(numbers), bool)
         fresh[np.unique(numbers, return_index=True)[1]] = True
         fresh &= ~self._transfers.taken(origin.source, numbers)
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
-    def _note_transfer(self, origin: Origin, commit: Commit) -> None:
+    def _note_transfer(self, origin: Origin, asked: Asked, commit: Commit) -> None:
         """Remember what was taken from an origin, now or before, in the same commit."""
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
             taken = [(numbers[0], numbers[-1])]
         else:
             taken = runs(np.unique(np.asarray(numbers, np.int64)))
-        staged = commit.origins.get(source)
-        if staged is None:
-            commit.origins[source] = staged = Intervals()
-            noted = staged
-            commit.on_durable.append(lambda: self._transfers.take(source, noted))
-        for first, last in taken:
-            staged.add(first, last)
+        known = self._owner(source, commit)
+        owner = ""
+        if origin_kind(source) in (OriginKind.SENDER, OriginKind.SINK):
+            own = ANYBODY if _is_brought_home(asked.command.origin) else asked.ticket.principal.id
+            owner = own if known is None else known
+        is_new = known is None and bool(owner)
+        commit.note_transferred(Transferred(source, owner, is_new, taken))
+        commit.on_durable.append(partial(self._transfers.take, source, taken, owner))
 
     def _drop_duplicates(
         self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
@@ -357,6 +382,19 @@ def _origins(origin: Origin | None) -> Iterator[Origin]:
         origin = origin.also
 
 
+def _is_brought_home(origin: Origin | None) -> bool:
+    """Whether messages come from a backlog queue or a spill store."""
+    return origin is not None and origin_kind(origin.source) in (
+        OriginKind.TRANSFER,
+        OriginKind.SPILL,
+    )
+
+
+def counted(size: Int64s) -> int:
+    """Return what messages count against a quota: small ones as much as their rows take."""
+    return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
+
+
 def _may_repeat(asked: Sequence[Asked]) -> bool:
     """Whether messages of one origin may come twice in these sends."""
     numbers_of: dict[str, list[Any]] = {}
@@ -408,10 +446,12 @@ def _check_partition_key(keys: pa.Array, sessions: pa.Array) -> None:
             )
 
 
-def _full(entity: Entity) -> QuotaExceededError:
+def full(entity: Entity) -> QuotaExceededError:
+    """Return the refusal of an entity that has no room."""
     return QuotaExceededError(
-        f"{entity.description.path} holds {entity.size_in_bytes} of {entity.max_bytes} bytes; "
-        "receive messages or raise max_size_in_megabytes",
+        f"{entity.description.path} holds {entity.max_bytes - entity.room} of {entity.max_bytes} "
+        "bytes, dead letters and session states included; receive messages or raise "
+        "max_size_in_megabytes",
         path=entity.description.path,
         size_in_bytes=entity.size_in_bytes,
         max_bytes=entity.max_bytes,

@@ -15,11 +15,12 @@ from twinbus.broker.dead_letter import Death
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
+from twinbus.broker.throttle import busy_entity
 from twinbus.broker.transfers import runs
 from twinbus.broker.waiting import Indices, once
 from twinbus.clock import from_us, to_us
 from twinbus.errors import RangeUnavailableError
-from twinbus.limits import NEVER_US
+from twinbus.limits import MAX_LEASE_INTERVALS, MAX_LEASES, NEVER_US
 
 
 def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
@@ -35,10 +36,16 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         at = _claim(queue, command, command.first, command.last, commit)
     if not len(at):
         return None
+    if len(queue.leases) >= MAX_LEASES:
+        raise busy_entity(queue.path, "leases", MAX_LEASES)
+    origin, at = queue.origin_at(at)
     get = queue.waiting.get
     numbers = get("sequence", at)
+    intervals = runs(numbers)[:MAX_LEASE_INTERVALS]
+    at = at[numbers <= intervals[-1][1]]
+    numbers = get("sequence", at)
     epoch, until = queue.shared.locks.next(), now + to_us(command.duration)
-    lease = Lease(command.owner, epoch, runs(numbers), until)
+    lease = Lease(command.owner, epoch, intervals, until)
     queue.waiting.step(at, Cause.LEASED)
     queue.waiting.put("lock", at, epoch)
     queue.leases.put(lease)
@@ -53,7 +60,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         message_count=len(at),
         size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
         leased_until_utc=from_us(until),
-        origin=queue.origin,
+        origin=origin,
         oldest_utc=from_us(int(get("enqueued", at).min())),
         left_behind=queue.waiting.count(State.ACTIVE),
     )
@@ -100,8 +107,9 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
 def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
     """Keep a lease longer."""
     lease = queue.leases.get(epoch)
-    lease.until = until
-    _note(queue, lease, commit)
+    queue.leases.renew(lease, until)
+    key = f"{queue.entity}/{epoch}"
+    commit.kept.facts.append(Fact("leased until", key, lease.renewal()))
     return until
 
 
@@ -117,22 +125,33 @@ def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
     return queue.waiting.locked_by(at, epoch)
 
 
+def _within(queue: Queue, at: Indices, intervals: Sequence[Sequence[int]]) -> Indices:
+    """Return those of these rows whose numbers lie in one of the intervals, which may overlap."""
+    if not intervals or not len(at):
+        return at[:0]
+    bounds = np.asarray(intervals, np.int64)
+    bounds = bounds[bounds[:, 0] <= bounds[:, 1]]
+    numbers = queue.waiting.get("sequence", at)
+    depth = np.zeros(len(numbers) + 1, np.int64)  # how many intervals cover a row
+    np.add.at(depth, np.searchsorted(numbers, bounds[:, 0]), 1)
+    np.add.at(depth, np.searchsorted(numbers, bounds[:, 1], side="right"), -1)
+    return at[np.cumsum(depth)[:-1] > 0]
+
+
 def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
     """Complete and dead-letter parts of a leased range; return how many messages that were."""
     queue.leases.get(command.epoch)
-    settled = 0
-    for first, last in command.completed:
-        at = _part(queue, command.epoch, first, last)
-        commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)
-        queue.settle_gone(at, Cause.COMPLETED)
-        settled += len(at)
+    at = _within(queue, queue.leased(command.epoch), command.completed)
+    commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)
+    queue.settle_gone(at, Cause.COMPLETED)
+    settled = len(at)
     for part in command.dead_lettered:
         numbers = np.asarray(part.sequence_numbers, np.int64)
         at = queue.waiting.find(numbers)
         at = queue.waiting.in_state(once(at[at >= 0]), State.LEASED)
         at = queue.waiting.locked_by(at, command.epoch)
         death = Death(part.reason, part.description, queue.path)
-        queue.bury(at, Cause.DEAD_LETTERED, death, commit)
+        queue.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
         settled += len(at)
     if command.release:
         queue.end_lease(command.epoch, commit)

@@ -37,6 +37,15 @@ _log = logging.getLogger("twinbus.broker")
 
 
 @dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which log the trail is about, and how much of it is lost."""
+
+    id: str  # of the namespace, from its birth
+    last_record: int  # that the log was found with
+    lost_until: int  # records after the last one that it once had; the same: none is lost
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """What is to be written."""
 
@@ -69,6 +78,7 @@ class Ledgers:
         self._buckets: list[Bucket] = []  # these two are the thread's
         self._steps: list[Step] = []
         self._covered = self._messages.read_mark()
+        self._log_id = self._messages.read_log()  # empty: an earlier version wrote the mark
         self._handed_over = self._covered
         self._is_sick = False
 
@@ -78,6 +88,10 @@ class Ledgers:
     def covered(self) -> int:
         """The last record of the log whose trail is written."""
         return self._covered
+
+    def knows(self, log: str) -> bool:
+        """Whether the ledger is about this log."""
+        return self._log_id == log
 
     def may_forget(self, record: int) -> bool:
         """Whether the log may forget a record; if it is too early, the trail is written at once.
@@ -91,24 +105,29 @@ class Ledgers:
         return False
 
     def begin_trail(
-        self, begun: Trail, untold: Sequence[Record], last_record: int, now: int
+        self, begun: Trail, untold: Sequence[Record], lineage: Lineage, now: int
     ) -> None:
-        """Begin, or begin anew after the broker healed itself, with what the log still has."""
+        """Begin, at the start or after the broker healed itself, with what the log still has."""
         if not (self._settings.is_on and self._settings.messages):
             return
         self.trail = begun
-        if self._covered > last_record:
-            self._begin_account(last_record, now)
-        begun.last_record = self._covered
+        last = lineage.last_record
+        if lineage.lost_until > last:
+            self._state(trail.restored(now, last + 1, lineage.lost_until), self._covered, lineage)
+        elif self._covered > last or self._log_id not in ("", lineage.id):
+            self._covered = self._handed_over = last
+            self._state(beginning(now), last, lineage)
+        self._log_id = lineage.id
+        begun.last_record = min(self._covered, last)
         for record in untold:
             self.follow(record.number, [part for part, _ in record.parts], now)
+        begun.last_record = max(begun.last_record, lineage.lost_until)
 
-    def _begin_account(self, last_record: int, now: int) -> None:
-        """Say that another log was here before, at once: a kill must not mix the two up."""
-        self._covered = self._handed_over = last_record
+    def _state(self, step: Step, covered: int, lineage: Lineage) -> None:
+        """Write at once which log the rows to come are about: a kill must not mix two up."""
         try:
-            self._messages.write(trail.table_of([beginning(now)], lambda _: ""), now)
-            self._messages.put_mark(last_record)
+            self._messages.write(trail.table_of([step], lambda _: ""), step.at)
+            self._messages.put_mark(covered, lineage.id)
         except OSError as error:
             _log.warning("the ledger in %s cannot be written: %s", self._messages.folder, error)
 
@@ -131,6 +150,14 @@ class Ledgers:
     def next_event(self) -> int:
         """When `turn` has something to do."""
         return self._next_roll if self._settings.is_on else NEVER_US
+
+    def shift(self, by: int) -> None:
+        """Move its deadlines, and count under the new time: the wall clock was set by so much."""
+        self._next_roll += by
+        self._next_stock += by
+        self._writing_since += by
+        self._now += by
+        self.meter.shift(by)
 
     def begin_turn(self, now: int) -> None:
         """Count what comes under this moment."""
@@ -222,7 +249,7 @@ class Ledgers:
                 self._messages.write(rows, job.now)
             self._steps = []
         if job.record > self._covered:
-            self._messages.put_mark(job.record)
+            self._messages.put_mark(job.record, self._log_id)
             self._covered = job.record
 
     def _give_up_oldest(self, now: int) -> int:

@@ -105,8 +105,12 @@ for (_state, _cause), _next in TABLE.items():
     _STEPS[_state, _cause] = _next
 
 
-class IllegalStepError(MessagingError):
-    """A message was about to take a step its state does not allow: the broker is wrong."""
+class BrokenInvariantError(MessagingError):
+    """The broker's own state does not add up: no fault of the caller."""
+
+
+class IllegalStepError(BrokenInvariantError):
+    """A message was about to take a step its state does not allow."""
 
 
 def step(states: UInt8s, cause: Cause) -> UInt8s:

@@ -4,13 +4,19 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     +0   8  magic "TWINBUS\n"           +24  8  number of its first record
     +8   4  format version             +32  8  salt, random: seeds the checksums of its records
     +12  4  zero                       +40  8  xxh3 of bytes 0..40
-    +16  8  segment number             +48     zeros to +64
+    +16  8  segment number             +48  8  number of the oldest segment the log needs
+                                       +56  8  xxh3 of bytes 0..40 and 48..56
 
     record         starts at a multiple of 64; a commit is one record, so it is there whole or not
     +0   4  magic "TBR1"               +16  8  record number, one more than the last
     +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
     +8   8  payload length             +32     zeros to +64, then the payload
     A record without parts stands for lost ones: what accept_damage left out, up to its number.
+
+    seal           follows the last record of a segment that is full
+    +0   4  magic "TBSL"               +16  8  number of the last record
+    +4   4  zero                       +24  8  salted xxh3 of bytes 4..24
+    +8   8  number of the next segment
 
     payload        one header of 64 bytes per part, then the parts, each padded to 64
     +0   4  kind                       +24  8  first sequence number, of MESSAGES, else 0
@@ -31,11 +37,19 @@ old records, which fail the new salt. A segment gets its name when its header is
 Each record is synced before the next is written, so only the last can be torn. A torn tail is
 cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
 keeps a message whose body is a copy of some log from passing for one of them.
+
+No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a sealed
+last segment has lost its successors. Before the oldest is removed, the newest says so in its header.
+
+`reserve` is space set aside: when the disk is full, records that free space go there.
 """
 
+import errno
 import fcntl
 import mmap
 import os
+import re
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -53,8 +67,8 @@ from twinbus.errors import (
     NewerFormatError,
     StoreUnavailableError,
 )
-from twinbus.files import sync_directory
-from twinbus.limits import SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
+from twinbus.files import create_private, make_private, sync_directory
+from twinbus.limits import RESERVE_BYTES, SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
 from twinbus.message import MESSAGE_SCHEMA
 
 FORMAT_VERSION = 1
@@ -66,6 +80,12 @@ _RECORD_HEADER = struct.Struct("<4sIQQQ32x")
 _CHECKED_HEADER = struct.Struct("<IQQ")
 _PART_HEADER = struct.Struct("<IIQQQQQqQ")
 _CHECKSUM = struct.Struct("<Q")
+_OLDEST = struct.Struct("<QQ")  # at byte 48 of a segment
+_SEAL_MAGIC = b"TBSL"
+_SEAL = struct.Struct("<4sIQQQ32x")
+_CHECKED_SEAL = struct.Struct("<IQQ")
+_NEW = "new.spare"  # a segment before it has its name
+_NAME = re.compile(r"\d{20}\.log")
 
 
 class PartKind(IntEnum):
@@ -156,6 +176,9 @@ class Segment:
     salt: int = 0
     head: int = ALIGNMENT  # end of its first record, which holds every fact
     ours: bool = False  # begun by this object, so that it knows everyone who looks at it
+    first_record: int = 0
+    successor: int = 0  # the segment its seal names; 0: it is not sealed
+    oldest: int = 0  # the oldest segment that the log needs, as its header says; 0: it does not
     _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
@@ -199,12 +222,15 @@ class Log:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         accept_damage: bool = False,
+        keeps_reserve: bool = False,
     ) -> None:
         self.directory = directory
         self._storage: Storage = storage or DiskStorage()
         self._segment_bytes = segment_bytes
         self._accept_damage = accept_damage
-        self._lock = _lock_directory(directory)
+        self._reserve = directory / "reserve" if keeps_reserve else None
+        self.is_on_reserve = False  # the active segment lies in what was reserved: the disk is full
+        self._lock, self.seen_record = _lock_directory(directory)
         self.segments: dict[int, Segment] = {}  # oldest first
         self.cut_bytes = 0  # of the torn tail found at start
         self._next_record = 1
@@ -216,18 +242,55 @@ class Log:
 
     def replay(self) -> Iterator[Record]:
         """Yield every record in order; cut a torn tail; must be exhausted before `append`."""
-        paths = sorted(self.directory.glob("*.log"))
+        paths = sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
+        paths = self._needed(paths)
         for path in paths:
             segment = Segment(int(path.stem), path, path.stat().st_size)
             last = path == paths[-1]
             if last and segment.size < ALIGNMENT:
+                self._check_newest()
                 self._cut(segment, 0)
-                path.unlink()
+                self._storage.remove(path)
                 break
             self.segments[segment.number] = segment
             yield from self._read_segment(segment, last=last)
+        self._check_newest()
         if self.segments:
-            self._descriptor = os.open(self._active().path, os.O_WRONLY | os.O_CLOEXEC)
+            self._descriptor = self._storage.create(self._active().path)
+        self._keep_reserve()
+
+    def _needed(self, paths: list[Path]) -> list[Path]:
+        """Return the segments that the newest one needs; refuse if the oldest are missing.
+
+        Older ones were about to be removed when the broker ended.
+        """
+        oldest = max((_oldest_needed(path) for path in paths[-1:]), default=0)
+        for path in [path for path in paths if int(path.stem) < oldest]:
+            self._storage.remove(path)
+        paths = [path for path in paths if int(path.stem) >= oldest]
+        if paths and oldest and int(paths[0].stem) > oldest and not self._accept_damage:
+            raise LogDamagedError(
+                f"segments {oldest} to {int(paths[0].stem) - 1} of the log in {self.directory} are "
+                "missing: the newest segment says that they are needed. Restore them from a "
+                f"backup, or run `twinbus restored --accept-damage {self.directory.parent}` and "
+                "lose what they held",
+                path=str(self.directory / f"{oldest:020d}.log"),
+                segment=oldest,
+            )
+        return paths
+
+    def _check_newest(self) -> None:
+        """Refuse a log whose newest segment names a successor that is missing."""
+        newest = self._active() if self.segments else None
+        if newest and newest.successor and not self._accept_damage:
+            raise LogDamagedError(
+                f"segment {newest.successor} of the log in {self.directory} is missing, and all "
+                f"after it: segment {newest.number} is sealed, so its successor was on the disk. "
+                "Restore it from a backup, or run "
+                f"`twinbus restored --accept-damage {self.directory.parent}` and lose what it held",
+                path=str(self.directory / f"{newest.successor:020d}.log"),
+                segment=newest.successor,
+            )
 
     def _read_segment(self, segment: Segment, *, last: bool) -> Iterator[Record]:
         content = segment.mapped(segment.size)
@@ -241,7 +304,7 @@ class Log:
                 if record.parts:  # else it stands for what was lost
                     yield record
                 self._next_record = record.number + 1
-                if offset == ALIGNMENT:
+                if record.parts and segment.head == ALIGNMENT:
                     segment.head = end
                 offset = end
                 continue
@@ -249,7 +312,8 @@ class Log:
             if following is None:
                 break
             offset = self._skip_damage(segment, offset, following)
-        if last and _is_torn(view, offset, self._next_record):
+        segment.successor = _sealed_for(view, offset, segment.salt)
+        if last and not segment.successor and _is_torn(view, offset, self._next_record):
             self._cut(segment, offset)
         segment.size = offset
 
@@ -273,6 +337,7 @@ class Log:
 
     def _check_segment_header(self, segment: Segment, view: memoryview) -> None:
         magic, version, _, number, first, segment.salt = _SEGMENT_HEADER.unpack_from(view, 0)
+        segment.first_record = int(first)
         if magic == _SEGMENT_MAGIC and version > FORMAT_VERSION:
             raise NewerFormatError(
                 f"{segment.path} was written in format {version}; this Twinbus reads up to "
@@ -332,26 +397,33 @@ class Log:
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
         digest.update(payload)
         header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
-        descriptor = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = self._storage.create(segment.path)
         try:
-            os.pwrite(descriptor, header.ljust(_RECORD_HEADER.size, b"\0") + payload, offset)
-            os.fsync(descriptor)
+            filled = memoryview(header.ljust(_RECORD_HEADER.size, b"\0") + payload)
+            self._storage.write(descriptor, offset, [filled])
+            self._storage.sync(descriptor)
         finally:
             os.close(descriptor)
 
     def _cut(self, segment: Segment, offset: int) -> None:
         """Take the torn tail off the last segment; its bytes were never acknowledged."""
         self.cut_bytes = self._keep_aside(segment, offset, segment.size)
-        os.truncate(segment.path, offset)
+        descriptor = self._storage.create(segment.path)
+        try:
+            self._storage.truncate(descriptor, offset)
+            self._storage.sync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _keep_aside(self, segment: Segment, start: int, end: int) -> int:
-        """Keep bytes for whoever wants to look; return how many there were before the zeros."""
+        """Keep bytes for an operator to look at; return how many there were before the zeros."""
         aside = self.directory / "cut"
-        aside.mkdir(exist_ok=True)
+        make_private(aside)
         with segment.path.open("rb") as file:
             file.seek(start)
             content = file.read(end - start).rstrip(b"\0")
-        (aside / f"{segment.path.stem}-{start}.bytes").write_bytes(content)
+        with create_private(aside / f"{segment.path.stem}-{start}.bytes") as kept:
+            kept.write(content)
         return len(content)
 
     def _parse(self, segment: Segment, content: pa.Buffer, offset: int) -> Record:
@@ -379,7 +451,21 @@ class Log:
     @property
     def begins_segment(self) -> bool:
         """Whether the next record is the first of a segment: it must hold every fact."""
-        return self._wants_new_segment or self._active().size == ALIGNMENT
+        return self._wants_new_segment or not self.has_head
+
+    def leaves_reserve(self, *, frees_space: bool) -> bool:
+        """Whether the next record begins a segment because the active one is only reserved space."""
+        return self.is_on_reserve and not frees_space
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the active segment holds every fact."""
+        return bool(self.segments) and self._active().head > ALIGNMENT
+
+    @property
+    def first_record(self) -> int:
+        """The number of the oldest record it may still hold."""
+        return next(iter(self.segments.values())).first_record if self.segments else 0
 
     @property
     def _wants_new_segment(self) -> bool:
@@ -403,16 +489,14 @@ class Log:
         """Bytes of all segments but for the facts they begin with."""
         return sum(segment.size - segment.head for segment in self.segments.values())
 
-    def append(self, parts: Sequence[Part]) -> list[Place]:
+    def append(self, parts: Sequence[Part], *, frees_space: bool = False) -> list[Place]:
         """Write one record and sync it; return where its parts lie.
 
-        On failure nothing of it remains, and StoreUnavailableError says why.
+        On failure nothing of it remains, and StoreUnavailableError says why. The next append goes
+        to a new segment; if the disk is full, that of a record that frees space to the reserve.
         """
         try:
-            if self._soiled:
-                self._clean()
-            if self._wants_new_segment:
-                self._begin_segment()
+            self._prepare(frees_space=frees_space)
             return self._append(self._active(), parts)
         except OSError as error:
             self._soiled = True
@@ -423,6 +507,51 @@ class Log:
                 directory=str(self.directory),
                 errno=error.errno,
             ) from error
+
+    def _prepare(self, *, frees_space: bool) -> None:
+        """See that the active segment can take a record.
+
+        After a failed append the log goes on in a new segment: a failed sync leaves the kernel's
+        view of the pages unknown, so the file is not trusted with more. Space that was reserved is
+        for records that free space; anything else needs a segment of its own.
+        """
+        if self._soiled:
+            self._take_back()
+        leaves_reserve = self.leaves_reserve(frees_space=frees_space)
+        if not (self._soiled or leaves_reserve or self._wants_new_segment):
+            return
+        try:
+            self._begin_segment(must_reserve=leaves_reserve)
+            self.is_on_reserve = False
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not frees_space or not self.has_reserve:
+                raise
+            self._begin_segment(self._reserve)
+            self.is_on_reserve = True
+        self._soiled = False
+        self._keep_reserve()
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether there is space set aside."""
+        return self._reserve is not None and self._reserve.exists()
+
+    def _keep_reserve(self) -> None:
+        """Set space aside again, if it is gone and there is some; it is no reason to fail."""
+        if self._reserve is None or self._reserve.exists() or self.is_on_reserve:
+            return
+        draft = self._reserve.with_suffix(".draft")
+        size = min(RESERVE_BYTES, self._segment_bytes)
+        with suppress(OSError):
+            descriptor = self._storage.create(draft, size)
+            try:
+                is_whole = os.fstat(descriptor).st_blocks * 512 >= size
+            finally:
+                os.close(descriptor)
+            if is_whole:
+                self._storage.rename(draft, self._reserve)
+            else:
+                self._storage.remove(draft)
 
     def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
         table = bytearray(len(parts) * _PART_HEADER.size)
@@ -455,7 +584,7 @@ class Log:
             self._descriptor, segment.size, [memoryview(header), memoryview(table), *buffers]
         )
         self._storage.sync(self._descriptor)
-        if segment.size == ALIGNMENT:
+        if segment.head == ALIGNMENT:
             segment.head = offset
         segment.size = offset
         self._next_record += 1
@@ -470,75 +599,109 @@ class Log:
         end = min(offset + ZERO_AHEAD_BYTES, self._segment_bytes)
         if offset < end:
             with suppress(OSError):  # it only saves time
-                os.pwrite(self._descriptor, bytes(end - offset), offset)
+                self._storage.write(self._descriptor, offset, [memoryview(bytes(end - offset))])
         self._written_to = end
 
-    def _begin_segment(self) -> None:
+    def _begin_segment(self, spare: Path | None = None, *, must_reserve: bool = False) -> None:
+        """Begin a segment, in a file that is already there or in a new one."""
         number = max(self.segments, default=0) + 1
         path = self.directory / f"{number:020d}.log"
-        spare = next(iter(self._spares()), self.directory / "new.spare")
-        descriptor = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        spare = spare or next(iter(self._spares()), self.directory / _NEW)
+        is_reserve = spare == self._reserve
+        is_old = spare.suffix == ".spare" and spare.name != _NEW and spare.exists()
+        written = spare.stat().st_size if is_old else 0
+        descriptor = self._storage.create(spare, 0 if is_reserve else self._segment_bytes)
         try:
-            written = os.fstat(descriptor).st_size  # of a spare: all of it
+            found = os.fstat(descriptor)
+            if must_reserve and found.st_blocks * 512 < min(self._segment_bytes, RESERVE_BYTES):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             salt = int.from_bytes(os.urandom(8), "little")
-            fields = _SEGMENT_HEADER.pack(
-                _SEGMENT_MAGIC, FORMAT_VERSION, 0, number, self._next_record, salt
+            segment = Segment(
+                number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
             )
-            header = fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
-            self._storage.write(descriptor, 0, [memoryview(header.ljust(ALIGNMENT, b"\0"))])
-            with suppress(OSError):  # a disk that cannot reserve may still take what comes
-                os.posix_fallocate(descriptor, 0, self._segment_bytes)
+            segment.oldest = min(self.segments, default=number)
+            self._write_header(descriptor, segment)
             self._storage.sync(descriptor)
-            spare.rename(path)
-            sync_directory(self.directory)
+            self._storage.rename(spare, path)
+            self._storage.sync_directory(self.directory)
         except OSError:
             os.close(descriptor)
             raise
-        self._end_segment()
+        self._end_segment(successor=number)
         self._descriptor = descriptor
         self._written_to = written
-        self.segments[number] = Segment(number, path, ALIGNMENT, salt, ours=True)
+        self.segments[number] = segment
+        _write_lock(self._lock, self.last_record)
+
+    def _write_header(self, descriptor: int, segment: Segment) -> None:
+        fields = _SEGMENT_HEADER.pack(
+            _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
+        )
+        header = fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+        header += _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
+        self._storage.write(descriptor, 0, [memoryview(header)])
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""
-        return sorted(self.directory.glob("*.spare"))
+        return sorted(path for path in self.directory.glob("*.spare") if path.name != _NEW)
 
-    def _end_segment(self) -> None:
-        """Give back the space that was reserved and not written."""
-        if self._descriptor >= 0:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, self._active().size)
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def _end_segment(self, successor: int = 0) -> None:
+        """Give back the space that was reserved and not written; seal it if another follows."""
+        if self._descriptor < 0:
+            return
+        active, end = self._active(), self._active().size
+        with suppress(OSError):  # what lies behind the last record is not needed
+            if successor:
+                checked = _CHECKED_SEAL.pack(0, successor, self.last_record)
+                digest = xxhash.xxh3_64_intdigest(checked, seed=active.salt)
+                seal = (_SEAL_MAGIC + checked + _CHECKSUM.pack(digest)).ljust(_SEAL.size, b"\0")
+                self._storage.write(self._descriptor, end, [memoryview(seal)])
+                end += _SEAL.size
+            self._storage.truncate(self._descriptor, end)
+            if successor:
+                self._storage.sync(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
 
     def _take_back(self) -> None:
         """Remove the bytes of a failed append, so that no restart finds them."""
         if self._descriptor >= 0:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._active().size)
-                os.fsync(self._descriptor)
+                self._storage.truncate(self._descriptor, self._active().size)
+                self._storage.sync(self._descriptor)
 
-    def _clean(self) -> None:
-        """After a failed append: go on in a new segment.
+    def skip_to(self, record: int) -> None:
+        """Give the next record a higher number: lower ones stand for others in the ledger.
 
-        A failed sync leaves the kernel's view of the pages unknown, so the file is not trusted
-        with more.
+        Another copy of this log wrote them, and it is lost.
         """
-        self._take_back()
-        self._begin_segment()
-        self._soiled = False
+        if record < self._next_record:
+            return
+        if self.segments:
+            active = self._active()
+            end = active.size + _RECORD_HEADER.size
+            self._fill_gap(active, active.size, end, record)
+            active.size = end
+        self._next_record = record + 1
 
     def drop(self, number: int) -> None:
         """Give up a segment whose messages are all gone or moved; views of it stay valid."""
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
-        spare = segment.ours and len(self._spares()) < SPARE_SEGMENTS and not segment.is_viewed()
-        if spare:
-            segment.path.rename(segment.path.with_suffix(".spare"))
-        else:
-            segment.path.unlink()
-        sync_directory(self.directory)
+        with suppress(OSError):  # a file that stays is read once more at the next start
+            if self._descriptor >= 0:
+                active = self._active()
+                active.oldest = min(self.segments)
+                self._write_header(self._descriptor, active)
+                self._storage.sync(self._descriptor)
+            is_free = segment.ours and not segment.is_viewed()
+            if is_free and len(self._spares()) < SPARE_SEGMENTS:
+                self._storage.rename(segment.path, segment.path.with_suffix(".spare"))
+            else:
+                self._storage.remove(segment.path)
+            self._storage.sync_directory(self.directory)
+        self._keep_reserve()
 
     def _active(self) -> Segment:
         return next(reversed(self.segments.values()))
@@ -547,12 +710,39 @@ class Log:
         """Let go of the files and the directory."""
         self._end_segment()
         if self._lock >= 0:
+            if self.segments:
+                _write_lock(self._lock, self.last_record)
             os.close(self._lock)
             self._lock = -1
 
 
 def _padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _oldest_checksum(fields: bytes, oldest: int) -> int:
+    return xxhash.xxh3_64_intdigest(fields + _CHECKSUM.pack(oldest))
+
+
+def _oldest_needed(path: Path) -> int:
+    """Return the oldest segment that a segment says the log needs; 0: it does not say."""
+    with path.open("rb") as file:
+        header = file.read(ALIGNMENT)
+    if len(header) < ALIGNMENT:
+        return 0
+    oldest, checksum = _OLDEST.unpack_from(header, ALIGNMENT - _OLDEST.size)
+    good = checksum == _oldest_checksum(header[: _SEGMENT_HEADER.size], oldest)
+    return int(oldest) if good else 0
+
+
+def _sealed_for(view: memoryview, offset: int, salt: int) -> int:
+    """Return the successor that a seal at this place names; 0: there is no seal."""
+    if len(view) - offset < _SEAL.size:
+        return 0
+    magic, zero, successor, record, checksum = _SEAL.unpack_from(view, offset)
+    checked = _CHECKED_SEAL.pack(zero, successor, record)
+    good = magic == _SEAL_MAGIC and checksum == xxhash.xxh3_64_intdigest(checked, seed=salt)
+    return int(successor) if good else 0
 
 
 def _is_torn(view: memoryview, offset: int, number: int) -> bool:
@@ -577,25 +767,33 @@ def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | 
     return end if digest.intdigest() == checksum else None
 
 
-def _lock_directory(directory: Path) -> int:
-    """Become the one writer of a directory, or say who is."""
+def _lock_directory(directory: Path) -> tuple[int, int]:
+    """Become the one writer of a directory, or say who is; return the last record it had seen."""
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for made in missing:
             sync_directory(made.parent)
-        descriptor = os.open(directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / "LOCK", flags, 0o600)
+        found = os.fstat(descriptor)
     except OSError as error:
         raise StoreUnavailableError(
             f"{directory} cannot be used as a namespace directory ({error.strerror}); it must be "
-            "a directory this user can write to",
+            "a directory this user can write to, and its LOCK must not be a symbolic link",
             directory=str(directory),
             errno=error.errno,
         ) from error
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise StoreUnavailableError(
+            f"{directory / 'LOCK'} is not a file of its own (it is a link or a device); remove it",
+            directory=str(directory),
+        )
+    holder, _, seen = os.pread(descriptor, 64, 0).decode(errors="replace").partition(" ")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip()
         os.close(descriptor)
         raise NamespaceInUseError(
             f"{directory} is in use by process {holder}; one process at a time may write a "
@@ -603,6 +801,14 @@ def _lock_directory(directory: Path) -> int:
             directory=str(directory),
             pid=int(holder) if holder.isdigit() else None,
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, str(os.getpid()).encode())
-    return descriptor
+    seen_record = int(seen) if seen.isdigit() and len(seen) < 20 else 0
+    _write_lock(descriptor, seen_record)
+    return descriptor, seen_record
+
+
+def _write_lock(descriptor: int, record: int) -> None:
+    """Say who holds the lock, and which record was the last."""
+    content = f"{os.getpid()} {record}".encode()
+    with suppress(OSError):  # a full disk; the lock holds all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, content, 0)

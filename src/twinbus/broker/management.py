@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from twinbus.broker import commands as c
-from twinbus.broker.access import AccessKeys, Claim, SharedAccessKey
+from twinbus.broker.access import AccessKeys, Claim, Principal, SharedAccessKey
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
@@ -18,6 +18,7 @@ from twinbus.entities import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    is_backlog_folder,
 )
 from twinbus.errors import (
     EntityAlreadyExistsError,
@@ -25,9 +26,11 @@ from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
     QuotaExceededError,
+    UnauthorizedError,
 )
-from twinbus.limits import MAX_KEYS
+from twinbus.limits import MAX_ENTITIES, MAX_KEYS, MAX_RULES, MAX_SUBSCRIPTIONS
 from twinbus.plain import Kinds, Plain
+from twinbus.values import shown
 
 _FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 _KINDS: dict[c.EntityKind, type] = {
@@ -51,25 +54,32 @@ class Management:
     """Carries out the managing commands. Those of CHANGES_DIRECTORY get a turn of their own."""
 
     def __init__(
-        self, directory: Directory, keys: AccessKeys, adopt: Callable[[Entity], None]
+        self,
+        directory: Directory,
+        keys: AccessKeys,
+        adopt: Callable[[Entity], None],
+        nonce: Callable[[], str],
     ) -> None:
         self._directory = directory
         self._keys = keys
         self._adopt = adopt  # called for each entity that is new or has new settings
+        self._nonce = nonce
 
-    def execute(self, command: c.Command[Any], now: int, commit: Commit) -> Any:
+    def execute(
+        self, command: c.Command[Any], principal: Principal, now: int, commit: Commit
+    ) -> Any:
         """Carry out one command."""
         match command:
             case c.CreateEntity():
-                return self._create(command, now, commit)
+                return self._create(command, principal, now, commit)
             case c.UpdateEntity():
-                return self._update(command.description, now, commit)
+                return self._update(command.description, principal, now, commit)
             case c.DeleteEntity():
                 return self.delete(self._directory.entity(command.path), commit)
             case c.GetEntity():
                 return self._directory.entity(command.path).description
             case c.ListEntities():
-                return self._list(command)
+                return self._list(command, principal)
             case c.GetRuntimeProperties():
                 return self._directory.entity(command.path).runtime()
             case c.CreateRule():
@@ -79,12 +89,15 @@ class Management:
             case c.ListRules():
                 rules = self._subscription(command.path).rules
                 return [rules[name].description for name in sorted(rules)]
-        raise InvalidArgumentError(f"a namespace does not know the command {command!r:.100}")
+        raise InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
 
     # -- entities ------------------------------------------------------------------------------
 
-    def _create(self, command: c.CreateEntity, now: int, commit: Commit) -> EntityDescription:
+    def _create(
+        self, command: c.CreateEntity, principal: Principal, now: int, commit: Commit
+    ) -> EntityDescription:
         description = command.description
+        self._check_forward(description, None, principal)
         if self._directory.find(description.path) is not None:
             raise EntityAlreadyExistsError(
                 f"{description.path} exists already", path=description.path
@@ -95,11 +108,21 @@ class Management:
                 raise InvalidArgumentError(
                     f"{description.topic_path} is not a topic; only topics have subscriptions"
                 )
+            if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS:
+                raise QuotaExceededError(
+                    f"{topic.description.path} has {MAX_SUBSCRIPTIONS} subscriptions; delete some "
+                    "first"
+                )
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
             raise InvalidArgumentError("only a subscription takes a rule")
+        if len(self._directory) >= MAX_ENTITIES:
+            raise QuotaExceededError(
+                f"the namespace has {MAX_ENTITIES} entities; delete some first"
+            )
         self._directory.check_forwarding(description)
         entity = self._directory.make(self._directory.next_number, description, now)
+        entity.birth = self._nonce()
         if isinstance(entity, Subscription):
             rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
             entity.rules[rule.description.name.lower()] = rule
@@ -116,11 +139,32 @@ class Management:
         commit.tentative.facts.append(Fact("entity", str(entity.number), entity.to_fact()))
         commit.must_sync = True
 
+    def _check_forward(
+        self,
+        description: EntityDescription,
+        current: EntityDescription | None,
+        principal: Principal,
+    ) -> None:
+        """Refuse a new forward target to a principal that may not send to it.
+
+        The answer is the same whether or not there is such an entity.
+        """
+        target = getattr(description, "forward_to", None)
+        if target is None or target == getattr(current, "forward_to", None):
+            return
+        if not principal.may(Claim.SEND, target):
+            raise UnauthorizedError(
+                f"forwarding to {target} needs the claim send there; use a key that has it",
+                claim=Claim.SEND.value,
+                path=target,
+            )
+
     def _update(
-        self, description: EntityDescription, now: int, commit: Commit
+        self, description: EntityDescription, principal: Principal, now: int, commit: Commit
     ) -> EntityDescription:
         entity = self._directory.entity(description.path)
         current = entity.description
+        self._check_forward(description, current, principal)
         if type(current) is not type(description):
             raise InvalidArgumentError(
                 f"{current.path} is described by a {type(current).__name__}, "
@@ -138,7 +182,7 @@ class Management:
             description = replace(description, path=current.path)
         self._directory.check_forwarding(description)
         changed = self._directory.make(entity.number, description, entity.created_us)
-        changed.updated_us = now
+        changed.updated_us, changed.birth = now, entity.birth
         if isinstance(entity, Subscription) and isinstance(changed, Subscription):
             changed.rules = entity.rules
         self._note(changed, commit)
@@ -172,9 +216,11 @@ class Management:
 
         commit.on_durable.append(durable)
 
-    def _list(self, command: c.ListEntities) -> Sequence[EntityDescription]:
+    def _list(self, command: c.ListEntities, principal: Principal) -> Sequence[EntityDescription]:
         kind = _KINDS[command.kind]
         found = [e.description for e in self._directory if isinstance(e.description, kind)]
+        if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
+            found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
         if command.topic_path is not None:
             topic = self._directory.entity(command.topic_path)
             found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]
@@ -193,6 +239,8 @@ class Management:
         key = command.rule.name.lower()
         if key in subscription.rules:
             raise EntityAlreadyExistsError(f"{command.path} has a rule {command.rule.name} already")
+        if len(subscription.rules) >= MAX_RULES:
+            raise QuotaExceededError(f"{command.path} has {MAX_RULES} rules; delete some first")
         rule = Rule.compile(command.rule)
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
@@ -210,7 +258,7 @@ class Management:
         number, description = subscription.number, subscription.description
         changed = self._directory.make(number, description, subscription.created_us)
         assert isinstance(changed, Subscription)
-        changed.updated_us, changed.rules = now, rules
+        changed.updated_us, changed.rules, changed.birth = now, rules, subscription.birth
         self._note(changed, commit)
 
         def durable() -> None:
@@ -222,7 +270,7 @@ class Management:
 
     def put_key(self, key: SharedAccessKey, commit: Commit) -> None:
         """Add a key, or replace the one of its name."""
-        if key.entity_path is not None:
+        if key.entity_path is not None and not is_backlog_folder(key.entity_path):
             entity = self._directory.entity(key.entity_path)
             if isinstance(entity, Subscription):
                 raise InvalidArgumentError(

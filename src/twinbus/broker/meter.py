@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker import commands as c
-from twinbus.broker.transfers import is_of_a_queue
+from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.entities import is_backlog_path
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import DELIVERY_SCHEMA, Int64s, is_ping, sizes
@@ -63,7 +63,7 @@ def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Pur
         return [Purpose.BACKLOG] * len(origins)
     return [
         Purpose.SYPHON
-        if origin is not None and is_of_a_queue(origin.source)
+        if origin is not None and origin_kind(origin.source) is OriginKind.TRANSFER
         else Purpose.APPLICATION
         for origin in origins
     ]
@@ -127,6 +127,11 @@ class Meter:
         totals[1] += load.messages
         totals[2] += load.size
         totals[3] += load.units
+
+    def shift(self, by: int) -> None:
+        """Begin another bucket: the wall clock was set by so much."""
+        self._close()
+        self._begin(self._began + by)
 
     def turn_to(self, now: int) -> bool:
         """Begin the bucket of this moment; say whether it is another."""

@@ -6,18 +6,21 @@ reads. The writer (writer.py) drives it: tick, execute, serve, commit.
 """
 
 import heapq
+import logging
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker import commands as c
-from twinbus.broker.access import AccessKeys
-from twinbus.broker.commit import Commit, Fact, Ticket
-from twinbus.broker.dead_letter import MAX_REASON_CHARACTERS, Death
+from twinbus.broker.access import OWNER, AccessKeys, Claim, Principal
+from twinbus.broker.commit import Commit, Fact, Ticket, owner_fact
+from twinbus.broker.dead_letter import Death
 from twinbus.broker.delivery import NOTHING
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
@@ -29,7 +32,7 @@ from twinbus.broker.leasing import (
     renew_range,
     settle_range,
 )
-from twinbus.broker.lifecycle import State
+from twinbus.broker.lifecycle import BrokenInvariantError, State
 from twinbus.broker.management import Management, key_fact
 from twinbus.broker.meter import (
     EMPTY,
@@ -40,32 +43,38 @@ from twinbus.broker.meter import (
     purpose_of,
     purpose_of_send,
 )
+from twinbus.broker.origins import queue_source
 from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
-from twinbus.broker.throttle import Thresholds, Throttle, Usage
+from twinbus.broker.starts import Starts
+from twinbus.broker.throttle import Thresholds, Throttle, Usage, busy_entity
 from twinbus.broker.topic import Subscription, Topic
-from twinbus.broker.transfers import Transfers, queue_source
+from twinbus.broker.transfers import Transfers
 from twinbus.broker.waiters import Waiter
 from twinbus.clock import from_us, to_us
-from twinbus.entities import DEAD_LETTER_SUFFIX, dead_letter_path
+from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
 from twinbus.errors import (
-    InvalidArgumentError,
+    CommandFailedError,
     InvalidOperationError,
+    MessageLockLostError,
     MessagingError,
+    QuotaExceededError,
     ServerBusyError,
+    SessionLockLostError,
 )
 from twinbus.limits import (
-    MAX_LEASE_DURATION,
-    MAX_LEASE_MESSAGES,
     MAX_MESSAGE_BYTES,
+    MAX_PAUSE_US,
     MAX_RECEIVE_MESSAGES,
-    MAX_SESSION_STATE_BYTES,
-    MAX_WAIT,
+    MAX_REMEMBERED_IDS,
     NEVER_US,
     SECOND_US,
 )
 from twinbus.message import Int64s, sizes
+from twinbus.values import check_whole
+
+_log = logging.getLogger("twinbus.broker")
 
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Ticket, int, Commit], Any]
@@ -88,13 +97,15 @@ class Namespace:
         self.transfers = Transfers()
         self.meter = shared.meter
         self.storage_bytes = 0  # of the log, told by the writer
-        router = Router(self.directory, shared)
+        router = Router(self.directory, shared, settings.max_message_bytes)
         self._router = router
         self._intake = Intake(router, self.transfers, self.meter, settings.max_message_bytes)
         self._throttle = Throttle(settings.thresholds)
         self._memory_bytes, self._memory_known_at = 0, -NEVER_US
         self.keys = AccessKeys()
-        self._management = Management(self.directory, self.keys, self.adopt)
+        self.starts = Starts()
+        self._management = Management(self.directory, self.keys, self.adopt, shared.nonce)
+        self.failures: Counter[str] = Counter()  # of commands and timers, by what raised
         self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
         self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
         self._changed: dict[int, Queue] = {}  # in this turn
@@ -126,17 +137,65 @@ class Namespace:
     # -- a turn --------------------------------------------------------------------------------
 
     def tick(self, now: int, commit: Commit) -> None:
-        """Bring everything up to this time."""
+        """Bring everything up to this time.
+
+        A queue whose timers fail is left alone for a while, longer each time; the others go on.
+        """
         while self._alarms and self._alarms[0][0] <= now:
             when, number = heapq.heappop(self._alarms)
             if self._armed.get(number) == when:
                 del self._armed[number]
             queue = self.directory.queue_numbered(number)
-            if queue is not None:
-                queue.tick(now, commit)
-                queue.touch()
-                if queue.idle_at <= now:
-                    self._delete_idle(queue, now, commit)
+            if queue is None:
+                continue
+            retry_at = queue.retry_at
+            failure = self._alone(partial(self._tick_one, queue, now, commit), commit)
+            if failure is None:
+                queue.pause = 0
+                continue
+            self._note_failure(failure, f"the timers of {queue.path}")
+            queue.retry_at = retry_at
+            queue.pause = min(max(2 * queue.pause, SECOND_US), MAX_PAUSE_US)
+            self._arm(queue, now + queue.pause)
+
+    def _tick_one(self, queue: Queue, now: int, commit: Commit) -> None:
+        queue.tick(now, commit)
+        queue.touch()
+        if queue.idle_at <= now:
+            self._delete_idle(queue, now, commit)
+
+    def _alone(self, work: Callable[[], None], commit: Commit) -> Exception | None:
+        """Do something that fails alone: return what it raised, with nothing of it done.
+
+        Lost locks are no failure of a command: it has settled the others, as it says.
+        """
+        undo, savepoint = self.shared.undo, commit.savepoint()
+        undo.begin()
+        try:
+            work()
+        except (MessageLockLostError, SessionLockLostError) as error:
+            undo.end()
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this command's
+            undo.roll_back()
+            commit.roll_back(savepoint)
+            return error
+        undo.end()
+        return None
+
+    def _note_failure(self, error: Exception, what: str) -> MessagingError:
+        """Return the answer to a command that raised; an error of the broker's own is logged."""
+        if isinstance(error, MessagingError) and not isinstance(error, BrokenInvariantError):
+            return error
+        cause = cause_of(error)
+        self.failures[cause] += 1
+        if self.failures[cause] == 1:
+            _log.error("%s failed, and nothing of it was done", what, exc_info=error)
+        error.__traceback__ = None  # its frames hold messages
+        return CommandFailedError(
+            f"the broker failed to carry out {what} ({type(error).__name__}); nothing of it was "
+            "done, and trying again will not help. The log of the broker says where it failed"
+        )
 
     def execute(
         self, asked: Sequence[tuple[Ticket, c.Command[Any]]], now: int, commit: Commit
@@ -145,7 +204,7 @@ class Namespace:
         sends: dict[str, list[Asked]] = {}
         for ticket, command in asked:
             if isinstance(command, c.Send):
-                sends.setdefault(str(command.path).lower(), []).append(Asked(ticket, command))
+                sends.setdefault(command.path.lower(), []).append(Asked(ticket, command))
             else:
                 self._execute_one(ticket, command, now, commit)
         for group in sends.values():
@@ -155,18 +214,25 @@ class Namespace:
         self, ticket: Ticket, command: c.Command[Any], now: int, commit: Commit
     ) -> None:
         path = getattr(command, "path", "")
-        try:
-            self._check_rate(path, now)
+        replies: list[Any] = []
+
+        def work() -> None:
+            self._check_rate(path, ticket.principal, now)
             handler = self._handlers.get(type(command))
             if handler is None:
-                value = self._management.execute(command, now, commit)
+                principal = ticket.principal
+                replies.append(self._management.execute(command, principal, now, commit))
             else:
-                value = handler(command, ticket, now, commit)
-        except MessagingError as error:
+                replies.append(handler(command, ticket, now, commit))
+
+        failure = self._alone(work, commit)
+        if failure is not None:
+            error = self._note_failure(failure, c.kind_of(command))
             purpose = purpose_of(command, path)
             self.meter.record(self._metered(path), c.kind_of(command), purpose, error.code, Load())
             commit.refuse(ticket, error)
             return
+        [value] = replies
         if value is PARKED:
             return  # it is metered when it is served or dismissed
         load = load_of(value)
@@ -193,8 +259,20 @@ class Namespace:
         self._changed.update(touched)
         for queue in touched.values():
             if queue.waiters:
-                queue.serve(lease_range, now, commit)
+                queue.serve(partial(self._serve_one, queue, now, commit))
             self._arm(queue)
+
+    def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool:
+        served: list[bool] = []
+
+        def work() -> None:
+            served.append(queue.serve_one(waiter, lease_range, now, commit))
+
+        failure = self._alone(work, commit)
+        if failure is None:
+            return served[0]
+        commit.refuse(waiter.ticket, self._note_failure(failure, c.kind_of(waiter.command)))
+        return True
 
     @property
     def has_more_to_serve(self) -> bool:
@@ -212,8 +290,24 @@ class Namespace:
         """When the next turn has something to do, commands apart."""
         return self._alarms[0][0] if self._alarms else NEVER_US
 
-    def _arm(self, queue: Queue) -> None:
-        when = queue.next_event
+    def shift(self, by: int) -> None:
+        """Move every deadline that is a duration: the wall clock was set by so much."""
+        for queue in self.directory.queues():
+            queue.shift(by)
+        for entity in self.directory:
+            if entity.history is not None:
+                entity.history.shift(by)
+        self._throttle.shift(by)
+        self._memory_known_at = -NEVER_US
+        self._alarms.clear()
+        self._armed.clear()
+        for queue in self.directory.queues():
+            self._arm(queue)
+
+    def _arm(self, queue: Queue, not_before: int = 0) -> None:
+        when = max(queue.next_event, not_before)
+        if queue.pause and not not_before:
+            return  # its timers failed: it has an alarm for the next try
         if when < self._armed.get(queue.entity, NEVER_US):
             self._armed[queue.entity] = when
             heapq.heappush(self._alarms, (when, queue.entity))
@@ -229,9 +323,16 @@ class Namespace:
         if entity.queue.waiting.count(State.TRANSFERRING):
             entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
-            queue.origin = queue_source(queue.path, entity.number, entity.created_us)
+            self.name_origins(queue, entity.birth)
             queue.touch()
             self._arm(queue)
+
+    def name_origins(self, queue: Queue, birth: str) -> None:
+        """Give a queue the names its messages have as a source of transfers."""
+        starts = [(0, ""), *self.starts.of(queue.entity)]
+        queue.origins = [
+            (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
+        ]
 
     def _accessed(self, entity: Entity, now: int) -> None:
         entity.accessed_us = now
@@ -248,17 +349,22 @@ class Namespace:
 
     # -- throttling ----------------------------------------------------------------------------
 
-    def _check_rate(self, path: str, now: int) -> None:
+    def _check_rate(self, path: str, principal: Principal, now: int) -> None:
+        if not self._throttle.limits_rates:
+            return
         entity = self.directory.find(path) if path else None
-        self._throttle.check_rate(path, entity.stores if entity else 0, now)
+        is_manager = principal.may(Claim.MANAGE, None)
+        stores = entity.stores if entity else 0
+        self._throttle.check_rate(path, stores, now, is_manager=is_manager)
 
-    def usage(self, now: int) -> Usage:
+    def usage(self, now: int, principal: Principal = OWNER) -> Usage:
         """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
         if now - self._memory_known_at >= SECOND_US // 10:
             queues = self.directory.queues()
             self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
             self._memory_known_at = now
-        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives)
+        own = self.shared.waits[principal.id]
+        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives, own)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -266,6 +372,7 @@ class Namespace:
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
+            self._check_history(entity, now)
             self._throttle.check_room(self.usage(now))
         except MessagingError as error:
             for one in asked:
@@ -275,11 +382,33 @@ class Namespace:
             asked = [one for one in asked if self._within_rate(one, now, commit)]
         if asked:
             self._accessed(entity, now)
-            self._intake.take(entity, asked, now, commit)
+            self._take(entity, asked, now, commit)
+
+    def _check_history(self, entity: Entity, now: int) -> None:
+        """Refuse more messages while an entity remembers as many ids as it may."""
+        history = entity.history
+        if history is None or len(history) < MAX_REMEMBERED_IDS:
+            return
+        history.forget_before(now)
+        if len(history) >= MAX_REMEMBERED_IDS:
+            path = entity.description.path
+            raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
+
+    def _take(self, entity: Entity, asked: list[Asked], now: int, commit: Commit) -> None:
+        """Take sends in together; if one of them makes that fail, one by one."""
+        failure = self._alone(partial(self._intake.take, entity, asked, now, commit), commit)
+        if failure is None:
+            return
+        if len(asked) == 1:
+            error = self._note_failure(failure, f"a send to {entity.description.path}")
+            self._intake.refuse(asked[0], error, commit)
+            return
+        for one in asked:
+            self._take(entity, [one], now, commit)
 
     def _within_rate(self, one: Asked, now: int, commit: Commit) -> bool:
         try:
-            self._check_rate(one.command.path, now)
+            self._check_rate(one.command.path, one.ticket.principal, now)
         except ServerBusyError as error:
             self._intake.refuse(one, error, commit)
             return False
@@ -310,12 +439,12 @@ class Namespace:
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
         self.meter.record(path, c.kind_of(send), purpose_of_send(send), "ok", load)
 
-    def take_spilled(self, command: c.Send, now: int, commit: Commit) -> None:
+    def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
         entity = self.directory.find(command.path)
         if entity is not None:  # else deleted meanwhile, and its messages with it
             self._accessed(entity, now)
-            asked = [Asked(_Nobody(), command)]
+            asked = [Asked(_Nobody(_Sender(owner)), command)]
             self._intake.take(entity, asked, now, commit, unbounded=True)
 
     def _cancel(self, command: c.CancelScheduled, _: Ticket, now: int, commit: Commit) -> Any:
@@ -351,8 +480,7 @@ class Namespace:
         return self._queue(path, now)
 
     def _receive(self, command: c.Receive, ticket: Ticket, now: int, commit: Commit) -> Any:
-        _check_count("max_messages", command.max_messages, MAX_RECEIVE_MESSAGES)
-        wait = _check_wait(command.wait)
+        wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
         queued = queue.waiters.has_receives and command.session is None
         batch = None if queued else queue.receive(command, now, commit)
@@ -361,19 +489,23 @@ class Namespace:
         return self._park(queue, Waiter(ticket, command, now + wait), now) if wait else NOTHING
 
     def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
-        self._throttle.check_receives(self.usage(now))
+        principal = waiter.ticket.principal
+        is_manager = principal.may(Claim.MANAGE, None)
+        usage = self.usage(now, principal)
+        self._throttle.check_receives(queue.path, usage, is_manager=is_manager)
         queue.waiters.add(waiter)
         return PARKED
 
     def _receive_deferred(
         self, command: c.ReceiveDeferred, _: Ticket, now: int, commit: Commit
     ) -> pa.RecordBatch:
-        _check_count("sequence_numbers", len(command.sequence_numbers), MAX_RECEIVE_MESSAGES)
+        check_whole(
+            "the count of sequence_numbers", len(command.sequence_numbers), 1, MAX_RECEIVE_MESSAGES
+        )
         queue = self._receivable(command.path, command.session, now)
         return queue.receive_deferred(command, now, commit)
 
     def _peek(self, command: c.Peek, _: Ticket, now: int, __: Commit) -> pa.RecordBatch:
-        _check_count("max_messages", command.max_messages, MAX_RECEIVE_MESSAGES)
         queue = self._queue(command.path, now)
         return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
 
@@ -381,9 +513,27 @@ class Namespace:
         queue = self._queue(command.path, now)
         death = None
         if command.disposition is c.Disposition.DEAD_LETTER:
-            death = Death(_short(command.reason), _short(command.description), queue.path)
+            death = Death(command.reason, command.description, queue.path)
+            self._check_reason_room(command.path, death.size * len(command.lock_tokens))
         queue.settle(command.lock_tokens, command.disposition, death, commit)
         return _Settled(len(command.lock_tokens))
+
+    def _check_reason_room(self, path: str, size: int) -> None:
+        """Refuse reasons that do not fit the quota: each message keeps its own."""
+        entity, _ = self.directory.queue(path)
+        if size > max(self._quota(entity).room, 0):
+            raise QuotaExceededError(
+                f"{path} has no room for dead-letter reasons of {size} bytes; complete messages of "
+                "its dead-letter queue, or give a shorter reason",
+                path=path,
+            )
+
+    def _quota(self, entity: Entity) -> Entity:
+        """Return the entity whose quota counts: subscriptions share their topic's."""
+        description = entity.description
+        if isinstance(description, SubscriptionDescription):
+            return self.directory.entity(description.topic_path)
+        return entity
 
     def _renew(self, command: c.RenewLocks, _: Ticket, now: int, __: Commit) -> Any:
         until = self._queue(command.path, now).renew(command.lock_tokens, now)
@@ -392,7 +542,7 @@ class Namespace:
     # -- sessions ------------------------------------------------------------------------------
 
     def _accept(self, command: c.AcceptSession, ticket: Ticket, now: int, _: Commit) -> Any:
-        wait = _check_wait(command.wait)
+        wait = to_us(command.wait)
         entity, queue = self.directory.queue(command.path)
         if not queue.settings.requires_session:
             raise InvalidOperationError(
@@ -419,27 +569,24 @@ class Namespace:
         return self._queue(command.path, now).session_state(command.session)
 
     def _set_session_state(
-        self, command: c.SetSessionState, _: Ticket, now: int, commit: Commit
+        self, command: c.SetSessionState, __: Ticket, now: int, commit: Commit
     ) -> None:
-        size = len(command.state or b"")
-        if size > MAX_SESSION_STATE_BYTES:
-            raise InvalidArgumentError(
-                f"session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}"
+        queue = self._queue(command.path, now)
+        name = command.session.session_id
+        grows = len(command.state or b"") - len(queue.sessions.states.get(name, b""))
+        entity, _ = self.directory.queue(command.path)
+        if grows > max(self._quota(entity).room, 0):
+            raise QuotaExceededError(
+                f"{command.path} has no room for a session state of {len(command.state or b'')} "
+                "bytes; receive messages, remove states, or raise max_size_in_megabytes",
+                path=command.path,
             )
-        self._queue(command.path, now).set_session_state(command.session, command.state, commit)
+        queue.set_session_state(command.session, command.state, commit)
 
     # -- ranges --------------------------------------------------------------------------------
 
     def _lease(self, command: c.LeaseRange, ticket: Ticket, now: int, commit: Commit) -> Any:
-        _check_count("max_messages", command.max_messages, MAX_LEASE_MESSAGES)
-        _check_duration(command.duration)
-        if (command.first is None) != (command.last is None):
-            raise InvalidArgumentError("give both first and last of the range, or neither")
-        if command.first is not None and command.last is not None and command.first > command.last:
-            raise InvalidArgumentError(f"range {command.first}..{command.last} is empty")
-        wait = _check_wait(command.wait)
-        if wait and command.first is not None:
-            raise InvalidArgumentError("a lease waits for the next messages, not for a given range")
+        wait = to_us(command.wait)
         queue = self._receivable(command.path, None, now)
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
@@ -448,7 +595,6 @@ class Namespace:
         return self._park(queue, Waiter(ticket, command, now + wait, holder), now)
 
     def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:
-        _check_duration(command.duration)
         until = now + to_us(command.duration)
         return from_us(renew_range(self._queue(command.path, now), command.epoch, until, commit))
 
@@ -456,7 +602,14 @@ class Namespace:
         return read_range(self._queue(command.path, now), command)
 
     def _settle_range(self, command: c.SettleRange, _: Ticket, now: int, commit: Commit) -> Any:
-        return _Settled(settle_range(self._queue(command.path, now), command, commit))
+        queue = self._queue(command.path, now)
+        size = sum(
+            Death(part.reason, part.description, "").size * len(part.sequence_numbers)
+            for part in command.dead_lettered
+        )
+        if size:
+            self._check_reason_room(command.path, size)
+        return _Settled(settle_range(queue, command, commit))
 
     def _release_range(self, command: c.ReleaseRange, _: Ticket, now: int, commit: Commit) -> None:
         queue = self._queue(command.path, now)
@@ -480,19 +633,22 @@ class Namespace:
             facts.append(Fact.of("sequence", number, queue.next_sequence))
             states = queue.sessions.states.items()
             facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
-            facts += [Fact("lease", f"{number}/{e.epoch}", e.to_json()) for e in queue.leases]
+            for lease in queue.leases:
+                facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_json()))
+                facts.append(Fact("leased until", f"{number}/{lease.epoch}", lease.renewal()))
         facts += self.shared.deaths.facts()
         facts += [key_fact(key) for key in self.keys.all()]
-        for origin, intervals in self.transfers.origins():
+        for origin, owner, intervals in self.transfers.origins():
+            facts += [owner_fact(origin, owner)] if owner else []
             facts.append(Fact.of("transferred", origin, intervals))
-        return facts
+        return facts + self.starts.facts(queues)
 
     def standing(self) -> Iterable[tuple[int, Int64s]]:
-        """Give the numbers of the durable messages of each queue, in order."""
+        """Give the numbers of the durable messages of each queue that stores some, in order."""
         for queue in self.directory.queues():
             at = queue.waiting.all()
             at = at[queue.waiting.get("state", at) != State.PENDING.value]
-            if len(at):
+            if len(at) or not isinstance(self.directory.find(queue.path), Topic):
                 yield queue.entity, queue.waiting.get("sequence", at)
 
     def waiting_tickets(self) -> list[Ticket]:
@@ -529,8 +685,22 @@ class _Settled:
     reply: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Who sent what was spilled: known by its key, and allowed nothing more."""
+
+    id: str
+
+    def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
+        """Say no."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
 class _Nobody:
     """The ticket of a command that was answered before."""
+
+    principal: Principal
 
     def answer(self, value: Any) -> None:
         """Nobody waits."""
@@ -539,27 +709,12 @@ class _Nobody:
         """Nobody waits; the send stays where it is and is tried again."""
 
 
+def cause_of(error: BaseException) -> str:
+    """Return what tells one internal error from another: its kind, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__} {where}".rstrip()
+
+
 def _numbers(sequence_numbers: Sequence[int]) -> Int64s:
     return np.asarray(sequence_numbers, np.int64)
-
-
-def _short(text: str | None) -> str | None:
-    return text if text is None else text[:MAX_REASON_CHARACTERS]
-
-
-def _check_count(name: str, count: int, most: int) -> None:
-    if not isinstance(count, int) or not 1 <= count <= most:
-        raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
-
-
-def _check_wait(wait: timedelta) -> int:
-    if not timedelta(0) <= wait <= MAX_WAIT:
-        raise InvalidArgumentError(f"wait is {wait}; it must be from 0 to {MAX_WAIT}")
-    return to_us(wait)
-
-
-def _check_duration(duration: timedelta) -> None:
-    if not timedelta(0) < duration <= MAX_LEASE_DURATION:
-        raise InvalidArgumentError(
-            f"duration is {duration}; it must be above 0 and at most {MAX_LEASE_DURATION}"
-        )

@@ -6,6 +6,7 @@ too. Methods decide, change memory and note in the commit what the log must know
 lapsed, nothing is expired and nothing scheduled is overdue.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,7 @@ from twinbus.broker.meter import EMPTY, Load, load_of, purpose_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
+from twinbus.broker.throttle import busy_entity
 from twinbus.broker.tokens import token_columns, token_of
 from twinbus.broker.waiters import Waiter, Waiters
 from twinbus.broker.waiting import Indices, Rows, Waiting, once
@@ -46,7 +48,13 @@ from twinbus.errors import (
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
-from twinbus.limits import FORWARD_RETRY_US, MAX_RECEIVE_BYTES, NEVER_US
+from twinbus.limits import (
+    FORWARD_RETRY_US,
+    MAX_HELD_SESSIONS,
+    MAX_RECEIVE_BYTES,
+    MIN_QUOTA_BYTES,
+    NEVER_US,
+)
 from twinbus.message import Int64s
 
 _SET_ASIDE = {
@@ -80,14 +88,30 @@ class Queue:
         self.shared = shared
         self.dead_letter: Queue | None = None  # None: this is one, or a topic's
         self.resend: Resend | None = None  # set where messages are routed on when their time comes
-        self.waiting = Waiting()
-        self.sessions = Sessions()
-        self.leases = Leases()
+        self.waiting = Waiting(shared.undo)
+        self.sessions = Sessions(shared.undo)
+        self.leases = Leases(shared.undo)
         self.waiters = Waiters(shared)
         self.next_sequence = 1
-        self.origin = ""  # names it as a source of transfers: no other queue ever has that name
+        self.origins = [(0, "")]  # as a source of transfers: first number, and name from there on
+        self.pause = 0  # how long its timers are left alone after they failed; 0: they work
         self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
         self.idle_at = NEVER_US  # when its entity has been unused for too long
+
+    @property
+    def used_bytes(self) -> int:
+        """What its messages and session states count against the quota."""
+        small = MIN_QUOTA_BYTES * len(self.waiting)
+        return max(self.waiting.size_in_bytes, small) + self.sessions.state_bytes
+
+    def origin_at(self, at: Indices) -> tuple[str, Indices]:
+        """Return the origin of the first of these rows, and those rows that share it."""
+        numbers = self.waiting.get("sequence", at)
+        firsts = [first for first, _ in self.origins]
+        index = bisect_right(firsts, int(numbers[0])) - 1
+        if index + 1 < len(firsts):
+            at = at[numbers < firsts[index + 1]]
+        return self.origins[index][1], at
 
     def touch(self) -> None:
         """Have those who wait looked after at the end of the turn."""
@@ -204,19 +228,21 @@ class Queue:
     def _deliver(
         self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
     ) -> pa.RecordBatch:
+        is_locked = mode is ReceiveMode.PEEK_LOCK
+        held = Held(lock, until) if is_locked else None
+        batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
         self.waiting.step(at, Cause.RECEIVED)
         self.waiting.put("lock", at, lock)
         if self.settings.requires_session:
             self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
         else:
             self.waiting.set_due(at, until)
-        if mode is ReceiveMode.PEEK_LOCK:
-            return delivered(self.waiting, at, self.shared, Held(lock, until))
-        commit.must_sync = True
-        commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
-        commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
-        commit.on_refused.append(lambda: self._return(at))
-        return delivered(self.waiting, at, self.shared)
+        if not is_locked:
+            commit.must_sync = True
+            commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
+            commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
+            commit.on_refused.append(lambda: self._return(at))
+        return batch
 
     def _return(self, at: Indices) -> None:
         """Take messages back that were not delivered after all."""
@@ -250,7 +276,7 @@ class Queue:
         at, lost = self._held(tokens)
         if disposition is Disposition.DEAD_LETTER:
             assert death is not None
-            self.bury(at, Cause.DEAD_LETTERED, death, commit)
+            self.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
         elif disposition is Disposition.ABANDON:
             self._give_back(at, Cause.ABANDONED, commit)
         elif disposition is Disposition.COMPLETE:
@@ -330,8 +356,10 @@ class Queue:
         get = self.waiting.get
         commit.kept.change(self.entity, get("sequence", at), get("state", at), get("failures", at))
 
-    def bury(self, at: Indices, cause: Cause, death: Death, commit: Commit) -> None:
-        """Move messages to the dead-letter queue."""
+    def bury(
+        self, at: Indices, cause: Cause, death: Death, commit: Commit, *, counted: bool = False
+    ) -> None:
+        """Move messages to the dead-letter queue; a caller's reason counts against the quota."""
         if not len(at):
             return
         if self.dead_letter is None:
@@ -339,8 +367,10 @@ class Queue:
                 f"{self.path} has no dead-letter queue of its own; complete the message instead",
                 path=self.path,
             )
-        number = self.shared.deaths.number(death, commit.kept)
-        self._move(at, cause, self.dead_letter, {"death": number}, commit)
+        changes: dict[str, Any] = {"death": self.shared.deaths.number(death, commit.kept)}
+        if counted:
+            changes["size"] = self.waiting.get("size", at) + death.size
+        self._move(at, cause, self.dead_letter, changes, commit)
 
     def _move(
         self, at: Indices, cause: Cause, target: "Queue", changes: dict[str, Any], commit: Commit
@@ -369,6 +399,8 @@ class Queue:
         name = session_id if session_id is not None else self.sessions.available(self.waiting)
         if name is None or self.sessions.hold(name) is not None:
             return None
+        if self.sessions.held >= MAX_HELD_SESSIONS:
+            raise busy_entity(self.path, "held sessions", MAX_HELD_SESSIONS)
         lock, until = self.shared.locks.next(), now + self.settings.lock_us
         self.sessions.grant(name, lock, until)
         return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))
@@ -386,9 +418,9 @@ class Queue:
 
     def renew_session(self, session: SessionLock, now: int) -> int:
         """Hold a session for another lock duration."""
-        hold = self._hold(session)
-        hold.until = now + self.settings.lock_us
-        return int(hold.until)
+        until = now + self.settings.lock_us
+        self.sessions.renew(self._hold(session), until)
+        return until
 
     def release_session(self, session: SessionLock) -> None:
         """Give a session back; its locked messages return without a failed delivery."""
@@ -439,6 +471,14 @@ class Queue:
             self.idle_at,
             self.waiters.next_deadline,
         )
+
+    def shift(self, by: int) -> None:
+        """Move every deadline that is a duration: the wall clock was set by so much."""
+        for timed in (self.waiting, self.sessions, self.leases, self.waiters):
+            timed.shift(by)
+        for name in ("retry_at", "idle_at"):
+            moment = getattr(self, name)
+            setattr(self, name, moment if moment == NEVER_US else moment + by)
 
     def tick(self, now: int, commit: Commit) -> None:
         """Bring the queue up to this time."""
@@ -510,7 +550,8 @@ class Queue:
         self.waiting.step(self.leased(epoch), Cause.LAPSED)
         self.touch()
         self.leases.remove(epoch)
-        commit.kept.facts.append(Fact("lease", f"{self.entity}/{epoch}", None))
+        for kind in ("lease", "leased until"):
+            commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
 
     def leased(self, epoch: int) -> Indices:
         """Return the rows a lease still holds."""
@@ -526,14 +567,12 @@ class Queue:
 
     # -- those who wait ------------------------------------------------------------------------
 
-    def serve(self, lease_next: LeaseNext, now: int, commit: Commit) -> None:
+    def serve(self, serve_one: Callable[[Waiter], bool]) -> None:
         """Give what is deliverable to those who wait."""
-        self.waiters.serve(
-            lambda waiter: self._serve_one(waiter, lease_next, now, commit),
-            all_the_same=not self.settings.requires_session,
-        )
+        self.waiters.serve(serve_one, all_the_same=not self.settings.requires_session)
 
-    def _serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
+    def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
+        """Give one of those who wait what there is; return whether there was something."""
         command = waiter.command
         reply: Any
         try:

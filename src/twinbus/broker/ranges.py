@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from twinbus.broker.undo import Undo
 from twinbus.errors import StaleEpochError
 from twinbus.limits import NEVER_US
 
@@ -21,6 +22,10 @@ class Lease:
         """Return the lease as the log keeps it."""
         return json.dumps([self.owner, self.epoch, self.intervals, self.until]).encode()
 
+    def renewal(self) -> bytes:
+        """Return until when it lasts as the log keeps it: a renewal need not repeat the rest."""
+        return json.dumps(self.until).encode()
+
     @classmethod
     def from_json(cls, value: bytes) -> "Lease":
         """Return the lease the log kept."""
@@ -31,8 +36,12 @@ class Lease:
 class Leases:
     """The leases of a queue, by epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._leases: dict[int, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(list(self._leases.values()))
@@ -55,10 +64,24 @@ class Leases:
     def put(self, lease: Lease) -> None:
         """Grant a lease."""
         self._leases[lease.epoch] = lease
+        self._undo.note(lambda: self._leases.__delitem__(lease.epoch))
 
     def remove(self, epoch: int) -> None:
         """End a lease."""
-        self._leases.pop(epoch, None)
+        lease = self._leases.pop(epoch, None)
+        if lease is not None:
+            self._undo.note(lambda: self._leases.__setitem__(epoch, lease))
+
+    def renew(self, lease: Lease, until: int) -> None:
+        """Let a lease last until then."""
+        before = lease.until
+        lease.until = until
+        self._undo.note(lambda: setattr(lease, "until", before))
+
+    def shift(self, by: int) -> None:
+        """Move every deadline: the wall clock was set by so much."""
+        for lease in self._leases.values():
+            lease.until += by
 
     @property
     def next_due(self) -> int:

@@ -6,7 +6,7 @@ says, and everything gone is left out. Nothing is looked at message by message.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.bodies import Bodies
+from twinbus.broker.commit import Fact
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
+from twinbus.broker.origins import sender_source
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
-from twinbus.broker.transfers import Transfers, sender_source
+from twinbus.broker.transfers import Transfers
 from twinbus.broker.waiting import Rows
 from twinbus.errors import LogDamagedError
 from twinbus.limits import NEVER_US
-from twinbus.message import sizes
+from twinbus.message import Int64s, sizes
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -39,14 +41,14 @@ class Replay:
         self.untold: list[Record] = []
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transfers = Transfers()
+        self._owners: dict[str, str] = {}  # of senders and sinks that have one
         self.highest_entity = 0
         self.highest_epoch = 0
         self._places: list[Columns] = []
         self._place_order: list[int] = []
         self._changes: list[Columns] = []
         self._change_order: list[int] = []
-        self.history: list[pa.RecordBatch] = []
-        self.history_spans: list[tuple[int, int, int]] = []  # segment, first and last time
+        self._history: list[tuple[int, int, pa.RecordBatch]] = []  # record, segment, ids
 
     def read(self, log: Log, bodies: Bodies) -> None:
         """Gather the whole log."""
@@ -59,7 +61,7 @@ class Replay:
                     if part.sent:
                         sent = part.sent
                         run = (sent.first, sent.first + sent.count - 1)
-                        self.transfers.take(sender_source(sent.sender), [run])
+                        self._take(sender_source(sent.sender), [run])
                     if part.entity:
                         self._places.append(_whole_places(part))
                         self._place_order.append(record.number)
@@ -70,11 +72,12 @@ class Replay:
                     self._changes.append(_numpy(part.columns))
                     self._change_order.append(record.number)
                 elif part.kind is PartKind.HISTORY:
-                    self.history.append(part.columns)
-                    times = part.columns.column("time").to_numpy()
-                    self.history_spans.append((place.segment, int(times.min()), int(times.max())))
+                    self._history.append((record.number, place.segment, part.columns))
                 else:
                     self._learn(part.columns)
+
+    def _take(self, source: str, intervals: Iterable[Sequence[int]]) -> None:
+        self.transfers.take(source, intervals, self._owners.get(source, ""))
 
     def _learn(self, facts: pa.RecordBatch) -> None:
         rows: Iterable[tuple[str, str, bytes | None]] = zip(
@@ -85,7 +88,9 @@ class Replay:
                 if value is None:
                     self.transfers.forget(key)
                 else:
-                    self.transfers.take(key, json.loads(value))
+                    self._take(key, json.loads(value))
+            elif kind == "owner":
+                self._owners[key] = (value or b"").decode()
             elif value is None:
                 self.facts.get(kind, {}).pop(key, None)
             else:
@@ -94,6 +99,19 @@ class Replay:
                 self.highest_entity = max(self.highest_entity, int(key))
             elif kind == "lease":
                 self.highest_epoch = max(self.highest_epoch, int(key.partition("/")[2]))
+
+    @property
+    def clock_steps(self) -> dict[int, int]:
+        """By how much the wall clock was set, by the last record that was written before."""
+        facts = self.facts.get("clock", {})
+        return {int(record): int(json.loads(value)) for record, value in facts.items()}
+
+    def history(self) -> Iterator[tuple[int, pa.RecordBatch, Int64s]]:
+        """Give message ids that duplicate detection knew: their segment, columns and times."""
+        steps = self.clock_steps
+        for record, segment, columns in self._history:
+            by = sum(step for before, step in steps.items() if record <= before)
+            yield segment, columns, columns.column("time").to_numpy() + by
 
     def number(self, kind: str, key: str, default: int) -> int:
         """Return a fact that is a number."""
@@ -109,6 +127,9 @@ class Replay:
         highest: dict[int, int] = {}
         if not places:
             return {}, highest
+        for record, step in self.clock_steps.items():
+            earlier = (places["order"] <= record) & (places["expires"] != NEVER_US)
+            places["expires"][earlier] += step
         places = _last_of_each(places)
         ends = np.flatnonzero(np.diff(places["entity"], append=-1))
         for entity, number in zip(places["entity"][ends], places["sequence"][ends], strict=True):
@@ -199,8 +220,13 @@ def _apply(places: Columns, changes: Columns) -> None:
         start = end
 
 
-def restore(namespace: Namespace, replay: Replay, now: int, *, accept_damage: bool) -> None:
-    """Fill an empty namespace with what the log says."""
+def restore(
+    namespace: Namespace, replay: Replay, start: str, now: int, *, accept_damage: bool
+) -> Fact | None:
+    """Fill an empty namespace with what the log says.
+
+    Return what the log must know of this start of the broker, if it does not know it yet.
+    """
     directory, shared = namespace.directory, namespace.shared
     directory.next_number = max(replay.number("next", "entity", 1), replay.highest_entity + 2)
     saved = {int(key): json.loads(value) for key, value in replay.facts.get("entity", {}).items()}
@@ -210,18 +236,21 @@ def restore(namespace: Namespace, replay: Replay, now: int, *, accept_damage: bo
         directory.add(entity)
     for key, value in replay.facts.get("death", {}).items():
         shared.deaths.learn(int(key), Death(*json.loads(value)))
-    for origin, intervals in replay.transfers.origins():
-        namespace.transfers.take(origin, intervals)
+    for origin, owner, intervals in replay.transfers.origins():
+        namespace.transfers.take(origin, intervals, owner)
+    namespace.starts.load(replay.facts.get("start", {}))
     rows, highest = replay.standing()
     _restore_rows(namespace, rows, accept_damage=accept_damage)
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
         queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
     _restore_keyed(namespace, replay)
-    _restore_history(namespace, replay.history)
+    _restore_history(namespace, replay)
+    fact = namespace.starts.begin(start, directory.queues())
     for entity in directory:
         entity.accessed_us = now  # idle time counts from the start
         namespace.adopt(entity)
+    return fact
 
 
 def _restore_rows(namespace: Namespace, rows: Columns, *, accept_damage: bool) -> None:
@@ -280,6 +309,8 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
         if queue is None:
             continue
         lease = Lease.from_json(value)
+        renewed = replay.facts.get("leased until", {}).get(key)
+        lease.until = lease.until if renewed is None else int(json.loads(renewed))
         queue.leases.put(lease)
         for first, last in lease.intervals:
             at = queue.waiting.in_state(queue.waiting.between(first, last), State.ACTIVE)
@@ -287,11 +318,11 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
             queue.waiting.put("lock", at, lease.epoch)
 
 
-def _restore_history(namespace: Namespace, parts: list[pa.RecordBatch]) -> None:
+def _restore_history(namespace: Namespace, replay: Replay) -> None:
     seen: dict[int, dict[str, int]] = {}
-    for part in parts:
-        columns = (column.to_pylist() for column in part.columns)
-        for number, message_id, time in zip(*columns, strict=True):
+    for _, part, moments in replay.history():
+        numbers, ids = (part.column(name).to_pylist() for name in ("entity", "message_id"))
+        for number, message_id, time in zip(numbers, ids, moments.tolist(), strict=True):
             times = seen.setdefault(number, {})
             times[message_id] = max(time, times.get(message_id, 0))
     for entity in namespace.directory:

@@ -4,24 +4,37 @@ A topic hands copies to its subscriptions, `forward_to` hands everything on. Row
 target cannot take them are parked in the forwarding queue and tried again.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from twinbus.broker.commit import Commit, Whole
-from twinbus.broker.dead_letter import SESSION_ID_MISSING, TOO_MANY_FORWARDS, Death
+from twinbus.broker.dead_letter import (
+    RULE_FAILED,
+    SESSION_ID_MISSING,
+    TOO_MANY_FORWARDS,
+    Death,
+)
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue
 from twinbus.broker.shared import Shared
-from twinbus.broker.topic import Topic
+from twinbus.broker.topic import Copy, Rule, Subscription, Topic, shown_error
 from twinbus.broker.waiting import Indices, Rows
-from twinbus.limits import FORWARD_RETRY_US, MAX_BATCH_BYTES, MAX_FORWARD_HOPS, NEVER_US
-from twinbus.message import LAST_MOMENT_US, Int64s, sizes
+from twinbus.limits import (
+    FORWARD_RETRY_US,
+    MAX_BATCH_BYTES,
+    MAX_FORWARD_HOPS,
+    MAX_ID_CHARACTERS,
+    NEVER_US,
+)
+from twinbus.message import BOUNDED_TEXTS, LAST_MOMENT_US, Int64s, sizes
 
 Numbers = npt.NDArray[np.int32]
 
@@ -60,9 +73,10 @@ class Outbound:
 class Router:
     """Decides where rows go, and stages them there."""
 
-    def __init__(self, directory: Directory, shared: Shared) -> None:
+    def __init__(self, directory: Directory, shared: Shared, max_message_bytes: int) -> None:
         self._directory = directory
         self._shared = shared
+        self._max_message_bytes = max_message_bytes
 
     def find(self, path: str) -> Entity | None:
         """Return the entity of a path, if there is one."""
@@ -73,7 +87,7 @@ class Router:
         target = self._directory.find(entity.forward_to or "")
         if target is None or not target.description.status.allows_send:
             return -1
-        return target.max_bytes - target.size_in_bytes
+        return target.room
 
     def route(
         self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
@@ -115,10 +129,61 @@ class Router:
             if not subscription.description.status.allows_send:
                 continue
             for copy in subscription.copies(batch):
-                copied = rows[copy.rows]
-                if copy.change is not None:
-                    copied = outbound.add(copy.change(batch.take(pa.array(copy.rows))))
-                self.route(subscription, copied, life[copy.rows], outbound, hops + 1)
+                for copied, at in self._changed(subscription, copy, batch, rows, outbound):
+                    self.route(subscription, copied, life[at], outbound, hops + 1)
+
+    def _changed(
+        self,
+        subscription: Subscription,
+        copy: Copy,
+        batch: pa.RecordBatch,
+        rows: Numbers,
+        outbound: Outbound,
+    ) -> Iterator[tuple[Numbers, Indices]]:
+        """Give the rows of a copy, changed by its action, and where they were in the batch.
+
+        What a rule fails for, or makes too large, goes to the dead-letter queue as it was sent.
+        """
+        if copy.rule is None:
+            yield rows[copy.rows], copy.rows
+            return
+        why = copy.failure or _too_much(outbound)
+        if why:
+            self._bury(subscription, copy.rule, rows[copy.rows], why, outbound)
+            return
+        try:
+            changed = _applied(copy.rule, batch.take(pa.array(copy.rows)))
+        except Exception as error:  # noqa: BLE001 - whatever an action raises is its message's
+            middle = len(copy.rows) // 2
+            if not middle:
+                self._bury(subscription, copy.rule, rows[copy.rows], shown_error(error), outbound)
+                return
+            for half in (copy.rows[:middle], copy.rows[middle:]):
+                part = Copy(half, copy.rule)
+                yield from self._changed(subscription, part, batch, rows, outbound)
+            return
+        fits = sizes(changed) <= self._max_message_bytes
+        for name in BOUNDED_TEXTS:
+            lengths = pc.utf8_length(changed.column(name)).fill_null(0)
+            fits &= lengths.to_numpy() <= MAX_ID_CHARACTERS
+        if not fits.all():
+            why = (
+                f"its action makes the message larger than {self._max_message_bytes} bytes, or an "
+                f"id longer than {MAX_ID_CHARACTERS} characters"
+            )
+            self._bury(subscription, copy.rule, rows[copy.rows[~fits]], why, outbound)
+        if fits.any():
+            yield outbound.add(changed.filter(pa.array(fits))), copy.rows[fits]
+
+    def _bury(
+        self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound
+    ) -> None:
+        subscription.note_failure(rule, len(rows), why)
+        queue = subscription.queue
+        assert queue.dead_letter is not None
+        death = Death(RULE_FAILED, f"rule {rule.description.name}: {why}", queue.path)
+        life = np.full(len(rows), NEVER_US)
+        outbound.placements.append(Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death))
 
     def _arrive(self, queue: Queue, rows: Numbers, life: Int64s, outbound: Outbound) -> None:
         if queue.settings.requires_session:
@@ -219,6 +284,17 @@ class Router:
         commit.tentative.gone(queue.entity, get("sequence", at), cause)
         commit.on_durable.append(lambda: queue.settle_gone(at, cause))
         commit.on_refused.append(lambda: queue.try_again(at, cause, now))
+
+
+def _too_much(outbound: Outbound) -> str:
+    """Say why no more changed copies of this batch are made, if that is so."""
+    made = sum(int(size.sum()) for size in outbound.sizes[1:])
+    return "" if made <= MAX_BATCH_BYTES else f"actions made over {MAX_BATCH_BYTES} bytes of it"
+
+
+def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
+    assert rule.change is not None
+    return rule.change(batch)
 
 
 def _whole(placement: Placement, rows: Rows, count: int) -> Whole | None:

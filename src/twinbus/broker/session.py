@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from twinbus.broker.lifecycle import State
+from twinbus.broker.undo import Undo
 from twinbus.broker.waiting import Indices, Waiting
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s
@@ -37,7 +38,8 @@ class _Session:
 class Sessions:
     """The sessions of an entity, by name and by the small number that rows carry."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._sessions: dict[int, _Session] = {}
         self._ids: dict[str, int] = {}
         self._free: list[int] = []
@@ -45,6 +47,7 @@ class Sessions:
         self.next_due = NEVER_US  # a lower bound: no lock lapses before
         self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
         self.states: dict[str, bytes] = {}
+        self.state_bytes = 0  # of all states, with their names
 
     def id(self, name: str) -> int:
         """Return the number rows carry for this session."""
@@ -53,18 +56,24 @@ class Sessions:
             known = self._free.pop() if self._free else len(self._ids)
             self._ids[name] = known
             self._sessions[known] = _Session(name)
+            self._undo.note(lambda: self.forget_idle([known]))
         return known
 
     def add(self, ids: Iterable[int], numbers: Int64s) -> None:
         """Note messages of sessions."""
         for session_id, number in zip(ids, numbers.tolist(), strict=True):
-            self._sessions[session_id].numbers.append(number)
+            session = self._sessions[session_id]
+            session.numbers.append(number)
+            self._undo.note(session.numbers.pop)
             self._nominate(session_id)
 
     def expect(self, ids: Iterable[int], count: int) -> None:
         """Note that messages of these sessions are on their way, or (-1) no longer are."""
         for session_id in ids:
             self._sessions[session_id].expected += count
+        if self._undo.is_on:
+            held = list(ids)
+            self._undo.note(lambda: self.expect(held, -count))
 
     def _nominate(self, session_id: int) -> None:
         if self._sessions[session_id].name not in self._holds:
@@ -78,12 +87,31 @@ class Sessions:
 
     def keep_state(self, name: str, state: bytes | None) -> None:
         """Note a session's state; None forgets it."""
-        if state is None:
-            self.states.pop(name, None)
-        else:
+        before = self.states.pop(name, None)
+        if before is not None:
+            self.state_bytes -= len(name) + len(before)
+        if state is not None:
             self.states[name] = state
+            self.state_bytes += len(name) + len(state)
 
     # -- holding -------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """How many sessions somebody holds."""
+        return len(self._holds)
+
+    def renew(self, hold: Hold, until: int) -> None:
+        """Let a holder have its session until then."""
+        before = hold.until
+        hold.until = until
+        self._undo.note(lambda: setattr(hold, "until", before))
+
+    def shift(self, by: int) -> None:
+        """Move every deadline: the wall clock was set by so much."""
+        for hold in self._holds.values():
+            hold.until += by
+        self.next_due = min((hold.until for hold in self._holds.values()), default=NEVER_US)
 
     def hold(self, name: str) -> Hold | None:
         """Return who holds a session."""
@@ -94,13 +122,31 @@ class Sessions:
         self._candidates.pop(self.id(name), None)
         self._holds[name] = Hold(lock, until)
         self.next_due = min(self.next_due, until)
+        self._undo.note(lambda: self._take_back(name))
+
+    def _take_back(self, name: str) -> None:
+        """Undo a grant."""
+        del self._holds[name]
+        self._candidates.setdefault(self._ids[name])
 
     def let_go(self, name: str, waiting: Waiting) -> None:
         """Take a session from its holder."""
-        del self._holds[name]
-        self._candidates.setdefault(self._ids[name])
-        _trim(self._sessions[self._ids[name]], waiting)
-        self.forget_idle([self._ids[name]])
+        hold, known = self._holds.pop(name), self._ids[name]
+        session = self._sessions[known]
+        numbers = session.numbers
+
+        def give_again() -> None:
+            if name not in self._ids:
+                self._free.remove(known)
+                self._ids[name], self._sessions[known] = known, session
+            session.numbers, self._holds[name] = numbers, hold
+            self._candidates.pop(known, None)
+            self.next_due = min(self.next_due, hold.until)
+
+        self._undo.note(give_again)
+        self._candidates.setdefault(known)
+        _trim(session, waiting)
+        self.forget_idle([known])
 
     def lapsed(self, now: int) -> list[str]:
         """Return the sessions whose locks have run out, and renew the bound."""

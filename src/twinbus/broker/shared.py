@@ -1,5 +1,7 @@
 """What all queues of a namespace share."""
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -7,6 +9,7 @@ from twinbus.broker.bodies import Bodies
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.meter import Meter
 from twinbus.broker.tokens import LockNumbers
+from twinbus.broker.undo import Undo
 
 if TYPE_CHECKING:
     from twinbus.broker.queue import Queue
@@ -20,5 +23,8 @@ class Shared:
     deaths: Deaths
     locks: LockNumbers
     meter: Meter
+    undo: Undo  # of the command at work
+    nonce: Callable[[], str]  # gives names that nobody can guess
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
     open_receives: int = 0  # requests that wait
+    waits: Counter[str] = field(default_factory=Counter)  # the same by principal

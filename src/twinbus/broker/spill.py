@@ -17,10 +17,9 @@ import pyarrow as pa
 from twinbus.broker.commands import Origin, Send
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.log import Log, PartKind, Place
+from twinbus.broker.origins import OriginKind, origin_kind, spill_source
 from twinbus.broker.storage import Storage
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
-
-_SPILL = "spill/"  # what the names of spill origins begin with
 
 
 @dataclass(slots=True)
@@ -30,6 +29,7 @@ class StoreHealth:
     spilling: bool = False
     retry_at: int = 0
     slow: int = 0  # slow commits in a row
+    since: int = 0  # when it began to spill
 
     def succeeded(self, duration: int, now: int) -> None:
         """Note a commit that worked, and how long it took."""
@@ -37,10 +37,22 @@ class StoreHealth:
         if self.slow >= SLOW_COMMITS_TO_SPILL and not self.spilling:
             self.refused(now)
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the store takes records, but takes too long for them."""
+        return self.spilling and self.slow >= SLOW_COMMITS_TO_SPILL
+
     def refused(self, now: int) -> None:
         """Note a commit that failed."""
+        if not self.spilling:
+            self.since = now
         self.spilling = True
         self.retry_at = now + SPILL_RETRY_US
+
+    def shift(self, by: int) -> None:
+        """Move its times: the wall clock was set by so much."""
+        self.retry_at += by
+        self.since += by
 
     def recovered(self) -> None:
         """Note that everything spilled has been moved."""
@@ -53,54 +65,66 @@ class Spill:
 
     def __init__(self, directory: Path, storage: Storage | None) -> None:
         self._log = Log(directory, storage)
-        self._source = f"{_SPILL}{os.urandom(16).hex()}"
+        self._source = spill_source(os.urandom(16).hex())
         self._next = 1  # number of the next row it takes
         self._sources: set[str] = set()  # of what was moved
         self._waiting: list[tuple[Fact, Place]] = []
         self.paths: Counter[str] = Counter()  # of the entities whose sends wait here
+        self.bytes: Counter[str] = Counter()  # that each of them has here, as quotas count
         for record in self._log.replay():
             facts = next(part for part, _ in record.parts if part.kind is PartKind.FACTS)
             place = next(place for part, place in record.parts if part.kind is PartKind.MESSAGES)
             kind, key, value = (column[0].as_py() for column in facts.columns.columns)
             self._waiting.append((Fact(kind, key, value), place))
             self.paths[key] += 1
+            self.bytes[key.lower()] += place.length
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def append(self, path: str, batch: pa.RecordBatch, origin: Origin | None) -> None:
-        """Make a send durable here."""
+    @property
+    def size_in_bytes(self) -> int:
+        """How much waits here."""
+        return self._log.size_in_bytes
+
+    def append(
+        self, path: str, batch: pa.RecordBatch, origin: Origin | None, owner: str = ""
+    ) -> None:
+        """Make a send durable here; its sender belongs to the owner."""
         if origin is None:
             numbers = range(self._next, self._next + batch.num_rows)
             origin = Origin(self._source, numbers)
             self._next += batch.num_rows
-        fact = Fact.of("spilled", path, _plain(origin))
+        fact = Fact.of("spilled", path, [_plain(origin), owner])
         commit = Commit(1)
         commit.tentative.facts.append(fact)
         commit.add_batch(batch)
         places = self._log.append(commit.parts(0))
         self._waiting.append((fact, places[1]))
         self.paths[path] += 1
+        self.bytes[path.lower()] += places[1].length
 
-    def sends(self) -> Iterator[Send]:
-        """Yield what waits, oldest first, as transfers."""
+    def sends(self) -> Iterator[tuple[Send, str]]:
+        """Yield what waits, oldest first, as transfers, and whom their senders belong to."""
         for fact, place in self._waiting:
-            yield Send(fact.key, self._log.read(place), _origin(fact))
+            origin, owner = _origin(fact)
+            yield Send(fact.key, self._log.read(place), origin), owner
 
     def moved(self, count: int) -> set[str]:
         """Note that the oldest are in the main log.
 
         When all are, the files go; returns the spills whose transfers need no remembering then.
         """
-        for fact, _ in self._waiting[:count]:
-            self._sources.add(_origin(fact).source)
+        for fact, place in self._waiting[:count]:
+            self._sources.add(_origin(fact)[0].source)
             self.paths -= Counter([fact.key])
+            self.bytes -= Counter({fact.key.lower(): place.length})
         del self._waiting[:count]
         if self._waiting:
             return set()
         for number in list(self._log.segments):
             self._log.drop(number)
-        done = {source for source in self._sources if source.startswith(_SPILL)}
+        done = {s for s in self._sources if origin_kind(s) is OriginKind.SPILL}
         self._sources.clear()
         return done
 
@@ -109,13 +133,14 @@ class Spill:
         self._log.close()
 
 
-def _origin(fact: Fact) -> Origin:
+def _origin(fact: Fact) -> tuple[Origin, str]:
     assert fact.value is not None
     origin: Origin | None = None
-    for source, numbers in reversed(json.loads(fact.value)):
+    sources, owner = json.loads(fact.value)
+    for source, numbers in reversed(sources):
         origin = Origin(source, numbers, origin)
     assert origin is not None
-    return origin
+    return origin, owner
 
 
 def _plain(origin: Origin | None) -> list[tuple[str, list[int]]]:

@@ -1,14 +1,26 @@
-"""The few calls through which the log touches the disk: the seam where tests inject trouble."""
+"""The few calls through which a log changes the disk: the seam where tests inject trouble.
+
+A write is durable after `sync` of its file; a new, renamed or removed name after `sync_directory`.
+A log relies on nothing else, in particular on no order of what was not synced.
+"""
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
+
+from twinbus.files import sync_directory
 
 _MOST_BUFFERS = 1024  # IOV_MAX on Linux
 
 
 class Storage(Protocol):
-    """Writes and syncs an open file."""
+    """Changes files. Each call raises OSError when the disk refuses."""
+
+    def create(self, path: Path, size: int = 0) -> int:
+        """Open a file for writing, make it if it is missing, and reserve space up to a size."""
+        ...
 
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all bytes from an offset on, or raise OSError after any part of them."""
@@ -18,9 +30,34 @@ class Storage(Protocol):
         """Return when everything written is on the disk."""
         ...
 
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut a file off at a size."""
+        ...
+
+    def rename(self, path: Path, name: Path) -> None:
+        """Give a file another name."""
+        ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are on the disk."""
+        ...
+
 
 class DiskStorage:
     """The operating system's files."""
+
+    def create(self, path: Path, size: int = 0) -> int:
+        """Open a file for writing, make it if it is missing, and reserve space up to a size."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o600)
+        if size:
+            with suppress(OSError):  # a disk that cannot reserve may still take what comes
+                os.posix_fallocate(descriptor, 0, size)
+        return descriptor
 
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all bytes from an offset on, or raise OSError after any part of them."""
@@ -36,3 +73,19 @@ class DiskStorage:
     def sync(self, descriptor: int) -> None:
         """Return when everything written is on the disk."""
         os.fdatasync(descriptor)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut a file off at a size."""
+        os.ftruncate(descriptor, size)
+
+    def rename(self, path: Path, name: Path) -> None:
+        """Give a file another name."""
+        path.rename(name)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def sync_directory(self, path: Path) -> None:
+        """Return when the names in a directory are on the disk."""
+        sync_directory(path)

@@ -13,6 +13,8 @@ from twinbus.limits import (
     DEFAULT_OPEN_RECEIVES,
     DEFAULT_OPERATIONS_PER_SECOND,
     DEFAULT_STORAGE_BYTES,
+    KEY_SHARE,
+    MANAGE_RESERVE,
     SECOND_US,
     SERVER_BUSY_RETRY_S,
 )
@@ -37,15 +39,19 @@ class Bucket:
         self._tokens = rate
         self._at = now
 
-    def take(self, now: int) -> bool:
-        """Take one token if there is one."""
+    def take(self, now: int, reserve: float = 0.0) -> bool:
+        """Take one token if there is one beyond the part of the rate that is reserved."""
         earned = (now - self._at) * self._rate / SECOND_US
         self._tokens = min(max(self._rate, 1.0), self._tokens + max(0.0, earned))
         self._at = now
-        if self._tokens < 1.0:
+        if self._tokens < 1.0 + reserve * (self._rate if self._rate >= 10 else 0):
             return False
         self._tokens -= 1.0
         return True
+
+    def shift(self, by: int) -> None:
+        """Move its time."""
+        self._at += by
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Usage:
     memory_bytes: int
     storage_bytes: int
     open_receives: int
+    own_receives: int = 0  # of the principal that asks
 
 
 class Throttle:
@@ -71,14 +78,17 @@ class Throttle:
         rates = self.thresholds.operations_per_second, self.thresholds.entity_operations_per_second
         return rates != (None, None)
 
-    def check_rate(self, path: str, stores: int, now: int) -> None:
-        """Refuse when the namespace or this entity gets too many requests; its case is ignored."""
+    def check_rate(self, path: str, stores: int, now: int, *, is_manager: bool = True) -> None:
+        """Refuse when the namespace or this entity gets too many requests; its case is ignored.
+
+        A part of the namespace's rate is reserved for keys that may manage it.
+        """
         rate = self.thresholds.operations_per_second
         if rate is not None:
             if self._namespace is None:
                 self._namespace = Bucket(rate, now)
-            if not self._namespace.take(now):
-                raise _busy("operations_per_second", rate, "the namespace")
+            if not self._namespace.take(now, 0.0 if is_manager else MANAGE_RESERVE):
+                raise _busy("operations_per_second", rate, "")
         rate = self.thresholds.entity_operations_per_second
         if rate is not None and stores:
             bucket = self._entities.setdefault(path.lower(), Bucket(rate * stores, now))
@@ -90,20 +100,46 @@ class Throttle:
         for facet in ("memory_bytes", "storage_bytes"):
             threshold = getattr(self.thresholds, facet)
             if threshold is not None and getattr(usage, facet) >= threshold:
-                raise _busy(facet, threshold, "the namespace")
+                raise _busy(facet, threshold, "")
 
-    def check_receives(self, usage: Usage) -> None:
-        """Refuse one more waiting receive when there are too many."""
+    def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
+        """Refuse one more waiting receive when there are too many.
+
+        A key that cannot manage the namespace has a share, and leaves a reserve for those that can.
+        """
         threshold = self.thresholds.open_receives
-        if threshold is not None and usage.open_receives >= threshold:
-            raise _busy("open_receives", threshold, "the namespace")
+        if threshold is None:
+            return
+        if is_manager:
+            if usage.open_receives >= threshold:
+                raise _busy("open_receives", threshold, "")
+            return
+        share = max(1, int(threshold * KEY_SHARE))
+        if usage.own_receives >= share:
+            raise _busy("open_receives of one key", share, path)
+        common = max(1, int(threshold * (1 - MANAGE_RESERVE)))
+        if usage.open_receives >= common:
+            raise _busy("open_receives", common, "")
+
+    def shift(self, by: int) -> None:
+        """Move the times of the buckets: the wall clock was set by so much."""
+        for bucket in (self._namespace, *self._entities.values()):
+            if bucket is not None:
+                bucket.shift(by)
 
 
-def _busy(facet: str, threshold: float, what: str) -> ServerBusyError:
+def _busy(facet: str, threshold: float, path: str) -> ServerBusyError:
+    """Return the refusal of one entity, or of the whole namespace where the path is empty."""
     return ServerBusyError(
-        f"{what} is over its threshold of {facet} ({threshold:g}); wait "
+        f"{path or 'the namespace'} is over its threshold of {facet} ({threshold:g}); wait "
         f"{SERVER_BUSY_RETRY_S} s before the next request",
         facet=facet,
         threshold=threshold,
         retry_after_s=SERVER_BUSY_RETRY_S,
+        scope=path,
     )
+
+
+def busy_entity(path: str, what: str, limit: int) -> ServerBusyError:
+    """Return the refusal of an entity that has as many of something as one may have."""
+    return _busy(what, limit, path)

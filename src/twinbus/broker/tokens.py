@@ -3,8 +3,8 @@
     bytes 0..8   lock number, big-endian
     bytes 8..16  sequence number, big-endian (0 for a session)
 
-Lock numbers begin at the time of the start in microseconds and no broker gives a million locks a
-second, so they keep growing across restarts and a token from before one matches nothing.
+Lock numbers begin at a random number of 61 bits at each start, so a token from before a restart
+matches nothing: neither after the clock was set back, nor after the directory was restored.
 """
 
 from uuid import UUID
@@ -17,7 +17,7 @@ from twinbus.message import LOCK_TOKEN, Int64s
 
 
 class LockNumbers:
-    """Numbers for locks and lease epochs: never the same twice, always growing."""
+    """Numbers for locks and lease epochs: never the same twice."""
 
     def __init__(self, start: int) -> None:
         self.last = start

@@ -7,11 +7,15 @@
     deleted             the queue was deleted with all it held
     standing, inventory what the broker finds itself holding at a moment: an inventory says that
                         there is a statement, standing gives the numbers
-    gap                 what came up to this record cannot be told any more
-    begun               another log begins: what was told before is about messages of the last one
+    exists              there is a queue that stores messages, whether or not it holds any
+    gap                 the ledger does not know what came up to this record
+    begun               another log begins: earlier rows are about messages of the last one
+    restored            the log is an older copy, or lost its end: it does not have the records
+                        `first` to `last`, and all rows with these records are void
 
 The trail of a record depends on nothing but the record, so it can be read again from the log: that
-is how a killed broker tells what it had no time to tell. What was told twice is the same twice.
+is how a killed broker writes what it had no time to write. A row that is written twice is the same
+both times.
 
 Following a record only keeps what it holds, without bodies; rows are made of many at once, when
 they are to be written.
@@ -35,7 +39,7 @@ from twinbus.limits import LEDGER_RUN
 from twinbus.message import Int64s
 
 ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
-GAP, BEGUN = "gap", "begun"
+GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = {
     cause.value: cause.name.lower()
@@ -48,7 +52,10 @@ ENDINGS = {
         Cause.FORWARDED,
     )
 }
-EVENTS = (ACCEPTED, DELETED, STANDING, INVENTORY, GAP, BEGUN, ENDED, *ENDINGS.values())
+EVENTS = (
+    *(ACCEPTED, DELETED, STANDING, INVENTORY, EXISTS, GAP, BEGUN, RESTORED, ENDED),
+    *ENDINGS.values(),
+)
 _CODES = {event: code for code, event in enumerate(EVENTS)}
 _CODE_OF_CAUSE = np.full(len(Cause), _CODES[ENDED], np.int32)
 for _cause, _event in ENDINGS.items():
@@ -119,6 +126,11 @@ def gap(at: int, record: int) -> Runs:
 def beginning(at: int) -> Runs:
     """Return the step that says that this log is not the one that was told of before."""
     return _of_the_whole(BEGUN, at, 0)
+
+
+def restored(at: int, first: int, last: int) -> Runs:
+    """Return the step that says that these records are lost."""
+    return Runs(RESTORED, 0, np.array([first]), np.array([last]), at, last)
 
 
 def _of_the_whole(event: str, at: int, record: int) -> Runs:
@@ -222,6 +234,10 @@ class Trail:
         """Note what the broker holds: the numbers of each queue, in order."""
         self._note(_of_the_whole(INVENTORY, now, record))
         for number, sequence in standing:
+            nothing = np.zeros(1, np.int64)
+            self._note(Runs(EXISTS, number, nothing, nothing, now, record))
+            if not len(sequence):
+                continue
             starts = _starts(sequence, [np.arange(len(sequence)) // LEDGER_RUN])
             first, last = sequence[starts], sequence[_ends(starts, len(sequence))]
             self._note(Runs(STANDING, number, first, last, now, record))

@@ -1,55 +1,23 @@
-"""The memory of transfers: which messages of which origin were taken, for ever, in little space.
+"""The memory of transfers: which messages of which origin were taken, in little space.
 
-An origin is a backlog queue, a sender, a sink of Spark or a spill store; it numbers its messages.
-What was taken is kept as intervals, which stay few because origins hand over in order. Senders and
-sinks come and go: those heard of last are kept, of each kind so many, and of one with many gaps the
-latest numbers. What is forgotten can be taken twice, but is never lost.
+An origin (see origins.py) numbers its messages. What was taken is kept as intervals, which stay few
+because origins hand over in order. Queues whose messages are brought home, and spill stores, are
+remembered for ever. Senders and sinks come and go: each belongs to the access key that used it
+first, and each key has a share of the memory, so that no key can make the broker forget the
+senders of another. What is forgotten can be taken twice, but is never lost.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from twinbus.limits import KNOWN_GAPS, KNOWN_SENDERS, KNOWN_SINKS
+from twinbus.broker.origins import OriginKind, origin_kind
+from twinbus.limits import KNOWN_GAPS, KNOWN_INTERVALS, KNOWN_SENDERS, KNOWN_SENDERS_IN_ALL
 from twinbus.message import Int64s
 
-_SENDER = "sender/"  # what the names of senders begin with
-_SINK = "//sink/"  # and those of Spark's writers; no path begins so
-
-
-def sender_source(number: int) -> str:
-    """Return the name of a sender as an origin; its number has 64 bits."""
-    return f"{_SENDER}{number:016x}"
-
-
-def sink_source(name: str) -> str:
-    """Return the name of a sink as an origin."""
-    return f"{_SINK}{name}"
-
-
-@lru_cache(maxsize=KNOWN_SENDERS)  # asked for with every send
-def sender_number(source: str) -> int | None:
-    """Return the number of a sender; None: the origin is none."""
-    if not source.startswith(_SENDER):
-        return None
-    try:
-        number = int(source.removeprefix(_SENDER), 16)
-    except ValueError:
-        return None
-    return number if sender_source(number) == source else None
-
-
-def queue_source(path: str, number: int, created_us: int) -> str:
-    """Return the name of a queue as an origin; one made anew under its path has another."""
-    return f"{path.lower()}#{number}.{created_us}"
-
-
-def is_of_a_queue(source: str) -> bool:
-    """Whether an origin is a queue, whose messages are being brought home."""
-    return "#" in source  # no path has one, nor any other origin
+ANYBODY = "*"  # owns what was brought home: its sender and the syphon have different keys
 
 
 class Intervals:
@@ -109,24 +77,67 @@ def runs(numbers: Int64s) -> list[tuple[int, int]]:
     return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
+class _Pool:
+    """Origins that belong to access keys; each key has a share."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}  # origin -> its owner
+        self._held: dict[str, dict[str, Intervals]] = {}  # owner -> origins, latest used last
+        self._intervals: dict[str, int] = {}  # owner -> how many, over all its origins
+
+    def owner(self, origin: str) -> str | None:
+        """Return whom an origin belongs to; None: it is not known."""
+        return self._owners.get(origin)
+
+    def get(self, origin: str) -> Intervals | None:
+        """Return what was taken of an origin."""
+        owner = self._owners.get(origin)
+        return None if owner is None else self._held[owner][origin]
+
+    def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
+        """Remember numbers of an origin, and forget what is beyond the owner's share."""
+        owner = self._owners.setdefault(origin, owner)
+        known = self._held.setdefault(owner, {})
+        held = known.pop(origin, None) or Intervals()
+        known[origin] = held
+        before = len(held)
+        for first, last in intervals:
+            held.add(first, last)
+        held.keep_latest(KNOWN_GAPS)
+        self._intervals[owner] = self._intervals.get(owner, 0) + len(held) - before
+        while len(known) > 1 and (
+            len(known) > KNOWN_SENDERS or self._intervals[owner] > KNOWN_INTERVALS
+        ):
+            self._forget_oldest(owner)
+        if len(self._owners) > KNOWN_SENDERS_IN_ALL:
+            self._forget_oldest(max(self._held, key=lambda one: len(self._held[one])))
+
+    def _forget_oldest(self, owner: str) -> None:
+        origin = next(iter(self._held[owner]))
+        self._intervals[owner] -= len(self._held[owner].pop(origin))
+        del self._owners[origin]
+
+    def __iter__(self) -> Iterator[tuple[str, str, Intervals]]:
+        for owner, known in self._held.items():
+            for origin, intervals in known.items():
+                yield origin, owner, intervals
+
+
 class Transfers:
     """What was taken from each origin."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Intervals] = {}
-        self._senders: dict[str, Intervals] = {}  # the one heard of last comes last
-        self._sinks: dict[str, Intervals] = {}  # as well
+        self._taken: dict[str, Intervals] = {}  # for ever
+        self._pools = {OriginKind.SENDER: _Pool(), OriginKind.SINK: _Pool()}
 
     def _held(self, origin: str) -> Intervals | None:
-        return self._kind(origin)[0].get(origin)
+        pool = self._pools.get(origin_kind(origin))
+        return self._taken.get(origin) if pool is None else pool.get(origin)
 
-    def _kind(self, origin: str) -> tuple[dict[str, Intervals], int | None]:
-        """Return where an origin is remembered, and how many are there; None: all, for ever."""
-        if sender_number(origin) is not None:
-            return self._senders, KNOWN_SENDERS
-        if origin.startswith(_SINK):
-            return self._sinks, KNOWN_SINKS
-        return self._taken, None
+    def owner(self, origin: str) -> str | None:
+        """Return the key a sender or sink belongs to; None: it is new, or belongs to nobody."""
+        pool = self._pools.get(origin_kind(origin))
+        return None if pool is None else pool.owner(origin)
 
     def end_before(self, origin: str, number: int) -> bool:
         """Whether no number of an origin from this one on was taken."""
@@ -138,24 +149,24 @@ class Transfers:
         held = self._held(origin)
         return np.zeros(len(numbers), bool) if held is None else held.contains(numbers)
 
-    def take(self, origin: str, intervals: Iterable[Sequence[int]]) -> None:
-        """Remember that these were taken."""
-        known, most = self._kind(origin)
-        held = known.pop(origin) if origin in known else Intervals()
-        known[origin] = held
+    def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
+        """Remember that these were taken; a new sender or sink belongs to the owner."""
+        pool = self._pools.get(origin_kind(origin))
+        if pool is not None:
+            pool.take(origin, owner, intervals)
+            return
+        held = self._taken.setdefault(origin, Intervals())
         for first, last in intervals:
             held.add(first, last)
-        if most is not None:
-            held.keep_latest(KNOWN_GAPS)
-            if len(known) > most:
-                del known[next(iter(known))]
 
     def forget(self, origin: str) -> None:
         """Forget an origin that can hand nothing over again."""
         self._taken.pop(origin, None)
 
-    def origins(self) -> Iterable[tuple[str, list[tuple[int, int]]]]:
-        """Yield each origin with its intervals."""
-        for held in (self._taken, self._senders, self._sinks):
-            for origin, intervals in held.items():
-                yield origin, list(intervals)
+    def origins(self) -> Iterable[tuple[str, str, list[tuple[int, int]]]]:
+        """Give each origin with its owner and its intervals, the latest used last."""
+        for origin, intervals in self._taken.items():
+            yield origin, "", list(intervals)
+        for pool in self._pools.values():
+            for origin, owner, intervals in pool:
+                yield origin, owner, list(intervals)

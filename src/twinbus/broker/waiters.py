@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinbus.broker.commands import AcceptSession, LeaseRange, Receive
 from twinbus.broker.commit import Ticket
@@ -42,8 +42,20 @@ class Waiters:
     def add(self, waiter: Waiter) -> None:
         """Let a request wait."""
         self._line.append(waiter)
-        self._shared.open_receives += 1
+        self._count(waiter, 1)
         self.next_deadline = min(self.next_deadline, waiter.deadline)
+
+    def _count(self, waiter: Waiter, change: int) -> None:
+        self._shared.open_receives += change
+        principal = waiter.ticket.principal.id
+        self._shared.waits[principal] += change
+        if not self._shared.waits[principal]:
+            del self._shared.waits[principal]
+
+    def shift(self, by: int) -> None:
+        """Move every deadline: the wall clock was set by so much."""
+        self._line = deque(replace(w, deadline=w.deadline + by) for w in self._line)
+        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
 
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
         """Serve whom there is something for.
@@ -55,7 +67,7 @@ class Waiters:
         while self._line:
             waiter = self._line.popleft()
             if serve_one(waiter):
-                self._shared.open_receives -= 1
+                self._count(waiter, -1)
                 continue
             left.append(waiter)
             if all_the_same and not isinstance(waiter.command, LeaseRange):
@@ -77,6 +89,7 @@ class Waiters:
         gone = [waiter for waiter in self._line if goes(waiter)]
         if gone:
             self._line = deque(waiter for waiter in self._line if not goes(waiter))
-            self._shared.open_receives -= len(gone)
+            for waiter in gone:
+                self._count(waiter, -1)
         self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
         return gone

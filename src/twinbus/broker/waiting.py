@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinbus.broker.lifecycle import FINAL, TABLE, Cause, State, step
+from twinbus.broker.undo import Undo
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s
 
@@ -75,7 +76,8 @@ class Rows:
 class Waiting:
     """Columns of waiting messages; steps them through the lifecycle and keeps the counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.empty(_SMALLEST, kind) for name, kind in _ALWAYS.items()
         }
@@ -98,6 +100,21 @@ class Waiting:
         """Return the bytes its rows occupy."""
         width = sum(column.itemsize for column in self._columns.values())
         return width * self._end
+
+    # -- taking back ---------------------------------------------------------------------------
+
+    def _note_undo(self, name: str, at: Indices, before: npt.NDArray[Any]) -> None:
+        """Note how a column, and all that follows from the columns, were before a change."""
+        counts, size, end = self.counts.copy(), self.size_in_bytes, self._end
+        bounds = (self._first_active, self.next_due, self.next_expiry)
+
+        def take_back() -> None:
+            self._columns[name][at] = before
+            self.counts[:] = counts
+            self.size_in_bytes, self._end = size, end
+            self._first_active, self.next_due, self.next_expiry = bounds
+
+        self._undo.note(take_back)
 
     # -- columns -------------------------------------------------------------------------------
 
@@ -127,6 +144,8 @@ class Waiting:
         column = self._columns.get(name)
         if column is None:
             column = self._make(name)
+        if self._undo.is_on:
+            self._note_undo(name, at, column[at])
         column[at] = values
 
     def _make(self, name: str) -> npt.NDArray[Any]:
@@ -154,6 +173,9 @@ class Waiting:
         """Append rows, whose numbers must be above all others; return where they are."""
         count = len(rows.sequence)
         self._make_room(count)
+        if self._undo.is_on:
+            nothing = np.empty(0, np.intp)
+            self._note_undo("state", nothing, np.empty(0, np.uint8))
         start, end = self._end, self._end + count
         for name in _ALWAYS:
             self._columns[name][start:end] = getattr(rows, name)
@@ -273,6 +295,8 @@ class Waiting:
             return
         before = self._columns["state"][at]
         after = step(before, cause)
+        if self._undo.is_on:
+            self._note_undo("state", at, before)
         self._columns["state"][at] = after
         if len(at) == 1:
             self.counts[after[0]] += 1
@@ -309,6 +333,22 @@ class Waiting:
         """Set when these rows' locks lapse."""
         self.put("due", at, due)
         self.next_due = min(self.next_due, due)
+
+    def shift(self, by: int) -> None:
+        """Move every deadline that is a duration: the wall clock was set by so much.
+
+        A schedule names a wall time and stays.
+        """
+        rows = slice(self._end)
+        if "due" in self._columns:
+            state, due = self._columns["state"][rows], self._columns["due"][rows]
+            moves = (state != State.SCHEDULED.value) & (due != NEVER_US)
+            due[moves] += by
+            self.next_due = min(int(due.min()), NEVER_US) if len(due) else NEVER_US
+        if "expires" in self._columns:
+            expires = self._columns["expires"][rows]
+            expires[expires != NEVER_US] += by
+            self.next_expiry = int(expires.min()) if len(expires) else NEVER_US
 
     # -- space ---------------------------------------------------------------------------------
 

@@ -16,12 +16,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+from twinbus.broker.access import OWNER
 from twinbus.broker.commands import Command, size_of
-from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages
+from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages, Vitals
 from twinbus.broker.management import CHANGES_DIRECTORY
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
-from twinbus.limits import GATHER_S, MAX_BATCH_BYTES, NEVER_US
+from twinbus.limits import CLOCK_LOOK_S, GATHER_S, MAX_BATCH_BYTES, NEVER_US
 from twinbus.wakeup import Wakeup
 
 R = TypeVar("R")
@@ -31,10 +32,11 @@ _log = logging.getLogger("twinbus.broker")
 class _Promise:
     """A command whose reply goes to a future, once nobody holds the turn.
 
-    Whoever completes a future runs its callbacks, and a callback may ask for something.
+    The thread that completes a future runs its callbacks, and a callback may submit commands.
     """
 
     __slots__ = ("_completed", "_done", "command", "future")
+    principal = OWNER
 
     def __init__(self, command: Command[Any], completed: "deque[Callable[[], None]]") -> None:
         self.command = command
@@ -58,6 +60,7 @@ class Call:
     """A command whose caller blocks: a future with nothing but what blocking needs."""
 
     __slots__ = ("_answered", "_error", "_value", "command", "done")
+    principal = OWNER
 
     def __init__(self, command: Command[Any]) -> None:
         self.command = command
@@ -154,13 +157,26 @@ class Writer:
         """Let requests that wait go unanswered."""
         gone = {id(asker) for asker in askers}
         with self._turn_kept():
-            self.engine.namespace.withdraw(gone)
+            self.engine.withdraw(gone)
             self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
 
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation."""
         with self._turn_kept():
             return self.engine.snapshot(is_open=self._end is None)
+
+    def vitals(self) -> Vitals:
+        """Return whether it works; waits for nobody, so that it answers while a turn hangs."""
+        engine, end = self.engine, self._end
+        trouble = engine.trouble or (end.text if end is not None else "")
+        health = None if engine.is_healing else engine.health
+        return Vitals(
+            is_open=end is None,
+            is_healing=engine.is_healing,
+            is_spilling=health is not None and health.spilling,
+            restarts=engine.restarts,
+            trouble=trouble,
+        )
 
     @contextmanager
     def _turn_kept(self) -> Iterator[None]:
@@ -206,6 +222,8 @@ class Writer:
         self._sleeps_until = self._next_event
         self._guards = self._expected > 0
         timeout = self._clock.seconds_until(self._sleeps_until)
+        if timeout is not None:
+            timeout = min(timeout, CLOCK_LOOK_S)
         if self._guards:
             timeout = GATHER_S if timeout is None else min(timeout, GATHER_S)
         self._wakeup.wait(timeout)
@@ -241,7 +259,11 @@ class Writer:
                 self._completed.popleft()()
 
     def _turn_while_due(self) -> None:
-        while self._end is None and (self._is_ready() or self._next_event <= self._clock.now_us()):
+        while self._end is None and (
+            self._is_ready()
+            or self._next_event <= self._clock.now_us()
+            or self.engine.notices_clock()
+        ):
             self._turn()
 
     def _turn(self) -> None:
@@ -266,7 +288,7 @@ class Writer:
         """Take no more commands, and tell everyone who still waits."""
         self._end = reason
         self._stop_listening()
-        waiting = self.engine.namespace.waiting_tickets()
+        waiting = self.engine.waiting_tickets()
         for ticket in (*unanswered, *self._arrivals, *self.engine.stranded, *waiting):
             ticket.fail(reason)
         self._arrivals.clear()
@@ -279,7 +301,8 @@ class Writer:
         arrivals = self._arrivals
         while self._withdrawn and arrivals and id(arrivals[0]) in self._withdrawn:
             self._withdrawn.discard(id(arrivals.popleft()))
-        if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
+        careful = self.engine.is_careful
+        if arrivals and (careful or isinstance(arrivals[0].command, CHANGES_DIRECTORY)):
             return [arrivals.popleft()]
         group: list[Asker] = []
         size = 0

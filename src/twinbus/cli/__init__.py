@@ -1,4 +1,4 @@
-"""The command line. `twinbus --help` lists everything; docs/reference/cli.md tells the rest."""
+"""The command line. `twinbus --help` lists the commands; docs/reference/cli.md is the reference."""
 
 from twinbus.cli.main import main
 

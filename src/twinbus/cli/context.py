@@ -1,10 +1,14 @@
-"""What every command shares: the connection, errors with exit codes, tables or JSON."""
+"""What every command shares: types of parameters, the connection, exit codes, tables and JSON.
+
+A value on the command line is checked while it is parsed: a text is valid UTF-8, a number is finite
+and in its range, a length of time is in its range. No command meets any other value.
+"""
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -21,23 +25,30 @@ from rich.table import Table
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy
+from twinbus.connection import ConnectionString, Place
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
     MessageNotFoundError,
     MessagingError,
+    TransientError,
     UnauthorizedError,
 )
+from twinbus.lifetimes import Closable
+from twinbus.limits import MAX_WAIT, UNLIMITED
 from twinbus.pipeline.prices import built_in_sheets
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
-_UNBOUNDED = 10_000  # columns of a page nobody looks at
+_UNBOUNDED = 10_000  # columns of output that is not read on a terminal
+_MAX_CONNECTION_BYTES = 64 * 1024  # of a file with a connection string, which has a few hundred
+_SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 _F = TypeVar("_F", bound=Callable[..., Any])
+_C = TypeVar("_C", bound=Closable)
 
 
 class ExitCode:
-    """What a script can tell apart."""
+    """The exit codes, by which a script decides what to do."""
 
     DONE = 0
     REFUSED = 1
@@ -58,10 +69,59 @@ def exit_code(error: MessagingError) -> int:
     return ExitCode.TRY_AGAIN if error.is_transient else ExitCode.REFUSED
 
 
+class Text(click.ParamType[str]):
+    """A text on the command line, which must be valid UTF-8.
+
+    Python decodes other bytes to lone surrogates, which no message, name or filter can hold. The
+    error does not show the text: it may be a connection string.
+    """
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            self.fail(
+                f"the text is not valid UTF-8 at character {error.start + 1}; encode it as UTF-8",
+                param,
+                ctx,
+            )
+        if "\0" in text:
+            self.fail("the text has a NUL character; remove it", param, ctx)
+        return text
+
+
+class Number(click.FloatRange):
+    """A finite number on the command line; click's own range lets nan pass."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__(low, high)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(
+                f"{number} is not a finite number; give one from {self.min:g} to {self.max:g}",
+                param,
+                ctx,
+            )
+        return number
+
+
 class Span(click.ParamType[timedelta]):
     """A length of time on the command line."""
 
     name = "time"
+
+    def __init__(self, low: timedelta = timedelta(0), high: timedelta = UNLIMITED) -> None:
+        self._low = low
+        self._high = high
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -70,14 +130,18 @@ class Span(click.ParamType[timedelta]):
         if isinstance(value, timedelta):
             return value
         try:
-            return parse_span(value)
+            span = parse_span(value)
         except InvalidArgumentError as error:
             self.fail(error.text, param, ctx)
+        if not self._low <= span <= self._high:
+            low, high = format_span(self._low), format_span(self._high)
+            self.fail(f"{format_span(span)} is not in the range {low} to {high}", param, ctx)
+        return span
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options that every command that talks to a namespace has."""
+    """The options of every command that uses a namespace."""
 
     connection_string: str
     timeout: timedelta
@@ -85,20 +149,43 @@ class Settings:
 
     @property
     def policy(self) -> RetryPolicy:
-        """How long to try."""
+        """How long each operation is retried."""
         return RetryPolicy(operation_timeout=self.timeout)
 
-    def manager(self) -> NamespaceManager:
+    def manager(self) -> AbstractContextManager[NamespaceManager]:
         """Open the namespace to manage it."""
-        return NamespaceManager.from_connection_string(
-            self.connection_string, retry_policy=self.policy
+        return self.closing(
+            NamespaceManager.from_connection_string(
+                self.connection_string, retry_policy=self.policy
+            )
         )
 
-    def factory(self) -> MessagingFactory:
+    def factory(self) -> AbstractContextManager[MessagingFactory]:
         """Open the namespace to send and receive."""
-        return MessagingFactory.from_connection_string(
-            self.connection_string, retry_policy=self.policy
+        return self.closing(
+            MessagingFactory.from_connection_string(
+                self.connection_string, retry_policy=self.policy
+            )
         )
+
+    @contextmanager
+    def closing(self, client: _C) -> Iterator[_C]:
+        """Close a client at the end of a block, unless its server may not answer.
+
+        To close, a client of a server sends a request and waits for the reply. After Ctrl-C, or
+        after an operation that got no reply in time, the user must not wait a second time. The end
+        of the process closes the connection, and the locks of the client lapse on the server.
+        """
+        may_hang = False
+        try:
+            yield client
+        except (KeyboardInterrupt, TransientError):
+            connection = ConnectionString.parse(self.connection_string)
+            may_hang = connection.place is Place.SERVER
+            raise
+        finally:
+            if not may_hang:
+                client.close()
 
 
 def find_connection(
@@ -107,35 +194,53 @@ def find_connection(
     variable: str = CONNECTION,
     option: str = "--connection",
 ) -> str:
-    """Return a connection string, wherever it was put."""
+    """Return the connection string of the option, of the file, or of the environment variable."""
     if connection is not None:
         return connection
     if file is not None:
-        if str(file) == "-":
-            return sys.stdin.readline().strip()
-        try:
-            return file.read_text(encoding="utf-8").strip()
-        except OSError as error:  # without the name: it may be a connection string by mistake
-            raise click.UsageError(f"{option}-file cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise click.UsageError(f"{option}-file is not a text") from error
+        return _read_connection(file, f"{option}-file")
     found = os.environ.get(variable, "").strip()
     if not found:
         raise click.UsageError(
-            f"which namespace? Set {variable}, or give {option}-file FILE, or "
+            f"no connection string was given. Set {variable}, or give {option}-file FILE, or "
             f"{option} 'Endpoint=...' (which other users of this machine can see)"
         )
     return found
 
 
+def _read_connection(file: Path, option: str) -> str:
+    """Return the connection string in a file, or in a line of standard input for `-`."""
+    try:
+        if str(file) == "-":
+            found = sys.stdin.buffer.readline(_MAX_CONNECTION_BYTES + 1)
+        else:
+            with file.open("rb") as opened:
+                found = opened.read(_MAX_CONNECTION_BYTES + 1)
+    except OSError as error:  # without the name: it may be a connection string by mistake
+        raise click.UsageError(f"{option} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"{option} is not the name of a file") from error
+    if len(found) > _MAX_CONNECTION_BYTES:
+        raise click.UsageError(
+            f"{option} has more than {_MAX_CONNECTION_BYTES} bytes, so it is not a connection "
+            "string. Give a file that holds nothing else"
+        )
+    try:
+        return found.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"{option} is not valid UTF-8 at byte {error.start + 1}. Save it as UTF-8"
+        ) from None
+
+
 def examples(*lines: str) -> str:
-    """Return the end of a help page: how the command is used."""
+    """Return the examples at the end of a help page."""
     title = "Example:" if len(lines) == 1 else "Examples:"
     return "\n".join(["\b", title, *(f"  {line}" for line in lines)])
 
 
 def talks_to_namespace(command: _F) -> _F:
-    """Give a command the options that reach a namespace, as `settings`."""
+    """Add the options that say where the namespace is; the command gets them as `settings`."""
 
     @click.option(
         "-c",
@@ -151,10 +256,10 @@ def talks_to_namespace(command: _F) -> _F:
     )
     @click.option(
         "--timeout",
-        type=Span(),
+        type=Span(_SHORTEST_TIMEOUT, MAX_WAIT),
         default="20s",
         show_default=True,
-        help="How long to try before giving up.",
+        help="How long to try each operation before giving up.",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
     def wrapped(
@@ -184,7 +289,7 @@ def spark_conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     """Read settings of Spark, each name=value."""
     pairs = [value.partition("=") for value in values]
     if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("give settings of Spark as name=value")
+        raise click.BadParameter("a setting of Spark must be written as NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
@@ -223,9 +328,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, Mapping):
-        return {name: plain(held) for name, held in value.items()}
+        return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(each) for each in value]
     if isinstance(value, float) and not isfinite(value):
         return str(value)  # JSON has no such numbers
     return value
@@ -237,7 +342,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str) -> None:
-    """Print rows for people, without columns that are empty; `nothing` says that there are none."""
+    """Print a table without its empty columns, or the text `nothing` if there are no rows."""
     texts = [["" if cell is None else str(plain(cell)) for cell in row] for row in rows]
     if not texts:
         click.echo(nothing, err=True)
@@ -248,7 +353,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: 
         table.add_column(columns[at], overflow="fold")
     for row in texts:
         table.add_row(*(row[at] for at in shown))
-    width = None if sys.stdout.isatty() else _UNBOUNDED  # what goes into a pipe is not folded
+    width = None if sys.stdout.isatty() else _UNBOUNDED  # lines in a pipe are not folded
     Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
@@ -262,7 +367,7 @@ def print_fields(value: Any, settings: Settings) -> None:
 
 @contextmanager
 def progress(what: str, total: int | None) -> Any:
-    """Show how far a bulk command is, on standard error when it is a terminal."""
+    """Show the progress of a bulk command on standard error, if that is a terminal."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

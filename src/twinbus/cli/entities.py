@@ -35,10 +35,10 @@ from twinbus.spans import format_span
 _NAMES = ("path", "topic_path", "name")
 _HELP = {
     "max_size_in_megabytes": "How much it may hold.",
-    "max_delivery_count": "Failed deliveries before a message dies.",
+    "max_delivery_count": "Failed deliveries before a message is dead-lettered.",
     "default_message_time_to_live": "How long messages live at most.",
-    "auto_delete_on_idle": "Delete it when nobody used it for so long.",
-    "lock_duration": "How long a receiver holds a message without renewing.",
+    "auto_delete_on_idle": "Delete it when nobody has used it for this long.",
+    "lock_duration": "How long a lock lasts before it must be renewed.",
     "enable_dead_lettering_on_message_expiration": "Keep expired messages as dead letters.",
     "enable_batched_operations": "Kept for compatibility: sends are always batched.",
     "requires_session": "Messages belong to sessions; fixed at creation.",
@@ -46,7 +46,7 @@ _HELP = {
     "duplicate_detection_history_time_window": "How long message ids are remembered.",
     "enable_partitioning": "Several message stores; fixed at creation.",
     "forward_to": "Queue or topic that gets every message.",
-    "status": "What it lets happen.",
+    "status": "Which operations it allows.",
     "user_metadata": "Any text.",
 }
 
@@ -60,24 +60,26 @@ def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
                 continue
             flag = "--" + f.name.replace("_", "-")
             default: Any = f.default
-            told = _HELP[f.name]
+            explained = _HELP[f.name]
             if f.type is bool:
                 flags = f"{flag}/--no-{flag[2:]}"
-                command = click.option(flags, f.name, default=default, help=told)(command)
+                command = click.option(flags, f.name, default=default, help=explained)(command)
             elif f.type is timedelta:
                 shown = format_span(default)
                 command = click.option(
-                    flag, type=Span(), default=shown, show_default=True, help=told
+                    flag, type=Span(), default=shown, show_default=True, help=explained
                 )(command)
             elif f.type is EntityStatus:
                 choice = click.Choice([status.value for status in EntityStatus])
-                command = click.option(flag, type=choice, default=default.value, help=told)(command)
+                command = click.option(flag, type=choice, default=default.value, help=explained)(
+                    command
+                )
             elif f.type is int:
                 command = click.option(
-                    flag, type=int, default=default, show_default=True, help=told
+                    flag, type=int, default=default, show_default=True, help=explained
                 )(command)
             else:
-                command = click.option(flag, help=told)(command)
+                command = click.option(flag, help=explained)(command)
         return command
 
     return decorate
@@ -128,7 +130,7 @@ def _list(
 
 
 def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescription]) -> Any:
-    """Return the commands of queues, or those of topics: they differ in the settings only."""
+    """Return the commands of queues, or of topics: only their settings differ."""
 
     @click.group(kind, help=f"Create, list, show and delete {kind}s.")
     def group() -> None:
@@ -286,7 +288,7 @@ def create_rule(
 ) -> None:
     """Add the rule NAME: a SQL condition, fields to match, or neither for all messages."""
     if sql and match:
-        raise click.UsageError("give --sql or --match, not both")
+        raise click.UsageError("--sql and --match cannot be combined; give one of them")
     selects: RuleFilter = TrueFilter()
     if sql:
         selects = SqlFilter(sql)
@@ -305,7 +307,7 @@ def _correlation(match: Sequence[str]) -> CorrelationFilter:
     for pair in match:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--match {pair!r} is not FIELD=TEXT")
+            raise click.UsageError(f"--match {pair!r:.80} is not FIELD=TEXT")
         (own if name in known else properties)[name] = text
     return CorrelationFilter(**own, properties=properties)
 
@@ -322,19 +324,19 @@ def list_rules(settings: Settings, topic_path: str, subscription_name: str) -> N
         print_json(list(found))
     else:
         rows = (
-            (one.name, _told(one.filter), one.action and one.action.expression) for one in found
+            (one.name, _described_filter(one.filter), one.action and one.action.expression)
+            for one in found
         )
         print_table(["rule", "selects", "action"], rows, "there are none")
 
 
-def _told(selects: RuleFilter) -> str:
+def _described_filter(selects: RuleFilter) -> str:
     if isinstance(selects, SqlFilter):
         return selects.expression
     if isinstance(selects, CorrelationFilter):
-        held = {f.name: getattr(selects, f.name) for f in fields(selects)} | dict(
-            selects.properties
-        )
-        return " and ".join(f"{n} = {v!r}" for n, v in held.items() if v and n != "properties")
+        wanted = {f.name: getattr(selects, f.name) for f in fields(selects)}
+        wanted |= selects.properties
+        return " and ".join(f"{n} = {v!r}" for n, v in wanted.items() if v and n != "properties")
     return "every message" if isinstance(selects, TrueFilter) else "no message"
 
 

@@ -31,15 +31,23 @@ def _sweep(
     texts = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or name not in _SWEPT or not texts:
         names = ", ".join(one.replace("_", "-") for one in _SWEPT)
-        raise click.BadParameter(f"write NAME=VALUE,VALUE,... with one of {names}")
+        raise click.BadParameter(f"write NAME=VALUE,VALUE,...; NAME is one of {names}")
     try:
         return name, [(text, _value(name, text)) for text in texts]
-    except (ValueError, InvalidArgumentError) as error:
-        raise click.BadParameter(str(error)) from error
+    except InvalidArgumentError as error:
+        raise click.BadParameter(error.text) from error
 
 
 def _value(name: str, text: str) -> Any:
-    return parse_span(text) if name in _SPANS else _NUMBERS.get(name, int)(text)
+    """Return one value of a sweep; `Plan` checks its range."""
+    if name in _SPANS:
+        return parse_span(text)
+    kind = _NUMBERS.get(name, int)
+    try:
+        return kind(text)
+    except ValueError:  # also for a number of thousands of digits
+        wanted = "a number" if kind is float else "a whole number"
+        raise InvalidArgumentError(f"{name} is {text!r:.40}; it must be {wanted}") from None
 
 
 @click.command(
@@ -121,7 +129,7 @@ def estimate_command(
     as_json: bool,
     **plan: Any,
 ) -> None:
-    """Tell what an outage will cost before it comes, and whether the backlog holds it."""
+    """Estimate what an outage will cost, and whether the backlog queues can hold its messages."""
     sheet = load_sheet(prices).with_completions(bill_completions)
     base = Plan(**plan)
     found = estimate(base, sheet, used)
@@ -143,7 +151,7 @@ def estimate_command(
         try:
             page.write_text(estimate_page(found, swept.replace("_", "-"), rows), encoding="utf-8")
         except OSError as error:
-            raise MessagingError(f"the page cannot be written: {error}") from error
+            raise MessagingError(f"the page {page} cannot be written: {error.strerror}") from error
         click.echo(f"page: {page}", err=True)
 
 

@@ -19,9 +19,9 @@ def keys() -> None:
 
 
 def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: bool) -> None:
-    """Print keys; secrets only when asked for one key."""
+    """Print keys; the secrets only for a single key."""
     if settings.as_json:
-        told = [
+        printed = [
             {
                 "name": key.name,
                 "entity_path": key.entity_path,
@@ -31,7 +31,7 @@ def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: boo
             }
             for key in found
         ]
-        print_json(told[0] if secrets else told)
+        print_json(printed[0] if secrets else printed)
     elif secrets:
         click.echo(_connection(settings, found[0]))
     else:
@@ -40,7 +40,7 @@ def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: boo
 
 
 def _connection(settings: Settings, key: SharedAccessKey) -> str:
-    """Return the connection string of a key, where clients can connect; else its secret."""
+    """Return the connection string of a key; of an embedded namespace, its name and secret."""
     connection = ConnectionString.parse(settings.connection_string)
     if connection.place is Place.EMBEDDED:
         return f"SharedAccessKeyName={key.name};SharedAccessKey={key.primary}"

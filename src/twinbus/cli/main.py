@@ -1,76 +1,60 @@
-"""The root command, and what turns errors into a line and an exit code."""
+"""Runs the command line, and turns every error into one line and an exit code.
+
+Importing the commands takes most of a second, because they need pyarrow, numpy and sqlglot. This
+module therefore imports nothing of the kind: `main` imports the commands itself, so that Ctrl-C
+during the imports ends the process as it does at any other time: exit code 130, at most one line.
+"""
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
-import click
-
-from twinbus.cli.context import ExitCode, exit_code
-from twinbus.cli.entities import queue, rule, subscription, topic
-from twinbus.cli.estimate import estimate_command
-from twinbus.cli.keys import keys
-from twinbus.cli.messages import dead_letter, peek, receive, send
-from twinbus.cli.report import report
-from twinbus.cli.serve import serve
-from twinbus.cli.simulate import simulate
-from twinbus.cli.syphon import syphon
-from twinbus.errors import MessagingError
-
-_EPILOG = """\b
-Where the namespace is: TWINBUS_CONNECTION, --connection-file, or --connection.
-\b
-Exit codes: 0 done, 1 refused, 2 wrong usage or value, 3 no such entity or message,
-4 not authorized, 5 not reached, busy or no answer in time (try again).
-\b
-Ten minutes from nothing: docs/tutorial.md"""
-
-
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="twinbus")
-def root() -> None:
-    """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
-
-
-root.add_command(estimate_command, "estimate")
-for command in (
-    serve,
-    queue,
-    topic,
-    subscription,
-    rule,
-    send,
-    receive,
-    peek,
-    dead_letter,
-    keys,
-    syphon,
-    report,
-    simulate,
-):
-    root.add_command(command)
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
+    """Run the command line of this process, or the given arguments."""
+    owns_process = arguments is None and _has_default_interrupt()
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        with root.make_context("twinbus", list(given)) as context:
-            root.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as end:
-        sys.exit(end.exit_code)
-    except click.Abort:
-        click.echo("nothing was done", err=True)
-        sys.exit(ExitCode.REFUSED)
+        with _ending_at_once(is_on=owns_process):
+            from twinbus.cli.root import run  # noqa: PLC0415 - takes most of a second
+        code = run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        sys.exit(130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except MessagingError as error:
-        click.echo(f"twinbus: {error.text}", err=True)
-        sys.exit(exit_code(error))
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(ExitCode.DONE)
+        print("interrupted", file=sys.stderr)  # noqa: T201 - click may not be imported yet
+        code = INTERRUPTED
+    if owns_process:  # Python shuts down from here on, and would print a traceback for Ctrl-C
+        signal.signal(signal.SIGINT, lambda *_: os._exit(code))
+    if code:
+        sys.exit(code)
+
+
+def _has_default_interrupt() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt here: nobody ignores it or handles it already."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@contextmanager
+def _ending_at_once(*, is_on: bool) -> Iterator[None]:
+    """Let Ctrl-C end the process immediately while modules are imported.
+
+    A KeyboardInterrupt inside the initialisation of an extension module is printed, wrapped or lost
+    by that module. Nothing is open yet, so nothing has to be cleaned up.
+    """
+    if not is_on:
+        yield
+        return
+    signal.signal(signal.SIGINT, _end_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"interrupted\n")
+    os._exit(INTERRUPTED)

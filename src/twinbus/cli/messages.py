@@ -1,9 +1,12 @@
 """`twinbus send`, `receive`, `peek` and `dead-letter`."""
 
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import isinf
 from typing import Any, BinaryIO
 
 import click
@@ -19,12 +22,22 @@ from twinbus.cli.context import (
     progress,
     talks_to_namespace,
 )
+from twinbus.client.factory import MessagingFactory
 from twinbus.client.receiver import MessageReceiver, ReceiveOptions
 from twinbus.entities import SUBSCRIPTIONS, dead_letter_path
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    SessionCannotBeLockedError,
+)
+from twinbus.limits import MAX_BATCH_BYTES, MAX_RECEIVE_BYTES, MAX_WAIT
 from twinbus.message import BrokeredMessage, PropertyValue
 
 _BATCH = 1000  # messages per operation of a bulk command
-_BATCH_BYTES = 8 * 1024 * 1024  # and about how many bytes of a send
+_BATCH_BYTES = 8 * 1024 * 1024  # of bodies, after which a batch is sent
+_MAX_COUNT = 10**9  # of --count and --max; a larger number is a typing error
+_MAX_SEQUENCE_NUMBER = 2**63 - 1
+_NO_WAIT = timedelta(0)
 _SHOWN = (
     "sequence_number",
     "enqueued_time_utc",
@@ -37,18 +50,38 @@ _SHOWN = (
 )
 
 
+class Body(click.ParamType[bytes]):
+    """The body of a message as an argument: the bytes that were typed, whatever their encoding."""
+
+    name = "text"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> bytes:
+        """Return the bytes."""
+        try:
+            return value if isinstance(value, bytes) else os.fsencode(value)
+        except UnicodeEncodeError:  # of a caller in this process; a shell passes bytes
+            self.fail("the body cannot be encoded; send bytes with --file", param, ctx)
+
+
 def _property(text: str) -> tuple[str, PropertyValue]:
     """Return a property from name=value; a number or true and false keep their type."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.UsageError(f"--property {text!r} is not NAME=VALUE")
+        raise click.UsageError(f"--property {text!r:.80} is not NAME=VALUE")
     if value in ("true", "false"):
         return name, value == "true"
     for kind in (int, float):
         try:
-            return name, kind(value)
+            number = kind(value)
         except ValueError:
             continue
+        if isinstance(number, float) and isinf(number) and "inf" not in value.lower():
+            raise click.UsageError(
+                f"--property {name:.80} is a number that does not fit 64 bits; give a smaller one"
+            )
+        return name, number
     return name, value
 
 
@@ -61,10 +94,12 @@ Examples:
   twinbus send orders 'tea' --in 10m                scheduled"""
 )
 @click.argument("path")
-@click.argument("body", required=False)
+@click.argument("body", required=False, type=Body())
 @click.option("--file", type=click.File("rb"), help="File whose bytes are the body.")
 @click.option("--lines", type=click.File("rb"), help="File with one message per line; - is stdin.")
-@click.option("--count", type=click.IntRange(1), default=1, help="Send it so many times.")
+@click.option(
+    "--count", type=click.IntRange(1, _MAX_COUNT), default=1, help="Send it so many times."
+)
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property.")
 @click.option("--message-id", help="Identifier; one is made up where it is missing.")
 @click.option("--session-id", help="Session the message belongs to.")
@@ -77,7 +112,7 @@ Examples:
 def send(
     settings: Settings,
     path: str,
-    body: str | None,
+    body: bytes | None,
     file: BinaryIO | None,
     lines: BinaryIO | None,
     count: int,
@@ -88,9 +123,11 @@ def send(
 ) -> None:
     """Send to the queue or topic PATH; returns when everything is durable."""
     if sum(source is not None for source in (body, file, lines)) != 1:
-        raise click.UsageError("give one of BODY, --file or --lines")
+        raise click.UsageError("give exactly one of BODY, --file and --lines")
     if message_id is not None and (count > 1 or lines):
-        raise click.UsageError("--message-id names one message; leave --count and --lines")
+        raise click.UsageError(
+            "--message-id is for one message; it cannot be combined with --count or --lines"
+        )
     fields: dict[str, Any] = {name: value for name, value in texts.items() if value is not None}
     fields["application_properties"] = dict(map(_property, properties))
     if message_id is not None:
@@ -99,29 +136,99 @@ def send(
         try:
             fields["scheduled_enqueue_time_utc"] = datetime.now(UTC) + delay
         except OverflowError as error:
-            raise click.UsageError("--in is too far ahead; there is no such date") from error
+            raise click.UsageError(
+                "--in is later than the year 9999; give a shorter time"
+            ) from error
     bodies: Iterable[bytes]
     if lines is not None and count > 1:
-        raise click.UsageError("--count repeats one message; leave it with --lines")
+        raise click.UsageError("--count repeats one message; it cannot be combined with --lines")
     if lines is not None:
-        bodies = (line.rstrip(b"\r\n") for line in lines)
+        bodies = _lines_of(lines)
     else:
-        bodies = [file.read() if file else os.fsencode(body or "")] * count
+        bodies = itertools.repeat(_content_of(file) if file else body or b"", count)
     total = None if lines else count
-    sent = 0
     with (
+        _counting(settings, path) as sent,
         settings.factory() as factory,
         factory.create_message_sender(path) as sender,
         progress("sending", total) as advance,
     ):
         for chunk in _chunks(BrokeredMessage(one, **fields) for one in bodies):
-            sender.send_batch(chunk)
-            sent += len(chunk)
+            try:
+                sender.send_batch(chunk)
+            except MessageSizeExceededError as error:
+                raise _located(error, chunk, sent.count) if lines else error from None
+            sent.count += len(chunk)
             advance(len(chunk))
-    if settings.as_json:
-        print_json({"sent": sent})
-    else:
-        click.echo(f"sent {sent} to {path}", err=True)
+
+
+class _Sent:
+    """How many messages were sent."""
+
+    count = 0
+
+
+@contextmanager
+def _counting(settings: Settings, path: str) -> Iterator[_Sent]:
+    """Report how many messages were sent, also when an error or Ctrl-C ends a bulk send early."""
+    sent = _Sent()
+    is_done = False
+    try:
+        yield sent
+        is_done = True
+    finally:
+        if settings.as_json and (is_done or sent.count):
+            print_json({"sent": sent.count})
+        elif is_done or sent.count:
+            click.echo(f"sent {sent.count} to {path}", err=True)
+
+
+def _lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Return the lines of a file without their ends; a line is never longer than a message."""
+    for number in itertools.count(1):
+        line = _read(file.readline, MAX_RECEIVE_BYTES + len(b"\r\n"))
+        if not line:
+            return
+        body = line.rstrip(b"\r\n")
+        is_cut = len(line) > MAX_RECEIVE_BYTES and not line.endswith(b"\n")
+        if is_cut or len(body) > MAX_RECEIVE_BYTES:
+            raise MessageSizeExceededError(
+                f"line {number} of --lines has more than {MAX_RECEIVE_BYTES} bytes, which is more "
+                "than any namespace accepts. Split the line, or send a reference to its content"
+            )
+        yield body
+
+
+def _content_of(file: BinaryIO) -> bytes:
+    """Return the content of a file that fits one message."""
+    content = _read(file.read, MAX_RECEIVE_BYTES + 1)
+    if len(content) > MAX_RECEIVE_BYTES:
+        raise MessageSizeExceededError(
+            f"--file has more than {MAX_RECEIVE_BYTES} bytes, which is more than any namespace "
+            "accepts. Put the content elsewhere and send a reference"
+        )
+    return content
+
+
+def _read(read: Callable[[int], bytes], limit: int) -> bytes:
+    try:
+        return read(limit)
+    except OSError as error:
+        raise InvalidArgumentError(f"the file cannot be read: {error.strerror}") from error
+
+
+def _located(
+    error: MessageSizeExceededError, chunk: Sequence[BrokeredMessage], sent: int
+) -> MessageSizeExceededError:
+    """Return the error with the number of the line that is too long: the longest of its batch."""
+    size, limit = error.facts.get("size"), error.facts.get("limit")
+    if not isinstance(limit, int) or limit >= MAX_BATCH_BYTES:
+        return error  # it is about the batch, not about one message
+    longest = max(range(len(chunk)), key=lambda at: len(chunk[at].body))
+    return MessageSizeExceededError(
+        f"line {sent + longest + 1} of --lines has {size} bytes with its properties; the namespace "
+        f"accepts at most {limit}. Split the line, or send a reference to its content"
+    )
 
 
 def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessage]]:
@@ -138,12 +245,12 @@ def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessag
 
 
 def _print(messages: Sequence[BrokeredMessage], settings: Settings) -> None:
-    """Print messages: whole as JSON lines, or a row each."""
+    """Print messages: each as a line of JSON with all fields, or as a row of a table."""
     if settings.as_json:
         for message in messages:
-            held = plain(message)
-            held.pop("receiver", None)
-            print_json(held)
+            printed = plain(message)
+            printed.pop("receiver", None)
+            print_json(printed)
     else:
         rows = ([_shortened(getattr(one, name)) for name in _SHOWN] for one in messages)
         names = ["number", "enqueued", "id", "session", "subject", "failures", "reason", "body"]
@@ -151,7 +258,7 @@ def _print(messages: Sequence[BrokeredMessage], settings: Settings) -> None:
 
 
 def _shortened(value: Any) -> Any:
-    """Return a cell that fits a table: times to the second, texts to a length."""
+    """Return a value for a table: times without fractions, long texts cut."""
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     text = plain(value)
@@ -167,9 +274,20 @@ Examples:
 )
 @click.argument("path")
 @click.option(
-    "--max", "most", type=click.IntRange(1), default=1, show_default=True, help="At most so many."
+    "--max",
+    "most",
+    type=click.IntRange(1, _MAX_COUNT),
+    default=1,
+    show_default=True,
+    help="At most so many.",
 )
-@click.option("--wait", type=Span(), default="5s", show_default=True, help="Wait for the first.")
+@click.option(
+    "--wait",
+    type=Span(high=MAX_WAIT),
+    default="5s",
+    show_default=True,
+    help="How long to wait for the first message.",
+)
 @click.option("--session-id", help="Receive from this session.")
 @click.option("--keep", is_flag=True, help="Give the messages back after printing.")
 @talks_to_namespace
@@ -178,12 +296,13 @@ def receive(
 ) -> None:
     """Receive from PATH: print messages, then complete them."""
     with settings.factory() as factory:
-        if session_id is not None:
-            receiver: MessageReceiver = factory.accept_message_session(path, session_id, wait)
-        else:
-            receiver = factory.create_message_receiver(path)
+        receiver = (
+            factory.create_message_receiver(path)
+            if session_id is None
+            else _accept_session(factory, path, session_id, wait)
+        )
         kept = []
-        with receiver, progress("receiving", most) as advance:
+        with settings.closing(receiver), progress("receiving", most) as advance:
             for messages in _batches(receiver, most, wait):
                 _print(messages, settings)
                 advance(len(messages))
@@ -195,15 +314,34 @@ def receive(
                 receiver.release(kept)
 
 
+def _accept_session(
+    factory: MessagingFactory, path: str, session_id: str, wait: timedelta
+) -> MessageReceiver:
+    """Lock a session: now if it is free, else within `wait`."""
+    try:
+        return factory.accept_message_session(path, session_id, _NO_WAIT)
+    except SessionCannotBeLockedError:
+        if not wait:
+            raise
+        return factory.accept_message_session(path, session_id, wait)
+
+
 def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> Iterator[list[Any]]:
-    """Give batches until there are no more, or as many as were wanted."""
+    """Return batches until the entity is empty, or until so many messages were received.
+
+    The first request does not wait, and a second one does if there is nothing: a server that does
+    not answer is then reported after --timeout, and not after --timeout and --wait together.
+    """
     left = most
     while left is None or left > 0:
-        messages = receiver.receive_batch(_BATCH if left is None else min(left, _BATCH), wait)
+        count = _BATCH if left is None else min(left, _BATCH)
+        messages = receiver.receive_batch(count, _NO_WAIT)
+        if not messages and wait:
+            messages = receiver.receive_batch(count, wait)
         if not messages:
             return
         yield messages
-        wait = timedelta(0)
+        wait = _NO_WAIT  # only the first message is waited for
         if left is not None:
             left -= len(messages)
 
@@ -218,7 +356,13 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
     show_default=True,
     help="At most so many.",
 )
-@click.option("--from", "first", type=int, default=0, help="Sequence number to begin with.")
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(0, _MAX_SEQUENCE_NUMBER),
+    default=0,
+    help="Sequence number to begin with.",
+)
 @talks_to_namespace
 def peek(settings: Settings, path: str, most: int, first: int) -> None:
     """Look at messages of PATH without taking them."""
@@ -253,7 +397,9 @@ def list_dead(settings: Settings, path: str, most: int) -> None:
 
 @dead_letter.command("resubmit", epilog=examples("twinbus dead-letter resubmit orders"))
 @click.argument("path")
-@click.option("--max", "most", type=click.IntRange(1), help="At most so many [default: all].")
+@click.option(
+    "--max", "most", type=click.IntRange(1, _MAX_COUNT), help="At most so many [default: all]."
+)
 @talks_to_namespace
 def resubmit(settings: Settings, path: str, most: int | None) -> None:
     """Send dead messages of PATH again: to the queue, or to the subscription's topic."""
@@ -265,16 +411,16 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
         factory.create_message_sender(target) as sender,
         progress("sending again", most) as advance,
     ):
-        for messages in _batches(dead, most, timedelta(0)):
+        for messages in _batches(dead, most, _NO_WAIT):
             sender.send_batch([_renamed(message) for message in messages])
             dead.complete(messages)  # only now: a crash in between sends twice, never loses
             done += len(messages)
             advance(len(messages))
-    _tell(settings, "resubmitted", done)
+    _report_count(settings, "resubmitted", done)
 
 
 def _renamed(message: BrokeredMessage) -> BrokeredMessage:
-    """Return a message under a new identifier: under its own it may pass for a duplicate."""
+    """Return a message with a new identifier: duplicate detection could drop the old one."""
     return replace(message, message_id=BrokeredMessage().message_id)
 
 
@@ -297,13 +443,13 @@ def purge(settings: Settings, path: str, yes: bool) -> None:
         factory.create_message_receiver(dead_letter_path(path), options) as dead,
         progress("purging", None) as advance,
     ):
-        while count := dead.receive_columns(_BATCH, timedelta(0)).num_rows:
+        while count := dead.receive_columns(_BATCH, _NO_WAIT).num_rows:
             done += count
             advance(count)
-    _tell(settings, "purged", done)
+    _report_count(settings, "purged", done)
 
 
-def _tell(settings: Settings, what: str, count: int) -> None:
+def _report_count(settings: Settings, what: str, count: int) -> None:
     if settings.as_json:
         print_json({what: count})
     else:

@@ -4,6 +4,7 @@ import logging
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +14,23 @@ from twinbus.pipeline.ledger import named_ledgers
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.spark import BorrowedSession
 
-_DAY = click.DateTime(["%Y-%m-%d"])
+_FIRST_YEAR = 1970  # times of ledgers are counted from here
+
+
+class Day(click.DateTime):
+    """A day on the command line that a ledger can have."""
+
+    def __init__(self) -> None:
+        super().__init__(["%Y-%m-%d"])
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Return the beginning of the day."""
+        day: datetime = super().convert(value, param, ctx)
+        if day.year < _FIRST_YEAR:
+            self.fail(f"{value} is before {_FIRST_YEAR}, the first year of a ledger", param, ctx)
+        return day
 
 
 @click.command(
@@ -33,8 +50,8 @@ Exit code 1: the report was made, and messages are not accounted for."""
     required=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@click.option("--since", type=_DAY, help="First day to look at, such as 2026-11-01 (UTC).")
-@click.option("--until", type=_DAY, help="Last day to look at.")
+@click.option("--since", type=Day(), help="First day to look at, such as 2026-11-01 (UTC).")
+@click.option("--until", type=Day(), help="Last day to look at.")
 @prices_by("zero")
 @click.option(
     "--page",
@@ -87,7 +104,9 @@ def report(
     if since is not None and until is not None and since > until:
         raise click.UsageError(f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}")
     if not page.absolute().parent.is_dir():
-        raise click.UsageError(f"--page: there is no folder {page.absolute().parent}")
+        raise click.UsageError(
+            f"--page: the folder {page.absolute().parent} does not exist; create it first"
+        )
     named_ledgers(ledgers)  # say what is wrong before Spark starts
     sheet = load_sheet(prices).with_completions(bill_completions)
     logging.getLogger("py4j").setLevel(logging.ERROR)
@@ -112,7 +131,9 @@ def report(
     try:
         page.write_text(report_page(made), encoding="utf-8")
     except OSError as error:
-        raise InvalidArgumentError(f"the page cannot be written: {error}") from error
+        raise InvalidArgumentError(
+            f"the page {page} cannot be written: {error.strerror}"
+        ) from error
     rows: dict[str, tuple[int, Decimal]] = {}
     for row in made.money:
         count, price = rows.get(row["stage"], (0, Decimal(0)))

@@ -18,7 +18,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 def _label(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", value):
-        raise click.BadParameter("use letters, digits and '-', at most 63", ctx)
+        raise click.BadParameter(
+            "a name has 1 to 63 letters, digits and '-', and begins with a letter or digit", ctx
+        )
     return value
 
 
@@ -46,7 +48,7 @@ Examples:
     type=click.IntRange(0, 65535),
     help="Port for /health and /metrics; 0 takes any free one.",
 )
-@click.option("--config", type=_FILE, help="TOML file with entities to make, and limits.")
+@click.option("--config", type=_FILE, help="TOML file with entities to create, and limits.")
 @click.option("--tls-certificate", type=_FILE, help="PEM file; clients then use twinbus+tls://.")
 @click.option("--tls-key", type=_FILE, help="PEM file with the certificate's key.")
 @click.option("--verbose", is_flag=True, help="Log more.")
@@ -63,7 +65,7 @@ def serve(
 ) -> None:
     """Serve the namespace in DIRECTORY until SIGTERM or Ctrl-C.
 
-    The first start makes a root key and prints the connection string with it, once.
+    The first start creates a root key and prints the connection string with it, once.
     """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
@@ -97,7 +99,7 @@ def serve(
     server.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a client that did not hang up must not keep the process; all is on the disk
+    os._exit(0)  # a client that is still connected must not keep the process; all is on disk
 
 
 def _label_of(directory: Path) -> str:

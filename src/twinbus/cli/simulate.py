@@ -5,9 +5,10 @@ import secrets
 
 import click
 
-from twinbus.cli.context import ExitCode
+from twinbus.cli.context import ExitCode, Number
 from twinbus.testing.outage import OutageSimulation
 
+_LARGEST_SEED = 2**63 - 1
 _ROWS = {
     "messages sent": "sent",
     "acknowledged": "acknowledged",
@@ -27,12 +28,16 @@ Examples:
   twinbus simulate --seed 7 --hours 24
   twinbus simulate --seed 7 --quiet"""
 )
-@click.option("--seed", type=int, help="Decides everything that happens [default: a new one].")
+@click.option(
+    "--seed",
+    type=click.IntRange(-_LARGEST_SEED, _LARGEST_SEED),
+    help="Decides everything that happens [default: a new one].",
+)
 @click.option(
     "--hours",
     default=2.0,
     show_default=True,
-    type=click.FloatRange(0.1, 1000),
+    type=Number(0.1, 1000),
     help="Simulated time.",
 )
 @click.option("--quiet", is_flag=True, help="Print the verdict only.")

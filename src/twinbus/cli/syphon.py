@@ -19,14 +19,22 @@ from rich.text import Text
 from twinbus.cli.context import ExitCode, Span, find_connection, print_json, spark_conf
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString
-from twinbus.limits import DEFAULT_RETRY_INTERVAL, MAX_RANGES_PER_QUEUE, SYPHON_LEASE
+from twinbus.limits import (
+    DEFAULT_RETRY_INTERVAL,
+    MAX_LEASE_DURATION,
+    MAX_RANGES_PER_QUEUE,
+    MAX_RETRY_INTERVAL,
+    MIN_RETRY_INTERVAL,
+    MIN_SYPHON_LEASE,
+    SYPHON_LEASE,
+)
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
 from twinbus.spans import format_span
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
 _SHOW_S = 0.5
-_LINE_EVERY = 10  # looks, where it is no terminal
+_LINE_EVERY = 10  # refreshes, if standard error is not a terminal
 
 
 def _end(name: str, what: str) -> Callable[[Any], Any]:
@@ -67,14 +75,14 @@ Examples:
 )
 @click.option(
     "--retry-interval",
-    type=Span(),
+    type=Span(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL),
     default=format_span(DEFAULT_RETRY_INTERVAL),
     show_default=True,
     help="When a destination that failed is tried again; pauses grow while it goes on failing.",
 )
 @click.option(
     "--lease",
-    type=Span(),
+    type=Span(MIN_SYPHON_LEASE, MAX_LEASE_DURATION),
     default=format_span(SYPHON_LEASE),
     show_default=True,
     help="When other syphons take over what a dead one had.",
@@ -140,11 +148,11 @@ def syphon(
     with Syphon(settings, once=once) as running:
         _follow(running, stopping, as_json=as_json)
     _print_line(running.progress, as_json=as_json)
-    _tell_end(running.progress, once=once)
+    _report_end(running.progress, once=once)
 
 
 def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> None:
-    """Show how far it is until it ends or is to stop."""
+    """Show the progress until the syphon ends or is asked to stop."""
     console = Console(stderr=True)
     lively = console.is_terminal and not as_json
     with (
@@ -152,21 +160,21 @@ def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> Non
         if lively
         else nullcontext() as live
     ):
-        looks, told = 0, SyphonProgress()
+        looks, printed = 0, SyphonProgress()
         while not stopping.is_set() and not running.wait(_SHOW_S):
             progress = running.progress
             if isinstance(live, Live):
                 live.update(_picture(progress))
-            elif looks % _LINE_EVERY == 0 and _changed(progress, told):
+            elif looks % _LINE_EVERY == 0 and _changed(progress, printed):
                 _print_line(progress, as_json=as_json)
-                told = progress
+                printed = progress
             looks += 1
     if stopping.is_set():
         click.echo("stopping after this batch ...", err=True)
 
 
-def _changed(progress: SyphonProgress, told: SyphonProgress) -> bool:
-    return (progress.moved, progress.waiting) != (told.moved, told.waiting)
+def _changed(progress: SyphonProgress, printed: SyphonProgress) -> bool:
+    return (progress.moved, progress.waiting) != (printed.moved, printed.waiting)
 
 
 def _print_line(progress: SyphonProgress, *, as_json: bool) -> None:
@@ -201,8 +209,8 @@ def _picture(progress: SyphonProgress) -> Group:
     return Group(Text(_line(progress)), table)
 
 
-def _tell_end(progress: SyphonProgress, *, once: bool) -> None:
-    """Say what is left to do, with an exit code that says the same."""
+def _report_end(progress: SyphonProgress, *, once: bool) -> None:
+    """Report what is left to do, and exit with a code that says the same."""
     if progress.dead_lettered:
         click.echo(
             f"{progress.dead_lettered:,} message(s) could not go home; see why with `twinbus "

@@ -21,7 +21,7 @@ from twinbus.broker.commands import (
     Send,
     SendReceipt,
 )
-from twinbus.broker.transfers import sender_source
+from twinbus.broker.origins import sender_source
 from twinbus.client.retry import BusyGate, RetryPolicy, exhausted, is_worth_a_retry
 from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life

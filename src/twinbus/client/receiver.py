@@ -33,7 +33,7 @@ from twinbus.client.renewal import LockRenewer
 from twinbus.client.sender import EntityClient
 from twinbus.clock import moment_us
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
-from twinbus.limits import MAX_RECEIVE_MESSAGES
+from twinbus.limits import MAX_REASON_CHARACTERS, MAX_RECEIVE_MESSAGES
 from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
 
 DEFAULT_WAIT = timedelta(seconds=60)
@@ -199,8 +199,13 @@ class MessageReceiver(EntityClient):
         reason: str | None = None,
         description: str | None = None,
     ) -> None:
-        """Move several messages to the dead-letter queue in one operation."""
-        self._settle(messages, Disposition.DEAD_LETTER, reason, description)
+        """Move several messages to the dead-letter queue in one operation.
+
+        Reasons and descriptions are cut off at 4096 characters: a traceback may be longer.
+        """
+        most = MAX_REASON_CHARACTERS
+        cut = (text and text[:most] for text in (reason, description))
+        self._settle(messages, Disposition.DEAD_LETTER, *cut)
 
     def release(self, messages: Sequence[BrokeredMessage]) -> None:
         """Give several messages back unread; does not count as a failed delivery."""
@@ -292,7 +297,7 @@ class _Prefetch:
 
     def _has_lapsed(self, batch: pa.RecordBatch) -> bool:
         until = batch.column("locked_until_utc")[0].as_py()
-        return until is not None and moment_us(until) <= self._courier.clock.now_us()
+        return until is not None and moment_us(until) <= self._courier.clock.wall_us()
 
     def _fetch(self) -> None:
         """Have more on its way when half is gone."""

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from twinbus.broker.commands import RenewLocks, RenewSession
 from twinbus.client.courier import Courier
-from twinbus.clock import moment_us, to_us
+from twinbus.clock import Clock, moment_us, to_us
 from twinbus.errors import MessagingError
-from twinbus.limits import NEVER_US, RENEWAL_MARGIN
+from twinbus.limits import MAX_LOCK_DURATION, NEVER_US, RENEWAL_MARGIN
 
 _log = logging.getLogger("twinbus.client")
 
@@ -43,7 +43,7 @@ class LockRenewer:
         """Keep a lock."""
         now = self._courier.clock.now_us()
         with self._changed:
-            due = _due(now, moment_us(locked_until))
+            due = _due(self._courier.clock, locked_until)
             self._holds[token] = _Hold(command, due, now + self._longest)
             self._changed.notify_all()
 
@@ -100,9 +100,14 @@ class LockRenewer:
             if until is None:
                 del self._holds[token]
             else:
-                hold.due = _due(self._courier.clock.now_us(), moment_us(until))
+                hold.due = _due(self._courier.clock, until)
 
 
-def _due(now: int, until: int) -> int:
-    """Return when to renew a lock that ends then."""
-    return until - int((until - now) * RENEWAL_MARGIN)
+def _due(clock: Clock, until: datetime) -> int:
+    """Return when to renew a lock that ends then.
+
+    The namespace stamped the end with its own wall clock. Where the clocks differ, no lock is
+    taken to last longer than any can.
+    """
+    left = min(max(moment_us(until) - clock.wall_us(), 0), to_us(MAX_LOCK_DURATION))
+    return clock.now_us() + int(left * (1 - RENEWAL_MARGIN))

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
-from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages
+from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages, Vitals
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.lifetimes import Closable
@@ -54,10 +54,19 @@ class EmbeddedNamespace(Closable):
         """Return what there is to see from outside; costs no operation. For metrics."""
         return self._writer.snapshot()
 
+    def vitals(self) -> Vitals:
+        """Return whether it works; never waits. For health checks."""
+        return self._writer.vitals()
+
     @property
     def keys(self) -> AccessKeys:
         """The keys that open this namespace to others."""
-        return self._writer.engine.namespace.keys
+        return self._writer.engine.keys
+
+    @property
+    def id(self) -> str:
+        """The unique id that the namespace has from its birth."""
+        return self._writer.engine.id
 
     def close(self) -> None:
         """Finish what was handed over and let go of the directory."""

@@ -62,6 +62,7 @@ from twinbus.wakeup import Inbox
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.client")
+_CONNECT_S = 20.0  # how long gRPC tries to connect
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own, and no back-off of others
     ("grpc.enable_http_proxy", 0),
@@ -110,12 +111,12 @@ class FlightNamespace(Closable):
         """Hand a command over and wait for its reply, or raise its error."""
         command = with_columns(command)
         call = Call(command)
-        link = self._current()
+        link = self._current(timeout_s)
         link.check_may_wait()
         number = link.post(command, call, QUIET_S if timeout_s is None else timeout_s)
         return link.wait(number, call, timeout_s)  # type: ignore[no-any-return]
 
-    def _current(self) -> "_Link":
+    def _current(self, timeout_s: float | None = None) -> "_Link":
         link = self._link
         if link is not None and link.broken is None:
             return link
@@ -123,7 +124,7 @@ class FlightNamespace(Closable):
             if self._closed:
                 raise NamespaceClosedError("the namespace was closed")
             if self._link is None or self._link.broken is not None:
-                self._link = _Link(self._connection, self._credentials)
+                self._link = _Link(self._connection, self._credentials, timeout_s)
             return self._link
 
     def close(self) -> None:
@@ -149,10 +150,9 @@ class Credentials:
         if not connection.key:
             self._renew_at = 2**63
             return connection.token
-        now = self._clock.now_us()
         life = int(TOKEN_LIFE.total_seconds())
-        self._renew_at = now + int(life * (1 - TOKEN_RENEWAL)) * SECOND_US
-        return token_for(connection, now // SECOND_US + life)
+        self._renew_at = self._clock.now_us() + int(life * (1 - TOKEN_RENEWAL)) * SECOND_US
+        return token_for(connection, self._clock.wall_us() // SECOND_US + life)
 
     def renewed(self) -> str | None:
         """Return a new token when it is time for one."""
@@ -205,9 +205,12 @@ def _hang_up() -> None:
 class _Link:
     """One exchange, from opening to its end. A link that broke is not mended but replaced."""
 
-    def __init__(self, connection: ConnectionString, credentials: Credentials) -> None:
+    def __init__(
+        self, connection: ConnectionString, credentials: Credentials, timeout_s: float | None
+    ) -> None:
         self._connection = connection
         self._credentials = credentials
+        self._timeout_s = timeout_s  # of the operation that opens it; None: gRPC's default
         self._numbers = itertools.count(HANG_UP + 1)
         self._askers: dict[int, _Asker] = {}
         self._pending: deque[tuple[int, Command[Any]]] = deque()
@@ -363,7 +366,7 @@ class _Link:
         connection = self._connection
         host = f"[{connection.host}]" if ":" in connection.host else connection.host
         scheme = "grpc+tls" if connection.tls else "grpc+tcp"
-        options: dict[str, Any] = {"generic_options": list(_CHANNEL)}
+        options: dict[str, Any] = {"generic_options": [*_CHANNEL, *self._connect_within()]}
         if connection.tls:
             if connection.ca_file is not None:
                 options["tls_root_certs"] = _read_file(connection.ca_file)
@@ -376,6 +379,18 @@ class _Link:
             flight.FlightDescriptor.for_command(PROTOCOL),
             flight.FlightCallOptions(headers=headers),
         )
+
+    def _connect_within(self) -> list[tuple[str, int]]:
+        """Return the channel options that end an attempt to connect soon after the operation.
+
+        Nothing else can end it: the writer thread would stay in Arrow, and closing the namespace
+        would wait for that thread.
+        """
+        if self._timeout_s is None or self._timeout_s >= _CONNECT_S:
+            return []
+        patience_ms = int((self._timeout_s + WRITE_CHECK_S) * 1000)
+        names = ("grpc.min_reconnect_backoff_ms", "grpc.initial_reconnect_backoff_ms")
+        return [(name, patience_ms) for name in names]
 
     def _write_pending(self, *, even_if_empty: bool = False, bye: bool = False) -> None:
         """Write what waits, with the pen in hand."""
@@ -495,7 +510,8 @@ class _Link:
         """Let the server answer what it has, then hang up."""
         self._closed = NamespaceClosedError("the namespace was closed")
         self._nudges.put(_Nudge.BYE)
-        deadline = time.monotonic() + MAX_CLOSE_WAIT.total_seconds() - GRACE_S
+        patience_s = 0.0 if self.broken else MAX_CLOSE_WAIT.total_seconds() - GRACE_S
+        deadline = time.monotonic() + patience_s
         if self._threads[0] is not threading.current_thread():
             self._threads[0].join(max(deadline - time.monotonic(), 0))
         self._ended.wait(max(deadline - time.monotonic(), 0))
@@ -504,10 +520,12 @@ class _Link:
     def abandon(self, reason: MessagingError) -> None:
         """Fail everyone who waits, and see the threads off."""
         self._end(reason)
-        deadline = time.monotonic() + GRACE_S
+        is_open = self._reader is not None  # else a thread connects, which nothing can interrupt
+        deadline = time.monotonic() + (GRACE_S if is_open else 2 * WRITE_CHECK_S)
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(deadline - time.monotonic(), 0))
+        _links.discard(self)  # the process need not wait for its threads a second time
 
 
 def _read_file(path: Any) -> bytes:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin
-from twinbus.broker.transfers import sender_number
+from twinbus.broker.origins import sender_number
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import Clock, to_us
 from twinbus.entities import QueueDescription, backlog_queue_path

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
-from twinbus.clock import Clock, from_us
+from twinbus.clock import Clock, stamp_of
 from twinbus.errors import MessagingError
 from twinbus.limits import NEVER_US
 from twinbus.pairing.events import (
@@ -148,7 +148,7 @@ class Board:
         else:
             entity.health = record(before, sign, now, self._timing)
             self.signs[before.state, sign] += 1
-        self._note_change(entity, before, sign, from_us(now))
+        self._note_change(entity, before, sign, now)
         return entity.health.state
 
     def look(self, now: int) -> None:
@@ -158,13 +158,15 @@ class Board:
                 self._step(entity, None, now)
         self._announcer.deliver()
 
-    def _note_change(
-        self, entity: _Entity, before: Health, sign: Sign | None, at: datetime
-    ) -> None:
+    def _stamp(self, moment: int) -> datetime:
+        """Return the wall time of a moment."""
+        return stamp_of(self._clock, moment)
+
+    def _note_change(self, entity: _Entity, before: Health, sign: Sign | None, now: int) -> None:
         after = entity.health.state
         if after is before.state:
             return
-        since = from_us(before.since)
+        at, since = self._stamp(now), self._stamp(before.since)
         if after is HealthState.FAILED_OVER:
             self.signs[HealthState.SUSPECT, Sign.RAN_OUT] += 1
             entity.failovers += 1
@@ -180,7 +182,22 @@ class Board:
         """Return every entity that ever failed."""
         self.look(self._clock.now_us())
         with self._lock:
-            return [_status(entity) for entity in self._entities.values()]
+            return [self._status(entity) for entity in self._entities.values()]
+
+    def _status(self, entity: _Entity) -> PathStatus:
+        health = entity.health
+        is_failed_over = health.state is HealthState.FAILED_OVER
+        return PathStatus(
+            path=entity.path,
+            state=health.state,
+            since=self._stamp(health.since),
+            failures=health.failures,
+            last_failure=_told(entity.cause),
+            failovers=entity.failovers,
+            diverted=entity.diverted,
+            pings=entity.pings,
+            next_ping_due=self._stamp(health.due) if is_failed_over else None,
+        )
 
     # -- pings ---------------------------------------------------------------------------------
 
@@ -231,7 +248,7 @@ class Board:
         with self._lock:
             if self._rotation.pull(queue, now):
                 path, cause = self.queues[queue], _told(error)
-                self._announcer.post(BacklogQueuePulled(from_us(now), path, cause))
+                self._announcer.post(BacklogQueuePulled(self._stamp(now), path, cause))
             self.cause_of_last_pull = _kept(error)
         self._announcer.deliver()
 
@@ -239,7 +256,7 @@ class Board:
         """Let the queues return whose cool-down is over."""
         with self._lock:
             for queue in self._rotation.bring_back(now):
-                self._announcer.post(BacklogQueueBack(from_us(now), self.queues[queue]))
+                self._announcer.post(BacklogQueueBack(self._stamp(now), self.queues[queue]))
         self._announcer.deliver()
 
     def queue_statuses(self) -> list[BacklogQueueStatus]:
@@ -248,7 +265,7 @@ class Board:
         pulled = self._rotation.pulled()
         return [
             BacklogQueueStatus(
-                path, index not in pulled, from_us(pulled[index]) if index in pulled else None
+                path, index not in pulled, self._stamp(pulled[index]) if index in pulled else None
             )
             for index, path in self.queues.items()
         ]
@@ -274,19 +291,3 @@ def _kept(error: MessagingError) -> MessagingError:
 
 def _told(error: MessagingError | None) -> str:
     return f"{error.code}: {error.text}" if error else ""
-
-
-def _status(entity: _Entity) -> PathStatus:
-    health = entity.health
-    is_failed_over = health.state is HealthState.FAILED_OVER
-    return PathStatus(
-        path=entity.path,
-        state=health.state,
-        since=from_us(health.since),
-        failures=health.failures,
-        last_failure=_told(entity.cause),
-        failovers=entity.failovers,
-        diverted=entity.diverted,
-        pings=entity.pings,
-        next_ping_due=from_us(health.due) if is_failed_over else None,
-    )

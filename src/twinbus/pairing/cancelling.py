@@ -75,7 +75,7 @@ class Cancellations:
         """Return the receipt of a diverted send with numbers that cancel what is scheduled."""
         if batch.column("scheduled_enqueue_time_utc").null_count == batch.num_rows:
             return receipt
-        self._forget(self._primary.clock.now_us())
+        self._forget(self._primary.clock.wall_us())
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
             told = number_in_backlog(queue, number)

@@ -220,7 +220,8 @@ class Book:
             group: list[Range] = []
             size = 0
             for held in takewhile(lambda held: held.kept and not held.retry_at, queue.ranges):
-                if size + held.count > MAX_LEASE_MESSAGES:
+                is_other = bool(group) and held.range.origin != group[0].origin
+                if is_other or size + held.count > MAX_LEASE_MESSAGES:
                     group, size = [], 0
                 group.append(held.range)
                 size += held.count

@@ -21,6 +21,7 @@ import pyarrow as pa
 from twinbus.broker.commands import Origin, ReadRange, Send, SendReceipt
 from twinbus.broker.transfers import runs
 from twinbus.errors import (
+    CommandFailedError,
     EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
@@ -35,7 +36,8 @@ from twinbus.pairing.backlog import Restored, restored
 from twinbus.pipeline.transfers import Passed, TransferLedger
 
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
-_REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidArgumentError, InvalidOperationError)
+_OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # a refusal of one of many, perhaps
+_REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
 _log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
@@ -289,7 +291,7 @@ class Carrier:
         self, destination: str, run: Run, error: MessagingError, carried: Carried
     ) -> int:
         """Find out which messages a refusal means, by halves, and put those aside."""
-        whole = not isinstance(error, InvalidArgumentError)  # it is about the destination
+        whole = not isinstance(error, _OF_A_MESSAGE)  # it is about the destination
         if whole or len(run) == 1:
             why = f"{destination} on the primary refused it: {error.text}"
             carried.poison += [(number, why) for number in run.numbers.tolist()]

@@ -1,27 +1,62 @@
 """Settling what was carried: what is home leaves the backlog, what is poison is put aside."""
 
 from collections.abc import Iterable
+from itertools import zip_longest
+from typing import TypeVar
 
 from twinbus.broker.commands import DeadLetterPart, SettleRange
 from twinbus.broker.transfers import Intervals
-from twinbus.limits import MAX_BATCH_MESSAGES
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_DEAD_LETTER_PARTS, MAX_REASON_CHARACTERS
 from twinbus.pipeline.carrier import CANNOT_GO_HOME, Carried
 
+T = TypeVar("T")
 
-def settlement(carried: Carried, *, release: bool) -> SettleRange:
-    """Return the command that settles a range; `release` gives the lease back with what is left."""
+
+def settlements(carried: Carried, *, release: bool) -> list[SettleRange]:
+    """Return the commands that settle a range: nearly always one.
+
+    `release` gives the lease back with what is left, when everything else is settled.
+    """
     completed = list(Intervals(sorted(carried.completed)))
-    poison = dead_letter_parts(carried.poison)
-    return SettleRange(carried.queue, carried.range.epoch, completed, poison, release=release)
+    pieces = list(
+        zip_longest(
+            _slices(completed, MAX_BATCH_MESSAGES),
+            _groups(dead_letter_parts(carried.poison)),
+            fillvalue=(),
+        )
+    )
+    epoch = carried.range.epoch
+    last = len(pieces) - 1
+    return [
+        SettleRange(carried.queue, epoch, home, poison, release=release and at == last)
+        for at, (home, poison) in enumerate(pieces)
+    ] or [SettleRange(carried.queue, epoch, release=release)]
+
+
+def _slices(items: list[T], most: int) -> list[list[T]]:
+    return [items[at : at + most] for at in range(0, len(items), most)]
+
+
+def _groups(parts: list[DeadLetterPart]) -> list[list[DeadLetterPart]]:
+    """Return parts in groups that one settlement may carry."""
+    groups: list[list[DeadLetterPart]] = []
+    count = 0
+    for part in parts:
+        count += len(part.sequence_numbers)
+        if not groups or count > MAX_BATCH_MESSAGES or len(groups[-1]) == MAX_DEAD_LETTER_PARTS:
+            groups.append([])
+            count = len(part.sequence_numbers)
+        groups[-1].append(part)
+    return groups
 
 
 def dead_letter_parts(poison: Iterable[tuple[int, str]]) -> list[DeadLetterPart]:
     """Return messages to put aside, those with the same fault together."""
     numbers: dict[str, list[int]] = {}
     for number, why in poison:
-        numbers.setdefault(why, []).append(number)
+        numbers.setdefault(why[:MAX_REASON_CHARACTERS], []).append(number)
     return [
-        DeadLetterPart(held[at : at + MAX_BATCH_MESSAGES], CANNOT_GO_HOME, why)
+        DeadLetterPart(piece, CANNOT_GO_HOME, why)
         for why, held in numbers.items()
-        for at in range(0, len(held), MAX_BATCH_MESSAGES)
+        for piece in _slices(held, MAX_BATCH_MESSAGES)
     ]

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from twinbus.broker.commands import Origin, Send
-from twinbus.broker.transfers import sink_source
+from twinbus.broker.origins import sink_source
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import CARRIED_BYTES, SINK_BATCH_MESSAGES
 from twinbus.message import body_bytes, sizes

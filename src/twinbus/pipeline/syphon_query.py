@@ -33,14 +33,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from twinbus.broker.commands import SettleRange
-from twinbus.clock import SteadyClock
+from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, Range, failure_of
 from twinbus.pipeline.connections import namespace_of
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
-from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.settling import settlements
 from twinbus.pipeline.transfers import TransferLedger
 
 SYPHON_FORMAT = "twinbus_syphon"
@@ -164,7 +164,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = self._options
             namespace = namespace_of(options.secondary)
             desk = Desk(options.folder)
-            self._planner = Planner(namespace, options.settings, desk, SteadyClock())
+            self._planner = Planner(namespace, options.settings, desk, SystemClock())
             self._planner.start_keeping()
         tasks = self._planner.next_tasks(PATIENCE_S, once=self._once)
         if not tasks:
@@ -244,7 +244,8 @@ class RangeWriter(DataSourceStreamArrowWriter):
         """Settle a range; what cannot be settled now is carried again, and recognised."""
         release = not carried.kept and carried.unread is None
         try:
-            self._ask(settlement(carried, release=release))
+            for command in settlements(carried, release=release):
+                self._ask(command)
         except StaleEpochError:
             pass  # whoever has it now carries it again
         except MessagingError as error:

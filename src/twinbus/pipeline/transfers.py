@@ -84,7 +84,7 @@ class TransferLedger:
         dead = is_dead[at]
         numbers = passed.numbers[at]
         columns = [
-            pa.array(np.full(len(at), self._clock.now_us()), _SCHEMA.field("moved").type),
+            pa.array(np.full(len(at), self._clock.wall_us()), _SCHEMA.field("moved").type),
             passed.accepted.take(rows).cast(_SCHEMA.field("accepted").type),
             passed.ids.take(rows),
             passed.paths.take(rows),
@@ -108,7 +108,7 @@ class TransferLedger:
             for table in self._tables:
                 stream.write_table(table)
         with self._journal(self._ledger) as journal:
-            _append(journal, content.getvalue().to_pybytes(), self._clock.now_us())
+            _append(journal, content.getvalue().to_pybytes(), self._clock.wall_us())
             self._tables = []
             self._roll(journal, self._ledger, at_once=False)
 
@@ -135,11 +135,12 @@ class TransferLedger:
         content = os.pread(journal, os.fstat(journal).st_size, 0)
         if len(content) <= _BEGUN.size:
             return
-        is_old = self._clock.now_us() - _BEGUN.unpack_from(content)[0] >= _ROLL_US
+        # Wall time, because processes share the journal; a clock that was set back makes it old.
+        is_old = abs(self._clock.wall_us() - _BEGUN.unpack_from(content)[0]) >= _ROLL_US
         if at_once or is_old or len(content) >= LEDGER_JOURNAL_BYTES:
             tables = [pa.ipc.open_stream(entry).read_all() for entry, _ in _entries(content)]
             if tables:
-                ledger.write(pa.concat_tables(tables), self._clock.now_us())
+                ledger.write(pa.concat_tables(tables), self._clock.wall_us())
             os.ftruncate(journal, 0)
 
 

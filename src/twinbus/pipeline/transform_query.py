@@ -31,7 +31,7 @@ from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, Range, canonical, failure_of
 from twinbus.pipeline.columns import MESSAGE_COLUMNS, MESSAGE_DDL, from_spark, to_spark
 from twinbus.pipeline.desk import Desk
-from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.settling import settlements
 from twinbus.pipeline.syphon_query import (
     CarriedMessage,
     RangeReader,
@@ -206,6 +206,10 @@ class RowWriter(RangeWriter):
         ]
         desk.put_outcome(batchId, outcomes)
 
+    def _settle(self, carried: Carried, *, release: bool) -> None:
+        for command in settlements(carried, release=release):
+            self._ask(command)
+
     def _account(self, task: Task, leased: Range, told: list[Carried]) -> Carried:
         """Settle a range, and look at what is left of it."""
         carried = Carried(task.queue, leased)
@@ -213,13 +217,13 @@ class RowWriter(RangeWriter):
             carried.merge(one)
         passed_over = {*task.held_back, *task.on_trial}
         try:
-            self._ask(settlement(carried, release=False))
+            self._settle(carried, release=False)
             carrier = self._options.carrier()
             for batch in carrier.pieces(task.queue, leased):
                 _classify(batch, carried, passed_over)
                 carrier.transfers.note(carried, Passed.of(batch, restored(batch)))
             carrier.write_transfers()
-            self._ask(settlement(carried, release=not carried.kept))
+            self._settle(carried, release=not carried.kept)
         except MessagingError as error:
             carried.unread = failure_of(error)
         return carried

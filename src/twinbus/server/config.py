@@ -1,4 +1,4 @@
-"""The configuration file of a server: which entities there shall be, and how much it takes.
+"""The configuration file of a server: the entities it creates, and its limits.
 
     [limits]
     max_message_bytes = 262144
@@ -22,18 +22,22 @@
     name = "sport"
     rules = [{ name = "sport", sql = "category = 'sport'" }]
 
-Entities of the file are made when they are missing and get its settings when they differ; rules are
-added when they are missing. What the file does not name is left alone.
+The server creates entities that are missing, updates entities whose settings differ from the file,
+and adds rules that are missing. It leaves every entity and rule alone that the file does not name.
+
+`read_config` checks everything that can be checked without a namespace, so that a server with a bad
+file fails before it creates anything. Each error names the file, the entity and the value.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from twinbus.broker.commands import CreateEntity, CreateRule, GetEntity, ListRules, UpdateEntity
+from twinbus.broker.filters import compile_action, compile_filter
 from twinbus.broker.throttle import Thresholds
 from twinbus.entities import (
     EntityDescription,
@@ -45,12 +49,14 @@ from twinbus.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.errors import EntityNotFoundError, InvalidArgumentError, MessagingError
 from twinbus.ledger import LedgerSettings
-from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES
+from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from twinbus.namespace.contract import Namespace
 from twinbus.spans import parse_span
+from twinbus.values import shown
 
+_MAX_FILE_BYTES = 16 * 1024 * 1024  # some 100,000 entities; reading /dev/zero ends here
 _KINDS: Mapping[str, type[EntityDescription]] = {
     "queue": QueueDescription,
     "topic": TopicDescription,
@@ -60,41 +66,100 @@ _D = TypeVar("_D")
 
 
 @dataclass(frozen=True, slots=True)
+class LimitRange:
+    """Which values a limit may have: whole numbers, or any finite numbers above zero."""
+
+    most: int
+    is_whole: bool = True
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value of another type or outside of the range."""
+        kinds = (int,) if self.is_whole else (int, float)
+        if type(value) in kinds and 0 < value <= self.most:  # type: ignore[operator]
+            return  # not isinstance: true is an int, too; nan fails every comparison
+        wanted = "whole number from 1 to" if self.is_whole else "number above 0 and at most"
+        raise InvalidArgumentError(
+            f"limits.{name} is {shown(value)}; it must be a {wanted} {self.most}"
+        )
+
+
+_LIMITS: Mapping[str, LimitRange] = {
+    "max_message_bytes": LimitRange(MAX_RECEIVE_BYTES),  # else nobody could receive the message
+    "max_connections": LimitRange(1_000_000),  # a process has no more file descriptors
+    "operations_per_second": LimitRange(10**9, is_whole=False),
+    "entity_operations_per_second": LimitRange(10**9, is_whole=False),
+    "memory_bytes": LimitRange(2**63 - 1),
+    "storage_bytes": LimitRange(2**63 - 1),
+    "open_receives": LimitRange(10**9),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Declared:
     """An entity of the file."""
 
     description: EntityDescription
     rules: tuple[RuleDescription, ...] = ()
 
+    @property
+    def label(self) -> str:
+        """What an error calls it, such as queue 'orders'."""
+        kind = type(self.description).__name__.removesuffix("Description").lower()
+        return f"{kind} {self.description.path!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the file says."""
+    """The content of a file."""
 
     entities: tuple[Declared, ...] = ()
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = MAX_CONNECTIONS
     thresholds: Thresholds = field(default_factory=Thresholds)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
+    file: Path | None = field(default=None, compare=False)  # for errors
 
 
 def read_config(path: Path) -> Config:
-    """Read a configuration file, or say what is wrong with it and where."""
+    """Read a configuration file, or raise an error that says what is wrong and where."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidArgumentError(f"the configuration {path} cannot be read: {error}") from error
-    try:
-        return _config(found)
+        return replace(_config(tomllib.loads(_text_of(path))), file=path)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error.text}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidArgumentError(f"{path} is not a TOML file: {error}") from error
+    except RecursionError:
+        raise InvalidArgumentError(
+            f"{path} has values that are nested too deeply. No setting needs more than three levels"
+        ) from None
+    except ValueError:  # Python does not parse numbers of thousands of digits
+        raise InvalidArgumentError(
+            f"{path} has a number of thousands of digits, which no setting needs"
+        ) from None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgumentError(f"the file cannot be read: {error.strerror}") from error
+    if len(content) > _MAX_FILE_BYTES:
+        raise InvalidArgumentError(f"the file has more than {_MAX_FILE_BYTES} bytes")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"the file cannot be read: it is not valid UTF-8 at byte {error.start + 1}"
+        ) from None
 
 
 def _config(found: Mapping[str, Any]) -> Config:
     unknown = sorted(set(found) - {"limits", "ledger", *_KINDS})
     if unknown:
         raise InvalidArgumentError(
-            f"there is no section {unknown[0]!r}; there are: limits, ledger, {', '.join(_KINDS)}"
+            f"there is no section {shown(unknown[0])}. The sections are limits, ledger, "
+            + ", ".join(_KINDS)
         )
     declared = []
     for kind in _KINDS:
@@ -102,26 +167,27 @@ def _config(found: Mapping[str, Any]) -> Config:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
             raise InvalidArgumentError(f"write [[{kind}]], with two brackets, for each {kind}")
         declared += [_declared(kind, table) for table in tables]
-    limits = found.get("limits", {})
+    limits = _limits(found.get("limits", {}))
     own = {"max_message_bytes", "max_connections"}
-    names = own | {f.name for f in fields(Thresholds)}
-    if not isinstance(limits, dict):
-        raise InvalidArgumentError("write the limits under [limits]")
-    for name, value in limits.items():
-        if name not in names:
-            raise InvalidArgumentError(
-                f"there is no limit {name!r}; there are: {', '.join(sorted(names))}"
-            )
-        if type(value) not in (int, float) or not value > 0:
-            raise InvalidArgumentError(f"limits.{name} is {value!r}; it must be a number above 0")
-    thresholds = {name: value for name, value in limits.items() if name not in own}
     return Config(
         tuple(declared),
         limits.get("max_message_bytes", MAX_MESSAGE_BYTES),
         limits.get("max_connections", MAX_CONNECTIONS),
-        Thresholds(**thresholds),
+        Thresholds(**{name: value for name, value in limits.items() if name not in own}),
         _ledger(found.get("ledger", {})),
     )
+
+
+def _limits(table: Any) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise InvalidArgumentError("write the limits under [limits], each as name = number")
+    for name, value in table.items():
+        if name not in _LIMITS:
+            raise InvalidArgumentError(
+                f"there is no limit {shown(name)}. The limits are {', '.join(_LIMITS)}"
+            )
+        _LIMITS[name].check(name, value)
+    return table
 
 
 def _ledger(table: Any) -> LedgerSettings:
@@ -129,45 +195,60 @@ def _ledger(table: Any) -> LedgerSettings:
         raise InvalidArgumentError("write the settings of the ledger under [ledger]")
     for name in ("is_on", "messages"):
         if not isinstance(table.get(name, True), bool):
-            raise InvalidArgumentError(f"ledger.{name} is {table[name]!r}; write true or false")
-    return settings_from(LedgerSettings, table)
+            raise InvalidArgumentError(
+                f"ledger.{name} is {shown(table[name])}; it must be true or false"
+            )
+    try:
+        return settings_from(LedgerSettings, table)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"ledger: {error.text}") from error
 
 
 def _declared(kind: str, table: dict[str, Any]) -> Declared:
     settings = dict(table)
     rules = settings.pop("rules", [])
-    if rules and kind != "subscription":
-        raise InvalidArgumentError(f"a {kind} has no rules; only a subscription has")
-    if not isinstance(rules, list):
-        raise InvalidArgumentError(
-            "write rules as a list; a rule has a name, a sql condition and maybe an action"
-        )
     try:
-        return Declared(settings_from(_KINDS[kind], settings), tuple(map(_rule, rules)))
+        return Declared(settings_from(_KINDS[kind], settings), _rules(kind, rules))
     except InvalidArgumentError as error:
-        name = table.get("path") or table.get("name") or "without a name"
-        raise InvalidArgumentError(f"{kind} {name!r:.80}: {error.text}") from error
+        name = table.get("path") or table.get("name")
+        named = f"{kind} {shown(name)}" if name else f"a {kind} without a name"
+        raise InvalidArgumentError(f"{named}: {error.text}") from error
 
 
 def settings_from(kind: type[_D], settings: Mapping[str, Any]) -> _D:
-    """Return a description from settings as people write them."""
+    """Return a description from the settings of a table."""
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in known:
             raise InvalidArgumentError(
-                f"there is no setting {name!r}; there are: {', '.join(known)}"
+                f"there is no setting {shown(name)}. The settings are {', '.join(known)}"
             )
-        if known[name].type is timedelta and isinstance(value, str):
-            values[name] = parse_span(value)
+        if known[name].type is timedelta:
+            values[name] = _span(name, value)
         elif known[name].type is EntityStatus:
             values[name] = _status(value)
         else:
             values[name] = value
+    missing = [
+        repr(name)
+        for name, each in known.items()
+        if name not in values and each.default is MISSING and each.default_factory is MISSING
+    ]
+    if missing:
+        raise InvalidArgumentError(f"the setting {' and '.join(missing)} is missing; add it")
+    return kind(**values)
+
+
+def _span(name: str, value: Any) -> timedelta:
+    if not isinstance(value, str):
+        raise InvalidArgumentError(
+            f"{name} is {shown(value)}; write a length of time as text, such as '30s' or '7d'"
+        )
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise InvalidArgumentError(f"a setting is missing: {error}") from error
+        return parse_span(value)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{name}: {error.text}") from error
 
 
 def _status(value: Any) -> EntityStatus:
@@ -175,33 +256,63 @@ def _status(value: Any) -> EntityStatus:
         return EntityStatus(value)
     except ValueError:
         names = ", ".join(status.value for status in EntityStatus)
-        raise InvalidArgumentError(f"status is {value!r}; use one of {names}") from None
+        raise InvalidArgumentError(f"status is {shown(value)}; it must be one of {names}") from None
 
 
-def _rule(table: Any) -> RuleDescription:
-    if not isinstance(table, dict) or not {"name", "sql"} <= set(table) <= {
-        "name",
-        "sql",
-        "action",
-    }:
-        raise InvalidArgumentError("a rule has a name, a sql condition and maybe an action")
-    action = SqlAction(table["action"]) if "action" in table else None
-    return RuleDescription(table["name"], SqlFilter(table["sql"]), action)
+_RULE_SHAPE = (
+    "write rules as a list of tables: a rule has a name and a sql condition, and may have an "
+    "action, as in rules = [{ name = 'sport', sql = \"category = 'sport'\" }]"
+)
+
+
+def _rules(kind: str, rules: Any) -> tuple[RuleDescription, ...]:
+    if rules and kind != "subscription":
+        raise InvalidArgumentError(f"a {kind} has no rules; only a subscription has")
+    if not isinstance(rules, list):
+        raise InvalidArgumentError(_RULE_SHAPE)
+    return tuple(_rule(at, table) for at, table in enumerate(rules, 1))
+
+
+def _rule(at: int, table: Any) -> RuleDescription:
+    """Return a rule of a subscription; compile its SQL to find mistakes before the server opens."""
+    is_table = isinstance(table, dict)
+    named = f"rule {shown(table['name'])}" if is_table and "name" in table else f"rule {at}"
+    if not is_table or not {"name", "sql"} <= set(table) <= {"name", "sql", "action"}:
+        raise InvalidArgumentError(f"{named}: {_RULE_SHAPE}")
+    try:
+        condition = SqlFilter(table["sql"])
+        compile_filter(condition)
+        action = SqlAction(table["action"]) if "action" in table else None
+        if action is not None:
+            compile_action(action)
+        return RuleDescription(table["name"], condition, action)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{named}: {error.text}") from error
 
 
 def apply(config: Config, namespace: Namespace) -> None:
-    """Make the entities of the file, and give those that exist its settings."""
+    """Create the entities of a file, and update entities whose settings differ."""
     left = list(config.entities)
     while left:
         postponed = []
+        reasons = []
         for declared in left:
             try:
                 _apply_one(declared, namespace)
-            except EntityNotFoundError:  # it forwards to one that comes later in the file
+            except EntityNotFoundError as error:  # it forwards to an entity later in the file
                 postponed.append(declared)
+                reasons.append(_located(error, config, declared))
+            except MessagingError as error:
+                raise _located(error, config, declared) from error
         if len(postponed) == len(left):
-            _apply_one(left[0], namespace)  # raises what is wrong
+            raise reasons[0]
         left = postponed
+
+
+def _located(error: MessagingError, config: Config, declared: Declared) -> MessagingError:
+    """Return an error that also names the file and the entity."""
+    file = f"{config.file}: " if config.file else ""
+    return type(error)(f"{file}{declared.label}: {error.text}", **error.facts)
 
 
 def _apply_one(declared: Declared, namespace: Namespace) -> None:
@@ -215,14 +326,14 @@ def _apply_one(declared: Declared, namespace: Namespace) -> None:
         if type(found) is not type(wanted) or found != _same_case(wanted, found):
             namespace.ask(UpdateEntity(wanted))
     if declared.rules:
-        there = {rule.name.lower() for rule in namespace.ask(ListRules(wanted.path))}
+        existing = {rule.name.lower() for rule in namespace.ask(ListRules(wanted.path))}
         for rule in declared.rules:
-            if rule.name.lower() not in there:
+            if rule.name.lower() not in existing:
                 namespace.ask(CreateRule(wanted.path, rule))
 
 
 def _same_case(wanted: Any, found: Any) -> Any:
-    """Return a description under the name it was made with: case does not matter."""
+    """Return a description under the path the entity was created with: case does not matter."""
     if isinstance(found, SubscriptionDescription):
         return replace(wanted, topic_path=found.topic_path, name=found.name)
     return replace(wanted, path=found.path)

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from twinbus.broker.access import Admission
+from twinbus.broker.access import OWNER, Admission, Principal
 from twinbus.broker.commands import (
     WAITING,
     Command,
@@ -63,12 +63,19 @@ _log = logging.getLogger("twinbus.server")
 class _Request:
     """A command of a connection. Answered within a turn, by whoever has it."""
 
-    __slots__ = ("_connection", "command", "number")
+    __slots__ = ("_connection", "command", "number", "principal")
 
-    def __init__(self, connection: "_Connection", number: int, command: Command[Any]) -> None:
+    def __init__(
+        self,
+        connection: "_Connection",
+        number: int,
+        command: Command[Any],
+        principal: Principal = OWNER,
+    ) -> None:
         self._connection = connection
         self.number = number
         self.command = command
+        self.principal = principal
 
     def answer(self, value: Any) -> None:
         self._connection.put(self, value)
@@ -79,6 +86,8 @@ class _Request:
 
 class _Orphan:
     """A command nobody waits for."""
+
+    principal = OWNER
 
     def __init__(self, command: Command[Any]) -> None:
         self.command = command
@@ -157,7 +166,7 @@ class _Connection:
             except MessagingError as error:
                 self.put(_Request(self, ask.number, _NOTHING), error)
                 continue
-            requests.append(_Request(self, ask.number, command))
+            requests.append(_Request(self, ask.number, command, self._admission))
             if _fetches_now(command):  # one large reply after the other: a frame of them could
                 self._hand_over(requests)  # fill the memory while the client does not read
                 self._await_answer(requests[-1])
@@ -373,14 +382,14 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
     def admit(self, token: str) -> Admission:
         """Check a token."""
         try:
-            return self.namespace.keys.admit(token, self._clock.now_us())
+            return self.namespace.keys.admit(token, self._clock.wall_us())
         except UnauthorizedError:
             self.refused += 1
             raise
 
     def recheck(self, admission: Admission) -> Admission:
         """Check that an admission still holds."""
-        return self.namespace.keys.recheck(admission, self._clock.now_us())
+        return self.namespace.keys.recheck(admission, self._clock.wall_us())
 
     def told(self, value: Any) -> Any:
         """Return a reply as clients shall see it: that this server stops is not their fault."""

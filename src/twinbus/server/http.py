@@ -59,6 +59,16 @@ class _Metrics(Collector):
         yield CounterMetricFamily("twinbus_connections", "Connections accepted", door.accepted)
         yield CounterMetricFamily("twinbus_refused", "Connections and tokens refused", door.refused)
         yield CounterMetricFamily("twinbus_restarts", "Times it healed itself", snapshot.restarts)
+        yield CounterMetricFamily(
+            "twinbus_failed_commands",
+            "Commands and timers that met an internal error, and failed alone",
+            snapshot.failed_commands,
+        )
+        yield CounterMetricFamily(
+            "twinbus_rule_failures",
+            "Messages dead-lettered because a rule could not be evaluated",
+            snapshot.rule_failures,
+        )
         for name, text, value in (
             ("open_connections", "Connections open", door.connections),
             ("open_receives", "Receives that wait", snapshot.open_receives),
@@ -91,12 +101,17 @@ class AdminDoor:
                     self._reply(HTTPStatus.NOT_FOUND, "text/plain", text)
 
             def _health(self) -> None:
-                snapshot = namespace.snapshot()
-                state = "ok" if snapshot.is_open else "stopped"
-                if snapshot.is_open and snapshot.is_spilling:
+                vitals = namespace.vitals()
+                state = "ok" if vitals.is_open else "stopped"
+                if vitals.is_open and vitals.is_healing:
+                    state = "restarting"
+                elif vitals.is_open and vitals.is_spilling:
                     state = "storage trouble: sends are spilled"
-                found = {"status": state, "name": name, "restarts": snapshot.restarts}
-                status = HTTPStatus.OK if snapshot.is_open else HTTPStatus.SERVICE_UNAVAILABLE
+                found = {"status": state, "name": name, "restarts": vitals.restarts}
+                if vitals.trouble:
+                    found["trouble"] = vitals.trouble
+                works = vitals.is_open and not vitals.is_healing
+                status = HTTPStatus.OK if works else HTTPStatus.SERVICE_UNAVAILABLE
                 self._reply(status, "application/json", json.dumps(found).encode() + b"\n")
 
             def _reply(self, status: HTTPStatus, kind: str, body: bytes) -> None:

@@ -6,7 +6,7 @@ from twinbus.broker.commands import LeaseRange, RangeLease
 from twinbus.limits import RANGE_MESSAGES
 from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.carrier import Carrier, Range
-from twinbus.pipeline.settling import settlement
+from twinbus.pipeline.settling import settlements
 from twinbus.pipeline.transfers import TransferLedger
 
 
@@ -33,7 +33,8 @@ class Mover:
             return 0
         leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
         [carried] = Carrier(self.primary, self.secondary, self.transfers).carry(queue, [leased])
-        self.secondary.ask(settlement(carried, release=True))
+        for command in settlements(carried, release=True):
+            self.secondary.ask(command)
         home = sum(messages for messages, _ in carried.moved.values())
         self.moved += home
         self.dead_lettered += len(carried.poison)

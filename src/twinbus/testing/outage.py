@@ -216,7 +216,7 @@ class OutageSimulation:
     def _advance_to(self, moment: int) -> None:
         """Let time pass, with a stop wherever a pairing has something to do."""
         while (now := self.clock.now_us()) < moment:
-            dues = [one.pairing.next_due_us - one.clock.offset_us for one in self._processes]
+            dues = [one.pairing.next_due_us for one in self._processes]
             stop = min([moment, *(due for due in dues if due > now)])
             self.clock.sleep_us(stop - now)
 

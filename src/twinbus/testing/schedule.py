@@ -77,19 +77,23 @@ class Setting:
 
 
 class SkewedClock:
-    """A process's own clock: the world's, set forward or back."""
+    """A process's own clock: time passes as in the world, the wall clock may be set."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self.offset_us = 0
 
     def now_us(self) -> int:
-        """Return microseconds since 1970 (UTC)."""
-        return self._clock.now_us() + self.offset_us
+        """Return the moment durations are measured by."""
+        return self._clock.now_us()
+
+    def wall_us(self) -> int:
+        """Return the wall time."""
+        return self._clock.wall_us() + self.offset_us
 
     def seconds_until(self, moment: int) -> float | None:
-        """Wait until told."""
-        return self._clock.seconds_until(moment - self.offset_us)
+        """Wait until the clock is moved."""
+        return self._clock.seconds_until(moment)
 
     def sleep_us(self, duration: int) -> None:
         """Sleep by moving the world's clock."""

@@ -10,6 +10,7 @@ disk.tear_after(100)            # the power fails after 100 more bytes
 import errno
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from twinbus.broker.storage import DiskStorage
 from twinbus.clock import Clock
@@ -19,12 +20,12 @@ class PowerFailure(BaseException):
     """The machine is gone: nothing after this write happened."""
 
 
-class FaultyStorage:
+class FaultyStorage(DiskStorage):
     """The operating system's files, with troubles on demand."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._disk = DiskStorage()
+        self._reserved: set[int] = set()  # descriptors of files whose space was set aside
         self._tear_in: int | None = None
         self.full = False
         self.fails_sync = False
@@ -35,25 +36,33 @@ class FaultyStorage:
         """Lose power after this many more bytes."""
         self._tear_in = count
 
+    def create(self, path: Path, size: int = 0) -> int:
+        """Open a file for writing; a full disk has only what was set aside before."""
+        descriptor = super().create(path, 0 if self.full else size)
+        self._reserved.discard(descriptor)
+        if path.name == "reserve" and not size:
+            self._reserved.add(descriptor)
+        return descriptor
+
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all bytes, or what the trouble lets through."""
-        if self.full:
+        if self.full and descriptor not in self._reserved:
             # A real disk takes what fits: leave half of it behind.
             whole = b"".join(buffers)
-            self._disk.write(descriptor, offset, [memoryview(whole[: len(whole) // 2])])
+            super().write(descriptor, offset, [memoryview(whole[: len(whole) // 2])])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._tear_in is not None:
             whole = b"".join(buffers)
             if len(whole) > self._tear_in:
-                self._disk.write(descriptor, offset, [memoryview(whole[: self._tear_in])])
+                super().write(descriptor, offset, [memoryview(whole[: self._tear_in])])
                 self._tear_in = 0
                 raise PowerFailure
             self._tear_in -= len(whole)
-        self._disk.write(descriptor, offset, buffers)
+        super().write(descriptor, offset, buffers)
 
     def sync(self, descriptor: int) -> None:
         """Sync, after the delay."""
-        if self.full:
+        if self.full and descriptor not in self._reserved:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._tear_in == 0:
             raise PowerFailure
@@ -62,4 +71,4 @@ class FaultyStorage:
         if self.delay_us:
             self._clock.sleep_us(self.delay_us)
         self.syncs += 1
-        self._disk.sync(descriptor)
+        super().sync(descriptor)

@@ -1,0 +1,103 @@
+"""The root command: every command of `twinbus`, and what turns errors into exit codes."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from twinbus.cli.context import ExitCode, Text, exit_code
+from twinbus.cli.entities import queue, rule, subscription, topic
+from twinbus.cli.estimate import estimate_command
+from twinbus.cli.keys import keys
+from twinbus.cli.messages import dead_letter, peek, receive, send
+from twinbus.cli.report import report
+from twinbus.cli.serve import serve
+from twinbus.cli.simulate import simulate
+from twinbus.cli.syphon import syphon
+from twinbus.errors import MessagingError
+
+_EPILOG = """\b
+Where the namespace is: TWINBUS_CONNECTION, --connection-file, or --connection.
+\b
+Exit codes: 0 done, 1 refused, 2 wrong usage or value, 3 no such entity or message,
+4 not authorized, 5 not reached, busy or no answer in time (try again), 130 interrupted.
+\b
+Ten minutes from nothing: docs/tutorial.md"""
+
+
+@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="twinbus")
+def root() -> None:
+    """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
+
+
+root.add_command(estimate_command, "estimate")
+for command in (
+    serve,
+    queue,
+    topic,
+    subscription,
+    rule,
+    send,
+    receive,
+    peek,
+    dead_letter,
+    keys,
+    syphon,
+    report,
+    simulate,
+):
+    root.add_command(command)
+
+
+def _commands(command: click.Command) -> Iterator[click.Command]:
+    """Return a command and all commands below it."""
+    yield command
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            yield from _commands(child)
+
+
+def _check_texts() -> None:
+    """Make every text argument and option refuse bytes that are not UTF-8.
+
+    Doing this in one place covers options that are added later, too.
+    """
+    for each in _commands(root):
+        for parameter in each.params:
+            if parameter.type is click.STRING:
+                parameter.type = Text()
+
+
+_check_texts()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; return its exit code. KeyboardInterrupt is left to the caller."""
+    _print_anything()
+    try:
+        with root.make_context("twinbus", list(arguments)) as context:
+            root.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.Abort:
+        click.echo("nothing was done", err=True)
+        return ExitCode.REFUSED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except MessagingError as error:
+        click.echo(f"twinbus: {error.text}", err=True)
+        return exit_code(error)
+    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.DONE
+
+
+def _print_anything() -> None:
+    """Print characters that the encoding of standard output does not have as escapes."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,0 +1,88 @@
+"""The public names of `twinbus`: Python imports the module of a name when it is first used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pdoc.doc
+import pytest
+
+import twinbus
+
+SOURCE = Path(twinbus.__file__)
+
+
+def run_python(program: str) -> str:
+    """Run a program in a new interpreter; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imports_for_type_checkers() -> dict[str, str]:
+    """Return the names under TYPE_CHECKING and the module of each."""
+    (block,) = (
+        node
+        for node in ast.parse(SOURCE.read_text()).body
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Attribute)
+    )
+    return {
+        alias.name: (node.module or "").removeprefix("twinbus.")
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_a_type_checker_and_python_know_the_same_names_from_the_same_modules() -> None:
+    assert imports_for_type_checkers() == twinbus._MODULE_OF
+    assert sorted(twinbus._MODULE_OF) == sorted(twinbus.__all__)
+
+
+@pytest.mark.parametrize("name", twinbus.__all__)
+def test_every_public_name_is_found_listed_and_remembered(name: str) -> None:
+    value = getattr(twinbus, name)
+    assert vars(twinbus)[name] is value
+    assert name in dir(twinbus)
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'twinbus' has no attribute 'Nonsense'"):
+        _ = twinbus.Nonsense  # type: ignore[attr-defined]
+
+
+def test_importing_the_package_or_its_command_line_imports_nothing_heavy() -> None:
+    program = "import sys, twinbus, twinbus.cli; print(*sorted(sys.modules))"
+    imported = run_python(program).split()
+    assert {name.partition(".")[0] for name in imported}.isdisjoint(
+        {"click", "numpy", "prometheus_client", "pyarrow", "rich", "sqlglot"}
+    )
+    assert [name for name in imported if name.startswith("twinbus.")] == [
+        "twinbus.cli",
+        "twinbus.cli.main",
+    ]
+
+
+def test_every_public_module_can_be_the_first_to_be_imported() -> None:
+    program = f"""
+import sys
+from importlib import import_module
+import numpy, pyarrow, sqlglot
+for module in {sorted(set(twinbus._MODULE_OF.values()))}:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "twinbus"]:
+        del sys.modules[name]
+    import_module(f"twinbus.{{module}}")
+"""
+    run_python(program)
+
+
+def test_a_star_import_and_submodules_work() -> None:
+    program = "from twinbus import *; from twinbus import aio, testing; print(len(dir()))"
+    assert int(run_python(program)) >= len(twinbus.__all__)
+
+
+def test_the_reference_lists_every_public_name() -> None:
+    assert set(twinbus.__all__) <= set(pdoc.doc.Module(twinbus).members)
