@@ -26,8 +26,8 @@ def check_utf8(what: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
-            f"{what} has half of a surrogate pair at position {error.start}, which is no character. "
-            "Decode the bytes it came from with their real encoding"
+            f"{what} has half of a surrogate pair at position {error.start}, which is no "
+            "character. Decode the bytes it came from with their real encoding"
         ) from None
 
 

@@ -55,7 +55,6 @@ from twinbus.broker.commands import (
     Disposition,
     LeaseRange,
     Origin,
-    Peek,
     ReadMeter,
     ReadRange,
     Receive,

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.properties import replayed
 from twinbus.broker import commands as c
 from twinbus.broker.access import AccessKeys, Admission, Claim, SharedAccessKey
+from twinbus.broker.origins import sender_source, spill_source
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
 from twinbus.entities import (
@@ -22,6 +23,8 @@ from twinbus.entities import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    backlog_folder,
+    backlog_queue_path,
     dead_letter_path,
     subscription_path,
 )
@@ -143,6 +146,58 @@ def test_a_listening_key_receives_settles_and_browses_and_no_more() -> None:
 
 def test_a_key_may_have_several_claims() -> None:
     assert allowed(admitted(key(Claim.SEND, Claim.LISTEN))) == SENDING + LISTENING
+
+
+BROUGHT_HOME = c.Send(ORDERS, [BrokeredMessage()], c.Origin("contoso/backlog/0#1.abc", [1]))
+FOLDER = backlog_folder("contoso")
+BACKLOG = backlog_queue_path("contoso", 0)
+
+
+def test_bringing_messages_home_needs_a_claim_of_its_own() -> None:
+    assert not allows(admitted(key(Claim.SEND)), BROUGHT_HOME)
+    assert not allows(admitted(key(Claim.TRANSFER)), BROUGHT_HOME)
+    assert allows(admitted(key(Claim.SEND, Claim.TRANSFER)), BROUGHT_HOME)
+    assert allows(admitted(key(Claim.MANAGE)), BROUGHT_HOME)
+    assert not allows(admitted(key(Claim.SEND, Claim.TRANSFER, path="bills")), BROUGHT_HOME)
+
+
+def test_a_key_without_that_claim_cannot_hide_a_backlog_queue_behind_its_own_sender() -> None:
+    own = c.Origin(sender_source(1), [1])
+    hidden = c.Origin(sender_source(1), [1], c.Origin("contoso/backlog/0#1.abc", [1]))
+    sending = admitted(key(Claim.SEND))
+    assert allows(sending, c.Send(ORDERS, [BrokeredMessage()], own))
+    assert not allows(sending, c.Send(ORDERS, [BrokeredMessage()], hidden))
+
+
+def test_nobody_from_outside_names_a_spill_store() -> None:
+    spilled = c.Send(ORDERS, [BrokeredMessage()], c.Origin(spill_source("0" * 32), [1]))
+    assert not allows(admitted(key(Claim.MANAGE)), spilled)
+
+
+def test_a_key_of_a_folder_manages_the_backlog_queues_in_it_and_nothing_else() -> None:
+    folder = admitted(key(Claim.MANAGE, path=FOLDER))
+    made = c.CreateEntity(QueueDescription(path=BACKLOG))
+    assert allows(folder, made)
+    assert allows(folder, c.Send(BACKLOG, [BrokeredMessage()]))
+    assert allows(folder, c.LeaseRange(BACKLOG, "syphon", 1))
+    assert allows(folder, c.Peek(dead_letter_path(BACKLOG)))
+    assert allows(folder, c.ListEntities(c.EntityKind.QUEUE))
+    for other in (
+        c.CreateEntity(QueueDescription(path=ORDERS)),
+        c.CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))),
+        c.CreateEntity(QueueDescription(path=f"{FOLDER}s/0")),
+        c.Send(ORDERS, [BrokeredMessage()]),
+        c.ListKeys(),
+        c.ReadMeter(),
+    ):
+        assert not allows(folder, other)
+
+
+def test_a_key_of_a_folder_that_only_sends_creates_and_lists_nothing() -> None:
+    folder = admitted(key(Claim.SEND, path=FOLDER))
+    assert allows(folder, c.Send(BACKLOG, [BrokeredMessage()]))
+    assert not allows(folder, c.CreateEntity(QueueDescription(path=BACKLOG)))
+    assert not allows(folder, c.ListEntities(c.EntityKind.QUEUE))
 
 
 def test_a_managing_key_of_the_namespace_may_do_everything() -> None:

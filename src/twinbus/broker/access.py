@@ -225,8 +225,8 @@ class Admission:
             raise UnauthorizedError("only the broker itself names a spill store as an origin")
         if kind is OriginKind.TRANSFER and not self.may(Claim.TRANSFER, path):
             raise UnauthorizedError(
-                f"key {self.key.name} lacks the claim transfer, which bringing messages home needs; "
-                "give the syphon a key with the claims send and transfer",
+                f"key {self.key.name} lacks the claim transfer, which it needs to bring messages "
+                "home; give the syphon a key with the claims send and transfer",
                 claim=Claim.TRANSFER.value,
                 path=path,
             )

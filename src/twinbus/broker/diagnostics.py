@@ -13,6 +13,7 @@ from twinbus.broker.lifecycle import State
 from twinbus.broker.log import Log
 from twinbus.broker.namespace import Namespace
 from twinbus.clock import from_us
+from twinbus.files import create_private, make_private
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES
 
 _README = """\
@@ -45,23 +46,36 @@ def write_bundle(
 ) -> Path:
     """Write a bundle and return its folder; old bundles make room."""
     when = from_us(now)
+    make_private(directory)
     folder = directory / when.strftime("%Y-%m-%dT%H-%M-%S.%fZ")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     what = f"{type(error).__name__}: {error}"
-    text = _README.format(
+    readme = _README.format(
         when=when.isoformat(), what=what, pid=os.getpid(), python=sys.version.split()[0]
     )
-    (folder / "README.txt").write_text(text)
-    (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
-    (folder / "entities.json").write_text(json.dumps(_entities(namespace), indent=2))
-    (folder / "log.json").write_text(json.dumps(_log(log), indent=2))
-    told = "\n".join(recent) + "\n"
-    (folder / "commands.txt").write_text(told, errors="backslashreplace")
+    texts = {
+        "README.txt": readme,
+        "traceback.txt": "".join(traceback.format_exception(error)),
+        "entities.json": json.dumps(_entities(namespace), indent=2),
+        "log.json": json.dumps(_log(log), indent=2),
+        "commands.txt": "\n".join(recent) + "\n",
+    }
+    for name, text in texts.items():
+        with create_private(folder / name) as file:
+            file.write(_without_secrets(text, namespace).encode(errors="backslashreplace"))
     for old in sorted(path for path in directory.iterdir() if path.is_dir())[
         :-KEPT_DIAGNOSTIC_BUNDLES
     ]:
         shutil.rmtree(old)
     return folder
+
+
+def _without_secrets(text: str, namespace: Namespace) -> str:
+    """Return a text in which no access key can be read: an error may quote what it met."""
+    for key in namespace.keys.all():
+        for secret in (key.primary, key.secondary):
+            text = text.replace(secret, "(a key)")
+    return text
 
 
 def _entities(namespace: Namespace) -> list[dict[str, Any]]:

@@ -189,22 +189,23 @@ class Engine:
         self.id = known.decode() if known is not None else _nonce()
         if known is None:
             self._unwritten.append(Fact("namespace", "id", self.id.encode()))
-        start = restore(
+        news = restore(
             self.namespace,
             replay,
             self._start,
             self._now,
             accept_damage=self._settings.accept_damage,
         )
-        self._unwritten += [start] if start is not None else []
+        self._unwritten += news.facts
+        self._kept.changes += news.changes
         self.keys = self.namespace.keys
         self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
         for segment, _, times in replay.history():
             self._compaction.note_history(segment, int(times.min()), int(times.max()))
         trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
-        lineage = self._lineage(is_new=known is None)
-        self._ledgers.begin_trail(trail, replay.untold, lineage, self._now)
-        self.log.skip_to(lineage.lost_until)
+        self.lineage = self._lineage(is_new=known is None)
+        self._ledgers.begin_trail(trail, replay.untold, self.lineage, self._now)
+        self.log.skip_to(self.lineage.lost_until)
         self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
@@ -222,8 +223,8 @@ class Engine:
         if not is_new and seen > last:
             _log.warning(
                 "%s: the log ends with record %d, but record %d had been written: the directory "
-                "was restored from an older copy, or its end is lost. What came in between is lost; "
-                "`twinbus report` names what the ledger knows of it",
+                "was restored from an older copy, or its end is lost, and so is what came in "
+                "between. `twinbus report` names what the ledger knows of it",
                 self._settings.directory,
                 last,
                 seen,

@@ -94,8 +94,8 @@ def _tried(
     except Exception as error:
         text = getattr(rule, "expression", "") or type(rule).__name__
         raise InvalidArgumentError(
-            f"the {what} {text!r:.200} cannot be evaluated ({type(error).__name__}: {error!s:.200}); "
-            "simplify it, and compare values of the same type"
+            f"the {what} {text!r:.200} cannot be evaluated ({type(error).__name__}: "
+            f"{error!s:.200}); simplify it, and compare values of the same type"
         ) from error
     return evaluate
 

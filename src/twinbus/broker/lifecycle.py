@@ -99,6 +99,8 @@ DURABLE: dict[State, State] = {
     State.TRANSFERRING: State.TRANSFERRING,
 }
 
+LOST = 99  # in the log in place of a cause: the message went with a file that was removed
+
 _ILLEGAL = 255
 _STEPS = np.full((len(State), len(Cause)), _ILLEGAL, np.uint8)
 for (_state, _cause), _next in TABLE.items():

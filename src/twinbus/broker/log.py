@@ -38,8 +38,9 @@ Each record is synced before the next is written, so only the last can be torn. 
 cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
 keeps a message whose body is a copy of some log from passing for one of them.
 
-No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a sealed
-last segment has lost its successors. Before the oldest is removed, the newest says so in its header.
+No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a
+sealed last segment has lost its successors. Before the oldest is removed, the newest says so in its
+header.
 
 `reserve` is space set aside: when the disk is full, records that free space go there.
 """
@@ -255,6 +256,10 @@ class Log:
             self.segments[segment.number] = segment
             yield from self._read_segment(segment, last=last)
         self._check_newest()
+        if self.segments and self._accept_damage:
+            newest = self._active()
+            newest.oldest = min(self.segments)
+            self._mend(newest, 0, _header_of(newest))
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
         self._keep_reserve()
@@ -282,7 +287,9 @@ class Log:
     def _check_newest(self) -> None:
         """Refuse a log whose newest segment names a successor that is missing."""
         newest = self._active() if self.segments else None
-        if newest and newest.successor and not self._accept_damage:
+        if newest and newest.successor and self._accept_damage:
+            self._mend(newest, newest.size, bytes(_SEAL.size))
+        elif newest and newest.successor:
             raise LogDamagedError(
                 f"segment {newest.successor} of the log in {self.directory} is missing, and all "
                 f"after it: segment {newest.number} is sealed, so its successor was on the disk. "
@@ -397,10 +404,13 @@ class Log:
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
         digest.update(payload)
         header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
+        self._mend(segment, offset, header.ljust(_RECORD_HEADER.size, b"\0") + payload)
+
+    def _mend(self, segment: Segment, offset: int, content: bytes) -> None:
+        """Write over a part of a segment, durably."""
         descriptor = self._storage.create(segment.path)
         try:
-            filled = memoryview(header.ljust(_RECORD_HEADER.size, b"\0") + payload)
-            self._storage.write(descriptor, offset, [filled])
+            self._storage.write(descriptor, offset, [memoryview(content)])
             self._storage.sync(descriptor)
         finally:
             os.close(descriptor)
@@ -454,7 +464,7 @@ class Log:
         return self._wants_new_segment or not self.has_head
 
     def leaves_reserve(self, *, frees_space: bool) -> bool:
-        """Whether the next record begins a segment because the active one is only reserved space."""
+        """Whether the next record needs a segment of its own, outside the reserved space."""
         return self.is_on_reserve and not frees_space
 
     @property
@@ -545,13 +555,13 @@ class Log:
         with suppress(OSError):
             descriptor = self._storage.create(draft, size)
             try:
-                is_whole = os.fstat(descriptor).st_blocks * 512 >= size
+                _check_space(descriptor, size)
+            except OSError:
+                self._storage.remove(draft)
+                raise
             finally:
                 os.close(descriptor)
-            if is_whole:
-                self._storage.rename(draft, self._reserve)
-            else:
-                self._storage.remove(draft)
+            self._storage.rename(draft, self._reserve)
 
     def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
         table = bytearray(len(parts) * _PART_HEADER.size)
@@ -612,15 +622,14 @@ class Log:
         written = spare.stat().st_size if is_old else 0
         descriptor = self._storage.create(spare, 0 if is_reserve else self._segment_bytes)
         try:
-            found = os.fstat(descriptor)
-            if must_reserve and found.st_blocks * 512 < min(self._segment_bytes, RESERVE_BYTES):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if must_reserve:
+                _check_space(descriptor, min(self._segment_bytes, RESERVE_BYTES))
             salt = int.from_bytes(os.urandom(8), "little")
             segment = Segment(
                 number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
             )
             segment.oldest = min(self.segments, default=number)
-            self._write_header(descriptor, segment)
+            self._storage.write(descriptor, 0, [memoryview(_header_of(segment))])
             self._storage.sync(descriptor)
             self._storage.rename(spare, path)
             self._storage.sync_directory(self.directory)
@@ -632,14 +641,6 @@ class Log:
         self._written_to = written
         self.segments[number] = segment
         _write_lock(self._lock, self.last_record)
-
-    def _write_header(self, descriptor: int, segment: Segment) -> None:
-        fields = _SEGMENT_HEADER.pack(
-            _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
-        )
-        header = fields + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
-        header += _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
-        self._storage.write(descriptor, 0, [memoryview(header)])
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""
@@ -693,7 +694,7 @@ class Log:
             if self._descriptor >= 0:
                 active = self._active()
                 active.oldest = min(self.segments)
-                self._write_header(self._descriptor, active)
+                self._storage.write(self._descriptor, 0, [memoryview(_header_of(active))])
                 self._storage.sync(self._descriptor)
             is_free = segment.ours and not segment.is_viewed()
             if is_free and len(self._spares()) < SPARE_SEGMENTS:
@@ -718,6 +719,20 @@ class Log:
 
 def _padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _header_of(segment: Segment) -> bytes:
+    fields = _SEGMENT_HEADER.pack(
+        _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
+    )
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+    return fields + checksum + _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
+
+
+def _check_space(descriptor: int, size: int) -> None:
+    """Refuse a file that has less space than this on the disk."""
+    if os.fstat(descriptor).st_blocks * 512 < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _oldest_checksum(fields: bytes, oldest: int) -> int:

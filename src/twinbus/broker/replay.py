@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.bodies import Bodies
-from twinbus.broker.commit import Fact
+from twinbus.broker.commit import Entries
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.entity import description_of
-from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
@@ -222,11 +222,13 @@ def _apply(places: Columns, changes: Columns) -> None:
 
 def restore(
     namespace: Namespace, replay: Replay, start: str, now: int, *, accept_damage: bool
-) -> Fact | None:
+) -> Entries:
     """Fill an empty namespace with what the log says.
 
-    Return what the log must know of this start of the broker, if it does not know it yet.
+    Return what the log does not know yet: this start of the broker, and the messages that are gone
+    because damage was accepted.
     """
+    news = Entries()
     directory, shared = namespace.directory, namespace.shared
     directory.next_number = max(replay.number("next", "entity", 1), replay.highest_entity + 2)
     saved = {int(key): json.loads(value) for key, value in replay.facts.get("entity", {}).items()}
@@ -240,20 +242,23 @@ def restore(
         namespace.transfers.take(origin, intervals, owner)
     namespace.starts.load(replay.facts.get("start", {}))
     rows, highest = replay.standing()
-    _restore_rows(namespace, rows, accept_damage=accept_damage)
+    _restore_rows(namespace, rows, news, accept_damage=accept_damage)
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
         queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
     _restore_keyed(namespace, replay)
     _restore_history(namespace, replay)
-    fact = namespace.starts.begin(start, directory.queues())
+    begun = namespace.starts.begin(start, directory.queues())
+    news.facts += [begun] if begun is not None else []
     for entity in directory:
         entity.accessed_us = now  # idle time counts from the start
         namespace.adopt(entity)
-    return fact
+    return news
 
 
-def _restore_rows(namespace: Namespace, rows: Columns, *, accept_damage: bool) -> None:
+def _restore_rows(
+    namespace: Namespace, rows: Columns, news: Entries, *, accept_damage: bool
+) -> None:
     if not rows:
         return
     bodies = namespace.shared.bodies
@@ -268,6 +273,7 @@ def _restore_rows(namespace: Namespace, rows: Columns, *, accept_damage: bool) -
         held = bodies.holds(part["batch"])
         if not held.all() and not accept_damage:
             raise _missing_bodies(queue, part["sequence"][~held])
+        news.change(queue.entity, part["sequence"][~held], State.GONE, LOST)
         columns = {
             name: column[held] for name, column in part.items() if name not in ("entity", "order")
         }
@@ -280,7 +286,7 @@ def _missing_bodies(queue: Queue, numbers: npt.NDArray[Any]) -> LogDamagedError:
     return LogDamagedError(
         f"the bodies of {len(numbers)} message(s) of {queue.path} are missing, the first is "
         f"sequence number {numbers[0]}: part of the log was removed. Restore it from a backup, or "
-        "open the namespace once with accept_damage=True and lose these messages",
+        "run `twinbus restored --accept-damage` on the directory and lose these messages",
         path=queue.path,
         sequence_number=int(numbers[0]),
     )

@@ -1,9 +1,9 @@
 """Starts of the broker: which start gave which messages their numbers.
 
 A directory that is restored from a backup, or copied, gives the numbers after the backup a second
-time. So every start of the broker gets a nonce, and a queue's messages are known by their queue, the
-start that numbered them, and their number (origins.py). Messages that were in the backup keep the
-names they had; nothing that comes later can be taken for something that is known.
+time. So every start of the broker gets a nonce, and a message is known by its queue, the start that
+numbered it, and its number (origins.py). Messages that were in the backup keep the names they had,
+and no message that comes later can be taken for one of them.
 
 The log holds, for each start, from which number on its queues belong to it. Starts of which no
 message is left are forgotten.

@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.entity import description_of
-from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.log import Part, PartKind
 from twinbus.entities import dead_letter_path
 from twinbus.ledger import SCHEMAS, LedgerKind
@@ -336,7 +336,7 @@ def _of_changes(steps: Sequence[Changes]) -> _Rows | None:
     number, sequence, state, cause = (column.to_numpy() for column in changes.columns)
     at = np.repeat([step.at for step in steps], counts)
     record = np.repeat([step.record for step in steps], counts)
-    gone = np.flatnonzero(state == State.GONE)
+    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # a lost one did not end
     gone = gone[np.lexsort((sequence[gone], record[gone], number[gone]))]
     if not len(gone):
         return None

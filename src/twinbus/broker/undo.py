@@ -1,8 +1,8 @@
 """Taking back what one command changed in memory, when it fails half-way.
 
-Whoever changes the state of a queue notes how to take the change back. When a command raises, the
-namespace runs the notes since its savepoint, newest first, and the command has changed nothing. Only
-changes that are made at once need notes: what waits for the disk is dropped with the commit.
+Code that changes the state of a queue notes how to take the change back. When a command raises,
+the namespace runs the notes of that command, newest first, and the command has changed nothing.
+Only changes that are made at once need notes: what waits for the disk is dropped with the commit.
 """
 
 from collections.abc import Callable

@@ -13,6 +13,7 @@ from twinbus.cli.estimate import estimate_command
 from twinbus.cli.keys import keys
 from twinbus.cli.messages import dead_letter, peek, receive, send
 from twinbus.cli.report import report
+from twinbus.cli.restored import restored
 from twinbus.cli.serve import serve
 from twinbus.cli.simulate import simulate
 from twinbus.cli.syphon import syphon
@@ -36,6 +37,7 @@ def root() -> None:
 root.add_command(estimate_command, "estimate")
 for command in (
     serve,
+    restored,
     queue,
     topic,
     subscription,

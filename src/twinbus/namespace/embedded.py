@@ -8,6 +8,7 @@ from typing import TypeVar
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
 from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages, Vitals
+from twinbus.broker.ledgers import Lineage
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.lifetimes import Closable
@@ -62,6 +63,11 @@ class EmbeddedNamespace(Closable):
     def keys(self) -> AccessKeys:
         """The keys that open this namespace to others."""
         return self._writer.engine.keys
+
+    @property
+    def lineage(self) -> Lineage:
+        """Which log this is, and how much of it was found to be lost when it was opened."""
+        return self._writer.engine.lineage
 
     @property
     def id(self) -> str:

@@ -10,6 +10,7 @@ trail says when it was accepted and how it ended, and the last inventory says wh
     untold        the ledger has a gap after it was accepted
     older         it was accepted before the ledger begins
   and these are wrong:
+    lost          accepted and not ended when the log was restored from an older copy without it
     missing       accepted, never ended, and it does not stand
     stands again  it ended, and stands all the same
     unexplained   it stands, but was never accepted
@@ -28,8 +29,10 @@ from twinbus.broker.trail import (
     DELETED,
     ENDED,
     ENDINGS,
+    EXISTS,
     GAP,
     INVENTORY,
+    RESTORED,
     STANDING,
 )
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
@@ -38,8 +41,8 @@ from twinbus.pipeline.transfers import MOVED
 
 WAITING, OLDER, UNTOLD = "waiting", "older", "untold"
 MISSING, STANDS_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
-DOUBLED, NOT_HOME = "doubled", "not home"
-WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME)
+DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
+WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
 _NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # or no more
 _DEAD_LETTER_END = re.escape(DEAD_LETTER_SUFFIX.lower()) + "$"
@@ -64,6 +67,7 @@ def places(messages: DataFrame) -> DataFrame:
         .agg(
             f.max(f.when(event == BEGUN, f.col("at"))).alias("begun"),
             f.max(f.when(event == GAP, f.col("record"))).alias("gap_record"),
+            f.collect_set(f.when(event == RESTORED, f.struct("first", "last"))).alias("voids"),
         )
         .join(
             messages.where(event == INVENTORY)
@@ -73,8 +77,13 @@ def places(messages: DataFrame) -> DataFrame:
             "left",
         )
     )
-    told = messages.join(f.broadcast(stock), "ledger").where(
-        f.col("begun").isNull() | (f.col("at") >= f.col("begun"))
+    # A log that was restored does not have the records of the time after its copy was taken: the
+    # rows of these records are void. What they accepted is lost, unless they say that it ended.
+    is_void = f.exists("voids", lambda void: f.col("record").between(void["first"], void["last"]))
+    told = (
+        messages.join(f.broadcast(stock), "ledger")
+        .where(f.col("begun").isNull() | (f.col("at") >= f.col("begun")))
+        .withColumn("is_void", is_void)
     )
     is_accepted, is_end = event == ACCEPTED, event.isin(*ENDINGS.values(), ENDED)
     is_last_stock = (event == STANDING) & (f.struct("record", "at") == f.col("stock"))
@@ -82,7 +91,7 @@ def places(messages: DataFrame) -> DataFrame:
     others = _spread_out(told.where(is_end | is_last_stock))
     found = (
         accepted.unionByName(others)
-        .groupBy(*_PLACE)
+        .groupBy(*_PLACE, "is_void")
         .agg(
             f.max("path").alias("path"),
             f.max("message_id").alias("message_id"),
@@ -95,6 +104,7 @@ def places(messages: DataFrame) -> DataFrame:
             f.max("stock.record").alias("stock_record"),
             f.max("gap_record").alias("gap_record"),
         )
+        .where(~f.col("is_void") | f.col("accepted").isNotNull())
     )
     gone = told.where(event == DELETED).select("ledger", "number", f.lit(True).alias("gone"))
     begins = (
@@ -127,7 +137,8 @@ def _status() -> Column:
     is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
     is_older |= f.coalesce(f.col("gap_record") >= f.col("first_record"), f.lit(False))
     return (
-        f.when(
+        f.when(f.col("is_void"), f.coalesce(f.col("ending"), f.lit(LOST)))
+        .when(
             ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
         )
         .when(ended & was_accepted, f.col("ending"))
@@ -163,6 +174,7 @@ def doubled(stood: DataFrame) -> DataFrame:
         f.col("message_id").isNotNull()
         & f.col("accepted").isNotNull()
         & ~f.col("status").isin(*_NOT_A_COPY)
+        & ~f.col("is_void")
         & ~is_backlog(f.col("path"))
         & ~is_dead_letter(f.col("path"))
     )
@@ -183,18 +195,20 @@ def doubled(stood: DataFrame) -> DataFrame:
 def not_home(stood: DataFrame, transfers: DataFrame, at_home: DataFrame) -> DataFrame:
     """Return messages that left the backlog, but that their entity never accepted.
 
-    Told only of entities that store messages themselves: a topic keeps none, and hands a message to
-    the subscriptions that want it. And only up to where the ledger of the primary was written. What
-    left the backlog without a line of a transfer counts as home if anybody outside has its id.
+    Only entities that store messages themselves are looked at, whether or not they ever accepted
+    one: a topic keeps none, and hands a message to the subscriptions that want it. And only up to
+    where the ledger of the primary was written. What left the backlog without a line of a transfer
+    counts as home if any queue outside of the backlog has its id.
     """
     event, path = f.col("event"), f.col("path")
+    home = f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home")
     homes = at_home.where((event == ACCEPTED) & ~is_backlog(path)).select(
-        "ledger",
-        f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home"),
-        "message_id",
+        "ledger", home, "message_id"
     )
     until = at_home.groupBy("ledger").agg(f.max("at").alias("until"))
-    known = homes.select("ledger", "home").distinct().join(until, "ledger").groupBy("home")
+    exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
+    every_home = homes.select("ledger", "home").unionByName(exist).distinct()
+    known = every_home.join(until, "ledger").groupBy("home")
     known_homes = known.agg(f.min("until").alias("until"))
     moved = (
         transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())

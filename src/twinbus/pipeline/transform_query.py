@@ -206,7 +206,7 @@ class RowWriter(RangeWriter):
         ]
         desk.put_outcome(batchId, outcomes)
 
-    def _settle(self, carried: Carried, *, release: bool) -> None:
+    def _settle_part(self, carried: Carried, *, release: bool) -> None:
         for command in settlements(carried, release=release):
             self._ask(command)
 
@@ -217,13 +217,13 @@ class RowWriter(RangeWriter):
             carried.merge(one)
         passed_over = {*task.held_back, *task.on_trial}
         try:
-            self._settle(carried, release=False)
+            self._settle_part(carried, release=False)
             carrier = self._options.carrier()
             for batch in carrier.pieces(task.queue, leased):
                 _classify(batch, carried, passed_over)
                 carrier.transfers.note(carried, Passed.of(batch, restored(batch)))
             carrier.write_transfers()
-            self._settle(carried, release=not carried.kept)
+            self._settle_part(carried, release=not carried.kept)
         except MessagingError as error:
             carried.unread = failure_of(error)
         return carried

@@ -1,0 +1,65 @@
+"""`twinbus restored`: check a directory that was restored from a backup, or lost a part of its log."""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from twinbus.broker.engine import EngineSettings
+from twinbus.broker.ledgers import Lineage
+from twinbus.broker.trail import ACCEPTED
+from twinbus.cli.context import examples
+from twinbus.ledger import FOLDER, LedgerKind
+from twinbus.namespace.embedded import EmbeddedNamespace
+
+
+@click.command(
+    epilog=examples("twinbus restored ./contoso", "twinbus restored ./contoso --accept-damage")
+)
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option(
+    "--accept-damage",
+    is_flag=True,
+    help="Go on without records and files that are missing or damaged, and lose what they held.",
+)
+def restored(directory: Path, accept_damage: bool) -> None:
+    """Check DIRECTORY after its log was restored from a backup or lost a part.
+
+    Stop the server first. The command reads the whole log, writes into the ledger which records are
+    lost, and prints what is there. The server does the same at its next start; run the command to
+    know before, and with --accept-damage when the server refuses to start.
+    """
+    settings = EngineSettings(directory=directory, accept_damage=accept_damage)
+    with EmbeddedNamespace(settings) as namespace:
+        entities = namespace.snapshot().entities
+        lineage = namespace.lineage
+    held = sum(e.active_message_count + e.scheduled_message_count for e in entities)
+    dead = sum(e.dead_letter_message_count for e in entities)
+    click.echo(
+        f"{directory} is in order: {len(entities)} entities, {held} messages, {dead} dead letters."
+    )
+    if lineage.lost_until == lineage.last_record:
+        click.echo("No record is known to be missing.")
+        return
+    click.echo(
+        f"The log ended with record {lineage.last_record}; record {lineage.lost_until} had been "
+        "written. What came in between is lost."
+    )
+    for path, count in sorted(_lost(directory, lineage).items()):
+        click.echo(f"  {path}: {count} accepted messages are lost")
+    click.echo("`twinbus report` names them, as far as the ledger knows them.")
+
+
+def _lost(directory: Path, lineage: Lineage) -> Counter[str]:
+    """Return how many messages the ledger knows of the lost records, by path."""
+    folder = directory / FOLDER / LedgerKind.MESSAGES.value
+    if not folder.is_dir():
+        return Counter()
+    rows = ds.dataset(folder, format="parquet", exclude_invalid_files=True).filter(
+        (pc.field("event") == ACCEPTED)
+        & (pc.field("record") > lineage.last_record)
+        & (pc.field("record") <= lineage.lost_until)
+    )
+    return Counter(rows.to_table(columns=["path"]).column("path").to_pylist())

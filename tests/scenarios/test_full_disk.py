@@ -1,0 +1,118 @@
+"""A disk that is really full: settlements go on, what they free is used, and nothing comes back."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.words import QUEUE
+from tests.scenarios.site import kill
+from twinbus.broker.commands import (
+    CreateEntity,
+    Disposition,
+    GetRuntimeProperties,
+    Receive,
+    Send,
+    Settle,
+)
+from twinbus.broker.engine import EngineSettings
+from twinbus.clock import ManualClock
+from twinbus.entities import QueueDescription
+from twinbus.errors import StoreUnavailableError
+from twinbus.ledger import NO_LEDGER
+from twinbus.message import BrokeredMessage
+from twinbus.namespace.embedded import EmbeddedNamespace
+
+MEGABYTE = 1024 * 1024
+DISK_MEGABYTES = 40
+LARGE = 100_000
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system to fill")
+    options = f"size={DISK_MEGABYTES}m"
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.decode().strip()}")
+    yield place
+    subprocess.run([str(shutil.which("umount")), "-l", place], check=True)
+
+
+def opened(directory: Path, clock: ManualClock) -> EmbeddedNamespace:
+    settings = EngineSettings(directory=directory, segment_bytes=4 * MEGABYTE, ledger=NO_LEDGER)
+    return EmbeddedNamespace(settings, clock, threaded=False)
+
+
+def fill(namespace: EmbeddedNamespace) -> int:
+    """Send until the disk refuses; return how many sends were acknowledged."""
+    for count in range(10 * DISK_MEGABYTES):
+        try:
+            namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
+        except StoreUnavailableError:
+            return count
+    pytest.fail("the disk is never full")
+
+
+def drain(namespace: EmbeddedNamespace) -> int:
+    """Receive and complete everything; return how many completions were acknowledged."""
+    done = 0
+    while (batch := namespace.ask(Receive(QUEUE, 20))).num_rows:
+        namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.COMPLETE))
+        done += batch.num_rows
+    return done
+
+
+def waiting(namespace: EmbeddedNamespace) -> int:
+    return int(namespace.ask(GetRuntimeProperties(QUEUE)).active_message_count)
+
+
+def test_a_full_disk_is_no_dead_end(disk: Path) -> None:
+    clock = ManualClock()
+    with ExitStack() as life:
+        namespace = life.enter_context(opened(disk / "namespace", clock))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        sent = fill(namespace)
+        assert namespace.vitals().is_spilling
+        full = shutil.disk_usage(disk).free
+        assert drain(namespace) == sent
+        assert shutil.disk_usage(disk).free > full + DISK_MEGABYTES * MEGABYTE // 3
+        clock.sleep_us(5_000_000)
+        assert not namespace.vitals().is_spilling
+        for _ in range(50):
+            namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
+        engine = namespace._writer.engine
+        for log in (engine.log, engine.spill._log):
+            kill(log)
+            log._descriptor = log._lock = -1
+        again = life.enter_context(opened(disk / "namespace", clock))
+        clock.sleep_us(5_000_000)
+        assert waiting(again) == 50
+        assert again._writer.engine.restarts == 0
+
+
+def test_completions_acknowledged_on_a_full_disk_are_not_back_after_a_crash(disk: Path) -> None:
+    clock = ManualClock()
+    with ExitStack() as life:
+        namespace = life.enter_context(opened(disk / "namespace", clock))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        sent = fill(namespace)
+        batch = namespace.ask(Receive(QUEUE, 30))
+        namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.COMPLETE))
+        engine = namespace._writer.engine
+        for log in (engine.log, engine.spill._log):
+            kill(log)
+            log._descriptor = log._lock = -1
+        again = life.enter_context(opened(disk / "namespace", clock))
+        assert waiting(again) == sent - 30
