@@ -176,3 +176,41 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     [outage] = told.outages
     assert outage["seconds_away"] == 120
     assert outage["seconds_to_drain"] == 0
+
+
+def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
+    spark: SparkSession, books: Books
+) -> None:
+    home, away, later = "contoso", "backup", NOON + 60 * SECOND
+    # The copy has records 1 to 3. Records 4 to 9 are void: of what they accepted, one was
+    # completed, one came again under another number, and two are lost.
+    books.message(home, "accepted", 1, "kept", record=1)
+    books.message(home, "accepted", 2, "completed before", record=4)
+    books.message(home, "completed", 2, record=5)
+    books.message(home, "accepted", 3, "came again", record=6)
+    books.message(home, "accepted", 4, "lost", record=7)
+    books.message(home, "completed", 1, record=8)  # void: it stands again, rightly
+    books.message(home, "restored", 4, path="", number=0, last=9, record=9, at=later)
+    books.message(home, "accepted", 2, "came again", record=10, at=later + SECOND)
+    books.message(home, "accepted", 3, "new", record=11, at=later + SECOND)
+    books.message(home, "exists", 0, path="bills", number=5, record=12, at=later + 2 * SECOND)
+    for number in (1, 2, 3):
+        books.message(home, "standing", number, record=12, at=later + 2 * SECOND)
+    books.inventory(home, 12, later + 2 * SECOND)
+    # A destination that exists and never accepted anything is no proof that a message is home.
+    books.transfer("nowhere", 1, NOON + SECOND, path="bills")
+    books.inventory(away, 1, later)
+
+    told = books.report(spark)
+    assert named(told) == {("lost", "lost"), ("nowhere", "not home")}
+    statuses = {
+        (row["path"], row["status"]): row["messages"]
+        for row in told.statuses
+        if row["path"] == "orders"
+    }
+    assert statuses == {
+        ("orders", "waiting"): 3,
+        ("orders", "completed"): 1,
+        ("orders", "accepted again"): 1,
+        ("orders", "lost"): 1,
+    }

@@ -6,13 +6,15 @@ through JSON and comes back equal.
 """
 
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, StrEnum
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -58,7 +60,7 @@ from twinbus.namespace.wire import COMMANDS, decode_asks, encode_asks, with_colu
 from twinbus.plain import Plain
 from twinbus.values import shown
 
-thoroughly = settings(replayed, suppress_health_check=[HealthCheck.too_slow], max_examples=80)
+thoroughly = settings(replayed, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
 VALUES = (c.Origin, c.SessionLock, c.DeadLetterPart, SharedAccessKey)  # parts a client sends
 DESCRIBED = tuple(kind for kind in DESCRIPTIONS if kind not in (RuntimeProperties, EntityStatus))
 
@@ -71,6 +73,17 @@ class Colour(StrEnum):
     RED = "red"
 
 
+class Pair(NamedTuple):
+    """A tuple of a class of its own."""
+
+    first: int
+    last: int
+
+
+class Listed(list[Any]):
+    """A list of a class of its own."""
+
+
 class Nowhere(tzinfo):
     """A time zone that does not know its offset."""
 
@@ -79,7 +92,7 @@ class Nowhere(tzinfo):
 
 
 class Shy:
-    """An object that cannot be shown."""
+    """An object that cannot be shown, compared or hashed."""
 
     def __repr__(self) -> str:
         raise ValueError("not to be shown")
@@ -87,7 +100,7 @@ class Shy:
     def __eq__(self, other: object) -> bool:
         raise ValueError("not to be compared")
 
-    __hash__ = object.__hash__
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Drawn:
@@ -109,98 +122,95 @@ def nested(depth: int) -> list[Any]:
     return found
 
 
-def one_of_these(*makers: Callable[[], Any]) -> st.SearchStrategy[Any]:
-    """Draw what cannot be shown, or is too long to be."""
-    return st.sampled_from(makers).map(lambda make: make())
+def text_of(character: str, size: int) -> Callable[[], str]:
+    return lambda: character * size
 
 
-EDGES = [0, 1, 16, 50, 51, 128, 129, 256, 257, 260, 261, 452, 453, 512, 513, 1024, 1025, 4096, 4097]
-CHARACTER = st.characters() | st.sampled_from("\0\ud800\udfff\uffff$@/'\"\\\U0001f600")
-TEXT = (
-    st.text(CHARACTER, max_size=20)
-    | st.builds(lambda size, of: of * size, st.sampled_from(EDGES), st.sampled_from("xé\ud800\0"))
-    | st.sampled_from([Colour.RED, np.str_("numpy")])
-    | one_of_these(lambda: "x" * 1_000_000)
-)
-WHOLE = (
-    st.integers()
-    | st.sampled_from([2**31, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63), -(2**63) - 1])
-    | one_of_these(lambda: 10**5000, lambda: -(10**5000))  # Python does not write so long ones
-)
-ZONES = st.sampled_from([None, UTC, timezone(timedelta(hours=14)), timezone(-timedelta(hours=14))])
-MOMENT = (
-    st.datetimes(timezones=ZONES)
-    | st.builds(
-        lambda moment, zone: moment.replace(tzinfo=zone),
-        st.sampled_from([datetime.min, datetime.max]),
-        ZONES | st.builds(Nowhere),
-    )
-    | st.just(datetime(2030, 1, 1, tzinfo=Nowhere()))
-)
-SPAN = st.timedeltas() | st.sampled_from(
-    [timedelta.min, timedelta.max, timedelta(0), timedelta(microseconds=1), -timedelta(1)]
-)
-ENUM = st.sampled_from(
-    [*c.ReceiveMode, *c.Disposition, *c.EntityKind, *Claim, *EntityStatus, *State]
-)
-RANGE = st.builds(range, WHOLE, WHOLE, WHOLE.filter(bool)) | st.sampled_from(
-    [range(0), range(5, 0), range(0, 10, 3), range(MAX_BATCH_MESSAGES + 1), range(0, 10**30)]
-)
-ARRAY = st.sampled_from(
-    [
-        np.array([1.5, np.nan]),
-        np.array([True]),
-        np.array(["a"]),
-        np.array([None]),
-        np.array([[1, 2], [3, 4]]),
-        np.array(5),
-        np.array([1, 2], ">i8"),
-        np.array([1, 2], np.uint64),
-        np.array([1, 2], np.int32),
-        np.array([], np.float64),
-        np.array(["2030-01-01"], "datetime64[us]"),
-        np.array([-1, 3]),
-        np.array([1, 2, 2**63 - 1]),
-        np.array([], np.int64),
-        np.ma.masked_array([1, 2], [True, False]),  # type: ignore[no-untyped-call]
-        np.int64(7),
-        np.float64(1.0),
-        np.datetime64("NaT"),
-    ]
-) | one_of_these(lambda: np.zeros(MAX_BATCH_MESSAGES + 1, np.int64))
-COLUMN = st.sampled_from(
-    [
-        pa.array([b"x" * 16], LOCK_TOKEN),
-        pa.array([b"x" * 16, None], LOCK_TOKEN),
-        pa.array([b"x" * 16] * 5, LOCK_TOKEN).slice(2, 2),
-        pa.array([], LOCK_TOKEN),
-        pa.array([b"x" * 15], pa.binary(15)),
-        pa.array([b"x" * 16], pa.binary()),
-        pa.nulls(3, LOCK_TOKEN),
-        pa.nulls(3),
-        pa.chunked_array([[b"x" * 16]], LOCK_TOKEN),
-        pa.scalar(b"x" * 16, LOCK_TOKEN),
-        pa.table({"body": [b""]}),
-    ]
-) | one_of_these(lambda: pa.array([b"x" * 16] * (MAX_BATCH_MESSAGES + 1), LOCK_TOKEN))
 LOCK = c.SessionLock("s", UUID(int=1))
-PART = c.DeadLetterPart([1], "bad")
 KEY = SharedAccessKey(name="k", claims=(Claim.SEND,), primary="p" * 16, secondary="s" * 16)
-OBJECT = st.sampled_from(
-    [
-        *(LOCK, PART, KEY, c.Origin("queue", [1])),
-        *(TrueFilter(), SqlFilter("a = 1"), SqlAction("SET a = 1"), RuleDescription("r")),
-        *(QueueDescription(path="q"), TopicDescription(path="t")),
-        SubscriptionDescription(topic_path="t", name="s"),
-        *(BrokeredMessage(), to_batch([BrokeredMessage()]), c.ReadMeter()),
-        c.SendReceipt([1]),
-        *(object(), c.Receive, len, Ellipsis, Decimal("1e999"), 1j),
-        *(bytearray(b"x"), memoryview(b"x"), set("ab"), frozenset("ab")),
-    ]
-) | one_of_these(Shy, lambda: [Shy()], lambda: {"a": Shy()}, lambda: nested(5000))
+SIZES = (50, 51, 128, 129, 256, 257, 260, 261, 452, 453, 512, 513, 1024, 1025, 4096, 4097, 300_000)
+EAST, WEST = timezone(timedelta(hours=14)), timezone(-timedelta(hours=14))
+# Some of these cannot be shown, and hypothesis shows what it draws from: each is made when drawn.
+MAKERS: list[Callable[[], Any]] = [
+    *(text_of(of, size) for of in "xé" for size in SIZES),
+    *(
+        lambda text=text: text
+        for text in ("", "\0", "a\0b", "\ud800", "a\udfff", "\uffff", "$", "/")
+    ),
+    *(lambda: Colour.RED, lambda: np.str_("numpy"), lambda: "sender/xyz", lambda: "spill/xyz"),
+    *(lambda n=n: n for n in (0, 1, -1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63))),
+    *(lambda: -(2**63) - 1, lambda: 10**5000, lambda: -(10**5000), lambda: True, lambda: False),
+    *(
+        lambda x=x: x
+        for x in (0.0, 1.5, 1e300, math.inf, -math.inf, math.nan, 1j, Decimal("1e999"))
+    ),
+    *(lambda: b"", lambda: b"x" * 300_000, lambda: bytearray(b"x"), lambda: memoryview(b"x")),
+    *(lambda: None, lambda: Ellipsis, object, Shy, lambda: c.Receive, lambda: len),
+    *(list, tuple, dict, set, lambda: [Shy()], lambda: {"a": Shy()}, lambda: nested(5000)),
+    *(lambda: [1, 2], lambda: (1, 2), lambda: [True], lambda: [1.0], lambda: ["a"], lambda: [None]),
+    *(lambda: [2**63], lambda: [-1], lambda: [10**5000], lambda: Listed([1]), lambda: Pair(1, 2)),
+    *(lambda: [Pair(1, 2)], lambda: [(1, 2, 3)], lambda: [[2**63, 0]], lambda: [(0, -(2**63))]),
+    *(lambda: [1] * (MAX_BATCH_MESSAGES + 1), lambda: [(1, 1)] * (MAX_BATCH_MESSAGES + 1)),
+    *(lambda: {"a": 1}, lambda: {1: "a"}, lambda: {"": 1}, lambda: {"a": [1]}, lambda: {"a": None}),
+    *(
+        lambda: {"\ud800": 1},
+        lambda: {"a": "\ud800"},
+        lambda: {"a": "x" * 2000},
+        lambda: {"a": 2**63},
+    ),
+    *(lambda: {"a": datetime.max}, lambda: {"a": datetime.max.replace(tzinfo=WEST)}),
+    *(lambda: {"a": datetime(2030, 1, 1, tzinfo=Nowhere())}, lambda: {"a": timedelta.max}),
+    *(lambda: {"a": Colour.RED}, lambda: {"a": math.nan}, lambda: {str(n): n for n in range(99)}),
+    *(lambda: {"x" * 300: 1}, lambda: {"a": b"x" * 2000}, lambda: MappingProxyType({"a": 1})),
+    *(lambda m=m: m for m in (datetime.min, datetime.max, datetime(2030, 1, 1, tzinfo=UTC))),
+    *(lambda z=z: datetime.min.replace(tzinfo=z) for z in (UTC, EAST, WEST, Nowhere())),
+    *(lambda z=z: datetime.max.replace(tzinfo=z) for z in (UTC, EAST, WEST, Nowhere())),
+    *(lambda s=s: s for s in (timedelta.min, timedelta.max, timedelta(0), timedelta(days=1))),
+    *(lambda: timedelta(microseconds=1), lambda: -timedelta(microseconds=1), lambda: UUID(int=5)),
+    *(
+        lambda e=e: e
+        for e in (*c.ReceiveMode, *c.Disposition, *c.EntityKind, *EntityStatus, *State)
+    ),
+    *(lambda: [Claim.SEND], lambda: (Claim.SEND, "send"), lambda: [Claim.MANAGE, Claim.MANAGE]),
+    *(lambda: range(0), lambda: range(5, 0), lambda: range(0, 10, 3), lambda: range(9, 0, -1)),
+    *(lambda: range(MAX_BATCH_MESSAGES + 1), lambda: range(10**30), lambda: range(10**5000)),
+    *(lambda: range(-(10**30), -(10**30) + 3), lambda: range(2**63, 2**63 + 2)),
+    *(lambda: np.array([1, 2, 2**63 - 1]), lambda: np.array([], np.int64), lambda: np.array([-1])),
+    *(lambda: np.array([1.5, np.nan]), lambda: np.array([True]), lambda: np.array(["a"])),
+    *(lambda: np.array([None]), lambda: np.array([[1, 2], [3, 4]]), lambda: np.array(5)),
+    *(lambda: np.array([1, 2], ">i8"), lambda: np.array([1], np.uint64), lambda: np.int64(7)),
+    *(lambda: np.array([1], np.int32), lambda: np.array([]), lambda: np.float64(1.0)),
+    *(lambda: np.array(["2030-01-01"], "M8[us]"), lambda: np.datetime64("NaT"), lambda: np.True_),
+    *(lambda: np.zeros(MAX_BATCH_MESSAGES + 1, np.int64), lambda: np.arange(9)[::-2]),
+    lambda: np.ma.masked_array([1, 2], [True, False]),  # type: ignore[no-untyped-call]
+    *(lambda: pa.array([b"x" * 16], LOCK_TOKEN), lambda: pa.array([b"x" * 16, None], LOCK_TOKEN)),
+    lambda: pa.array([b"x" * 16] * 5, LOCK_TOKEN).slice(2, 2),
+    lambda: pa.array([b"x" * 16] * (MAX_BATCH_MESSAGES + 1), LOCK_TOKEN),
+    *(lambda: pa.array([], LOCK_TOKEN), lambda: pa.array([b"x" * 15], pa.binary(15))),
+    *(lambda: pa.array([b"x" * 16]), lambda: pa.nulls(3, LOCK_TOKEN), lambda: pa.nulls(3)),
+    lambda: pa.chunked_array([[b"x" * 16]], LOCK_TOKEN),
+    *(lambda: pa.scalar(b"x" * 16, LOCK_TOKEN), lambda: pa.table({"body": [b""]})),
+    *(lambda: LOCK, lambda: KEY, lambda: c.DeadLetterPart([1], "bad"), lambda: c.Origin("q", [1])),
+    lambda: c.Origin("a", [1], c.Origin("b", [1], c.Origin("c", [1]))),
+    *(lambda: [c.DeadLetterPart([1], "bad")] * 1001, lambda: [LOCK], lambda: [KEY]),
+    lambda: [c.DeadLetterPart(range(60_000), "bad")] * 2,
+    *(TrueFilter, lambda: SqlFilter("a = 1"), lambda: SqlAction("SET a = 1"), lambda: TrueFilter),
+    *(lambda: RuleDescription("r"), lambda: QueueDescription(path="q"), BrokeredMessage),
+    *(
+        lambda: TopicDescription(path="t"),
+        lambda: SubscriptionDescription(topic_path="t", name="s"),
+    ),
+    *(lambda: [BrokeredMessage()], lambda: [BrokeredMessage(), None], lambda: to_batch([])),
+    *(lambda: to_batch([BrokeredMessage()]), c.ReadMeter, lambda: c.SendReceipt([1])),
+]
+ODD = st.sampled_from(range(len(MAKERS))).map(lambda at: MAKERS[at]())
+CHARACTER = st.characters() | st.sampled_from("\0\ud800\udfff\uffff$@/'\"\\\U0001f600")
+TEXT = st.text(CHARACTER, max_size=20)
+WHOLE = st.integers() | st.sampled_from([2**62, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
 SCALAR = st.one_of(
-    *(st.none(), st.booleans(), WHOLE, st.floats(), TEXT, st.binary(max_size=20), MOMENT, SPAN),
-    *(st.uuids(), ENUM, RANGE, ARRAY, COLUMN, OBJECT),
+    *(ODD, st.booleans(), WHOLE, st.floats(), TEXT, st.binary(max_size=20), st.timedeltas()),
+    *(st.uuids(), st.datetimes(timezones=st.sampled_from([None, UTC, EAST, WEST]))),
+    st.builds(range, WHOLE, WHOLE, WHOLE.filter(bool)),
 )
 ANYTHING = st.recursive(
     SCALAR,
@@ -396,37 +406,19 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
 }
 
 
-NEAR: dict[str, st.SearchStrategy[Any]] = {  # of about the right type, and beyond its bounds
-    **dict.fromkeys(("sequence_numbers", "numbers", "past"), RANGE | ARRAY | st.lists(WHOLE)),
-    **dict.fromkeys(("parameters", "properties"), st.dictionaries(TEXT, SCALAR, max_size=3)),
-    **dict.fromkeys(("wait", "duration", "lock_duration", "time_to_live"), SPAN),
-    **dict.fromkeys(("max_messages", "max_bytes", "epoch", "first", "last"), WHOLE | st.floats()),
-    "application_properties": st.dictionaries(TEXT, SCALAR, max_size=3),
-    "lock_tokens": COLUMN,
-    "completed": st.lists(st.lists(WHOLE, max_size=3) | st.tuples(WHOLE, WHOLE), max_size=3),
-    "dead_lettered": st.lists(OBJECT, max_size=3),
-    "messages": st.lists(OBJECT, max_size=3),
-    "scheduled_enqueue_time_utc": MOMENT,
-    "claims": st.lists(ENUM, max_size=3),
-}
-
-
 @st.composite
 def given_fields(draw: st.DrawFn, kind: type) -> Drawn:
     """Draw the fields of a kind: some fit, some are of any other type."""
     fitting = FITTING[kind]
     odd = draw(st.sets(st.sampled_from(sorted(fitting)), max_size=2)) if fitting else set()
-    values = {
-        name: draw(NEAR.get(name, TEXT) | ANYTHING if name in odd else fits)
-        for name, fits in fitting.items()
-    }
+    values = {name: draw(ANYTHING if name in odd else fits) for name, fits in fitting.items()}
     return Drawn(values)
 
 
-def built(kind: type, values: Drawn) -> Any:
+def built(kind: type, values: Mapping[str, Any]) -> Any:
     """Return the value of these fields, or None when it is refused."""
     try:
-        return kind(**values.value)
+        return kind(**values)
     except InvalidArgumentError as error:
         error.text.encode()  # the refusal travels too
         return None
@@ -500,6 +492,17 @@ def check_is_kept(description: Any) -> None:
     assert comparable(from_json(text, type(description))) == comparable(description)
 
 
+def check_becomes_columns(message: BrokeredMessage) -> None:
+    """Turn a message into columns: it comes back equal."""
+    batch = to_batch([message])
+    batch.validate(full=True)
+    assert message.size >= len(message.body)
+    [again] = to_messages(batch)
+    if message.message_id is not None:  # else it is given one
+        assert comparable(to_batch([again])) == comparable(batch)
+    check_travels(c.Send("queue", [message]))
+
+
 def carrier_of(value: Any) -> c.Command[Any]:
     """Return a command that carries a value which is none."""
     match value:
@@ -522,59 +525,46 @@ def test_every_kind_that_a_client_sends_is_built_here() -> None:
         assert set(fitting) == (names & set(APPLICATION_FIELDS) if "body" in names else names)
 
 
-@pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
-def test_a_command_is_valid_or_refused_and_travels_unchanged(kind: type[c.Command[Any]]) -> None:
-    @thoroughly
-    @given(given_fields(kind))
-    def holds(values: Drawn) -> None:
-        command = built(kind, values)
-        if command is not None:
-            "".join(texts_in(command)).encode()
-            check_travels(command)
+@pytest.mark.parametrize("kind", FITTING, ids=lambda kind: kind.__name__)
+def test_no_field_of_a_value_takes_what_does_not_fit(kind: type) -> None:
+    @settings(replayed, max_examples=2)
+    @given(st.fixed_dictionaries(FITTING[kind]))
+    def holds(values: dict[str, Any]) -> None:
+        assert built(kind, values) is not None or kind is c.LeaseRange
+        for name in values:
+            for make in MAKERS:
+                odd = make()
+                try:
+                    check(built(kind, values | {name: odd}))
+                except Exception as error:
+                    raise AssertionError(f"{kind.__name__}({name}={shown(odd)})") from error
 
     holds()
 
 
-@pytest.mark.parametrize("kind", VALUES, ids=lambda kind: kind.__name__)
-def test_a_part_of_a_command_is_valid_or_refused_and_travels_unchanged(kind: type) -> None:
+@pytest.mark.parametrize("kind", FITTING, ids=lambda kind: kind.__name__)
+def test_a_value_of_any_fields_is_valid_or_refused(kind: type) -> None:
     @thoroughly
     @given(given_fields(kind))
     def holds(values: Drawn) -> None:
-        value = built(kind, values)
-        if value is not None:
-            "".join(texts_in(value)).encode()
-            check_travels(carrier_of(value))
+        check(built(kind, values.value))
 
     holds()
 
 
-@pytest.mark.parametrize("kind", DESCRIBED, ids=lambda kind: kind.__name__)
-def test_a_description_is_valid_or_refused_and_is_kept_unchanged(kind: type) -> None:
-    @thoroughly
-    @given(given_fields(kind))
-    def holds(values: Drawn) -> None:
-        description = built(kind, values)
-        if description is not None:
-            "".join(texts_in(description)).encode()
-            check_is_kept(description)
-
-    holds()
-
-
-@thoroughly
-@given(given_fields(BrokeredMessage))
-def test_a_message_is_valid_or_refused_and_becomes_columns_and_back(values: Drawn) -> None:
-    message = built(BrokeredMessage, values)
-    if message is None:
+def check(value: Any) -> None:
+    """Check that a value is valid, if there is one: it is written and comes back equal."""
+    if value is None:
         return
-    "".join(texts_in(message)).encode()
-    batch = to_batch([message])
-    assert message.size >= len(message.body)
-    batch.validate(full=True)
-    [again] = to_messages(batch)
-    if message.message_id is not None:  # else it is given one
-        assert comparable(to_batch([again])) == comparable(batch)
-    check_travels(c.Send("queue", [message]))
+    "".join(texts_in(value)).encode()
+    if isinstance(value, COMMANDS):
+        check_travels(value)
+    elif isinstance(value, VALUES):
+        check_travels(carrier_of(value))
+    elif isinstance(value, BrokeredMessage):
+        check_becomes_columns(value)
+    elif isinstance(value, DESCRIBED):
+        check_is_kept(value)
 
 
 # -- columns that were not made here ---------------------------------------------------------------
@@ -642,7 +632,8 @@ PARTS: dict[str, tuple[str, ...]] = (
 )
 ENUM_VALUES = [one.value for kind in TABLE.types.values() if issubclass(kind, Enum) for one in kind]
 LEAF = st.one_of(
-    *(st.none(), st.booleans(), WHOLE, st.floats(), TEXT.map(str), NAME),
+    *(st.none(), st.booleans(), WHOLE, st.floats(), TEXT, NAME),
+    st.sampled_from(range(2)).map(lambda at: (10**5000, "x" * 300_000)[at]),
     st.sampled_from([*ENUM_VALUES, UUID(int=5).hex, 0, 8, 16, 24]),
 )
 
@@ -677,19 +668,6 @@ def almost_right(draw: st.DrawFn) -> Any:
     return plain
 
 
-def check_loaded(value: Any) -> None:
-    """Check that what was loaded is one of the values that exist, and valid."""
-    if isinstance(value, list):
-        for one in value:
-            check_loaded(one)
-    elif isinstance(value, COMMANDS) and not isinstance(value, c.Send):
-        check_travels(value)
-    elif isinstance(value, VALUES):
-        check_travels(carrier_of(value))
-    elif isinstance(value, DESCRIBED):
-        check_is_kept(value)
-
-
 @settings(thoroughly, max_examples=400)
 @given((TREE | almost_right()).map(Drawn))
 def test_any_tree_is_a_valid_value_or_refused(tree: Drawn) -> None:
@@ -698,7 +676,8 @@ def test_any_tree_is_a_valid_value_or_refused(tree: Drawn) -> None:
     except InvalidArgumentError as error:
         error.text.encode()
     else:
-        check_loaded(value)
+        for one in value if isinstance(value, list) else [value]:
+            check(one)
 
 
 def metadata(head: Any, blobs: bytes) -> pa.Buffer:

@@ -172,12 +172,13 @@ class Intake:
         bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
+        origins = {id(one): self._own_origins(one, commit) for one in asked}
         for one, held in accepted:
-            self._leave_out_transferred(one, wanted[held], commit)
+            self._leave_out_transferred(origins[id(one)], wanted[held], commit)
         if room is not None and counted(incoming.size[wanted]) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for one, _ in accepted:
-            for origin in self._own_origins(one, commit):
+            for origin in origins[id(one)]:
                 self._note_transfer(origin, one, commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
@@ -276,21 +277,21 @@ class Intake:
         A sender belongs to the key that used it first. Only messages that are brought home may
         name the sender of another key: the primary may have taken them from it before.
         """
-        brought_home = _is_brought_home(asked.command.origin)
-        found = []
-        for origin in _origins(asked.command.origin):
-            owner = self._owner(origin.source, commit)
-            if brought_home or owner in (None, ANYBODY, asked.ticket.principal.id):
-                found.append(origin)
-        return found
+        origins = list(_origins(asked.command.origin))
+        if _is_brought_home(asked.command.origin):
+            return origins
+        owners = (None, ANYBODY, asked.ticket.principal.id)
+        return [one for one in origins if self._owner(one.source, commit) in owners]
 
     def _owner(self, source: str, commit: Commit) -> str | None:
         owner = self._transfers.owner(source)
         return commit.staged_owner(source) if owner is None else owner
 
-    def _leave_out_transferred(self, asked: Asked, wanted: Mask, commit: Commit) -> None:
+    def _leave_out_transferred(
+        self, origins: Sequence[Origin], wanted: Mask, commit: Commit
+    ) -> None:
         """Unset the rows that were taken from their origin before."""
-        for origin in self._own_origins(asked, commit):
+        for origin in origins:
             if not self._is_ahead(origin, commit):
                 wanted &= self._untransferred(origin, commit)
 
@@ -392,6 +393,8 @@ def _is_brought_home(origin: Origin | None) -> bool:
 
 def counted(size: Int64s) -> int:
     """Return what messages count against a quota: small ones as much as their rows take."""
+    if len(size) == 1:
+        return max(int(size[0]), MIN_QUOTA_BYTES)
     return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 

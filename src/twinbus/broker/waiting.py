@@ -85,12 +85,13 @@ class Waiting:
         self._end = 0
         self._first_active = 0  # no deliverable row lies before
         self.counts = np.zeros(len(State), np.int64)
+        self._live = 0  # rows that are not gone: the sum of the other counts
         self.size_in_bytes = 0
         self.next_due = NEVER_US  # a lower bound: nothing is due before
         self.next_expiry = NEVER_US  # a lower bound: nothing expires before
 
     def __len__(self) -> int:
-        return int(self.counts.sum() - self.counts[State.GONE])
+        return self._live
 
     def count(self, *states: State) -> int:
         """Return how many messages are in these states."""
@@ -105,13 +106,13 @@ class Waiting:
 
     def _note_undo(self, name: str, at: Indices, before: npt.NDArray[Any]) -> None:
         """Note how a column, and all that follows from the columns, were before a change."""
-        counts, size, end = self.counts.copy(), self.size_in_bytes, self._end
+        counts, size, end, live = self.counts.copy(), self.size_in_bytes, self._end, self._live
         bounds = (self._first_active, self.next_due, self.next_expiry)
 
         def take_back() -> None:
             self._columns[name][at] = before
             self.counts[:] = counts
-            self.size_in_bytes, self._end = size, end
+            self.size_in_bytes, self._end, self._live = size, end, live
             self._first_active, self.next_due, self.next_expiry = bounds
 
         self._undo.note(take_back)
@@ -189,6 +190,7 @@ class Waiting:
                 column = self._make(name)
             column[start:end] = values
         self._end = end
+        self._live += count
         new = slice(start, end)
         self.counts += np.bincount(self._columns["state"][new], minlength=_STATES)
         self.size_in_bytes += int(self._columns["size"][new].sum())
@@ -306,6 +308,7 @@ class Waiting:
             self.counts -= np.bincount(before, minlength=_STATES)
         if cause in FINAL:
             self.size_in_bytes -= int(self._columns["size"][at].sum())
+            self._live -= len(at)
             return
         if (after == _ACTIVE).any():
             self._first_active = min(self._first_active, int(at.min()))
@@ -327,7 +330,7 @@ class Waiting:
         self._columns["state"][: self._end] = _GONE
         self.counts[:] = 0
         self.counts[State.GONE] = self._end
-        self.size_in_bytes = 0
+        self.size_in_bytes = self._live = 0
 
     def set_due(self, at: Indices, due: int) -> None:
         """Set when these rows' locks lapse."""
@@ -383,6 +386,8 @@ class Waiting:
         state = self._columns["state"][rows]
         if (np.bincount(state, minlength=_STATES) != self.counts).any():
             found.append(f"counts {self.counts.tolist()} do not follow from the states")
+        if self._live != np.count_nonzero(state != _GONE):
+            found.append(f"{self._live} live messages do not follow from the states")
         if (np.diff(self._columns["sequence"][rows]) <= 0).any():
             found.append("sequence numbers are not ascending")
         size = int(self._columns["size"][rows][state != _GONE].sum())

@@ -1,4 +1,4 @@
-"""`twinbus restored`: check a directory that was restored from a backup, or lost a part of its log."""
+"""`twinbus restored`: check a directory that was restored, or that lost a part of its log."""
 
 from collections import Counter
 from pathlib import Path

@@ -2,6 +2,8 @@
 
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -19,6 +21,18 @@ _ROWS = {
     "poison set aside": "poisoned",
     "faults": "faults",
 }
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Keep the log quiet meanwhile: the simulation itself prints what happens."""
+    log = logging.getLogger("twinbus")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 @click.command(
@@ -49,10 +63,10 @@ def simulate(seed: int | None, hours: float, quiet: bool) -> None:
     seed tells the same story.
     """
     seed = secrets.randbelow(10**6) if seed is None else seed
-    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the story tells the same
-    simulation = OutageSimulation(seed=seed, hours=hours, tell=None if quiet else click.echo)
-    click.echo(f"seed {seed}, {hours:g} hours: {simulation.setting}")
-    verdict = simulation.run()
+    with _without_log():
+        simulation = OutageSimulation(seed=seed, hours=hours, tell=None if quiet else click.echo)
+        click.echo(f"seed {seed}, {hours:g} hours: {simulation.setting}")
+        verdict = simulation.run()
     for name, field in _ROWS.items():
         click.echo(f"{getattr(verdict, field):>9,}  {name}")
     if verdict.is_good:

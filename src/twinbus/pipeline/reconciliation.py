@@ -6,6 +6,7 @@ trail says when it was accepted and how it ended, and the last inventory says wh
     completed, expired, cancelled, dead_lettered, activated, forwarded, ended
                   it ended so; dead-lettered, activated and forwarded ones have another place
     waiting       it stands, or was accepted after the inventory
+    accepted again  its record was lost with the log, and its entity has accepted it again since
     deleted       its queue was deleted
     untold        the ledger has a gap after it was accepted
     older         it was accepted before the ledger begins
@@ -39,7 +40,7 @@ from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
 from twinbus.limits import LEDGER_RUN
 from twinbus.pipeline.transfers import MOVED
 
-WAITING, OLDER, UNTOLD = "waiting", "older", "untold"
+WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
 MISSING, STANDS_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
 DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
 WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
@@ -153,6 +154,24 @@ def _status() -> Column:
         .when(in_a_gap, f.lit(UNTOLD))
         .otherwise(f.lit(MISSING))
     )
+
+
+def with_returned(stood: DataFrame) -> DataFrame:
+    """Return the places, with those apart that were lost with a log and came again."""
+    message = ["ledger", "number", "message_id"]
+    is_lost = f.col("status") == LOST
+    lost = stood.where(is_lost)
+    ids = lost.where(f.col("message_id").isNotNull()).select(*message).distinct()
+    again = (
+        stood.where(~f.col("is_void") & f.col("accepted").isNotNull())
+        .join(f.broadcast(ids), message, "left_semi")
+        .select(*message)
+        .distinct()
+        .withColumn("came_again", f.lit(True))
+    )
+    status = f.when(f.col("came_again"), f.lit(AGAIN)).otherwise(f.col("status"))
+    returned = lost.join(f.broadcast(again), message, "left").withColumn("status", status)
+    return stood.where(~is_lost).unionByName(returned.drop("came_again"))
 
 
 def summary(stood: DataFrame) -> DataFrame:

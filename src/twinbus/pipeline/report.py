@@ -482,7 +482,8 @@ class _Job:
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
         self._tell("reconciliation ...")
-        stood = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
+        found = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
+        stood = reconciliation.with_returned(found)
         table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
         parts = [
             reconciliation.wrong_places(stood),
@@ -498,7 +499,7 @@ class _Job:
             self._write("suspects", ordered)
             self._report.suspects = _rows(ordered.limit(100))
         finally:
-            for one in (suspects, table, stood):
+            for one in (suspects, table, found):
                 one.unpersist()
 
 

@@ -3,6 +3,7 @@
 ManualClock       time that moves only when told
 FaultyNamespace   any namespace, with requests that fail, time out, or lose their reply
 FaultyStorage     a disk that is slow, full, or tears a write at a byte
+PowerCutStorage   a disk that loses what was not synced when its PowerSupply fails
 OutageSimulation  two paired namespaces, many clients, hours of outages, and an auditor
 """
 
@@ -11,6 +12,7 @@ from twinbus.testing.auditor import Verdict
 from twinbus.testing.faults import Fault, FaultyNamespace
 from twinbus.testing.mover import Mover
 from twinbus.testing.outage import OutageSimulation
+from twinbus.testing.power_cut import PowerCutStorage, PowerSupply
 from twinbus.testing.schedule import Outage, Setting, Where
 from twinbus.testing.storage import FaultyStorage, PowerFailure
 
@@ -22,7 +24,9 @@ __all__ = [
     "Mover",
     "Outage",
     "OutageSimulation",
+    "PowerCutStorage",
     "PowerFailure",
+    "PowerSupply",
     "Setting",
     "Verdict",
     "Where",

@@ -9,13 +9,13 @@ log.cut(target / "log")                              # what is on the disk if th
 Operations change the real files at once, so that readers and memory maps see them. Beside them the
 storage keeps what is durable. `cut` draws one of the states that the contract of `Storage` allows:
 
-    content   A block of 512 bytes is as it was at the last `sync` of its file, or as any write since
-              then left it, each block apart from the others. So is the size of the file.
+    content   Each block of 512 bytes is as it was at the last `sync` of its file, or as some write
+              since then left it, whatever the other blocks are. So is the size of the file.
     names     A name that was made, changed or removed since the last `sync_directory` is there or
-              not, each apart from the others. A rename leaves the old name or the new one. `sync`
+              not, whatever the others are. A rename leaves the old name or the new one. `sync`
               makes no name durable, and `sync_directory` no content.
     failures  A `sync` that failed may have written any of its blocks. A later `sync` does not write
-              them again, as on Linux: only a new write or a `truncate` settles what they hold.
+              them again, as on Linux: only a new write or a `truncate` makes their content certain.
     others    Files that are changed without the storage (`LOCK`) were never synced. Directories
               inside the directory are left out.
 
@@ -53,7 +53,7 @@ class PowerSupply:
         self._applies_last = applies_last
 
     def restore(self) -> None:
-        """Let operations through again: only the process had died, and the files are as it left them."""
+        """Let operations through again: only the process died; the files are as it left them."""
         self.is_out = False
         self._fails_at = None
 
@@ -86,6 +86,7 @@ class _File:
     unsynced: dict[int, list[bytes]] = field(default_factory=dict)  # versions, oldest first
     unsynced_sizes: list[int] = field(default_factory=list)
     unwritten: set[int] = field(default_factory=set)  # blocks that a later sync does not write
+    was_opened: bool = False  # else a change of the real file did not come through the storage
 
     @classmethod
     def of(cls, content: bytes) -> "_File":
@@ -149,8 +150,12 @@ class _File:
             sizes = [self.durable_size, *self.unsynced_sizes]
             between = generator.randint(min(sizes), max(sizes))
             size = sizes[-1] if share == 1.0 else generator.choice((*sizes, between))
-        count = -(-size // BLOCK_BYTES)
-        return b"".join(blocks.get(number, _ZEROS) for number in range(count))[:size]
+        return _joined(blocks, size)
+
+    @property
+    def content(self) -> bytes:
+        """What readers see."""
+        return _joined(self.seen, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +176,7 @@ class PowerCutStorage(DiskStorage):
         self.error_rate = 0.0  # of any operation, with EIO
         self._directory = directory
         self._power = power
-        found = sorted(directory.iterdir()) if directory.exists() else []
-        self._names = {path.name: _File.of(path.read_bytes()) for path in found if path.is_file()}
+        self._names = {path.name: _File.of(path.read_bytes()) for path in _files_in(directory)}
         self._durable_names = dict(self._names)
         self._changes: list[_NameChange] = []  # of names, since the last `sync_directory`
         self._opened: dict[int, _File] = {}  # by descriptor
@@ -190,6 +194,7 @@ class PowerCutStorage(DiskStorage):
             if path.name not in self._names:
                 self._change_name(_File(), None, path.name)
             file = self._opened[descriptor] = self._names[path.name]
+            file.was_opened = True
             file.resize(os.fstat(descriptor).st_size)
             self._reserved.discard(descriptor)
             if path.name == "reserve" and not size:
@@ -281,9 +286,9 @@ class PowerCutStorage(DiskStorage):
         generator = self._power.random
         for name, file in self._names_after_power_cut().items():
             (target / name).write_bytes(file.after_power_cut(generator))
-        opened = set(map(id, self._opened.values()))
-        for path in sorted(path for path in self._directory.iterdir() if path.is_file()):
-            if id(self._names.get(path.name)) not in opened:
+        for path in _files_in(self._directory):
+            known = self._names.get(path.name)
+            if known is None or (not known.was_opened and path.read_bytes() != known.content):
                 self._cut_foreign(path, target / path.name)
 
     def _names_after_power_cut(self) -> dict[str, _File]:
@@ -321,6 +326,16 @@ class PowerCutStorage(DiskStorage):
             target.write_bytes(before.after_power_cut(generator))
         else:
             target.write_bytes((content, content, bytes(len(content)), kept, content)[fate])
+
+
+def _files_in(directory: Path) -> list[Path]:
+    found = directory.iterdir() if directory.exists() else ()
+    return sorted(path for path in found if path.is_file())
+
+
+def _joined(blocks: dict[int, bytes], size: int) -> bytes:
+    count = -(-size // BLOCK_BYTES)
+    return b"".join(blocks.get(number, _ZEROS) for number in range(count))[:size]
 
 
 def _blocks(content: bytes) -> Iterator[bytes]:
