@@ -70,6 +70,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
+	$(RUN) -m tests.soak.restore
 
 docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.pipeline.syphon twinbus.pipeline.source

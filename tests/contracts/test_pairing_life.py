@@ -413,6 +413,17 @@ def test_a_clock_set_back_after_a_close_delays_the_fault_by_5_seconds_at_most(pa
     assert pair.primary.factory.state is FAULTED
 
 
+@pytest.mark.parametrize("hours", [-1, 1, 24 * 365])
+def test_a_wall_clock_that_is_set_while_failed_over_moves_no_ping(pair: Pair, hours: int) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    pair.clock.set_wall(timedelta(hours=hours))
+    pair.heal()
+    pair.pass_time(MINUTE)
+    pair.wait_for(Returned)
+    assert pair.state() is HealthState.HEALTHY
+
+
 def test_a_clock_set_back_changes_nothing_for_the_healthy(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.send("a")

@@ -88,7 +88,7 @@ class Applications:
         self._next: dict[str, int] = {}  # origin -> the number of its next message
         self._temporary: list[str] = []  # queues that may be deleted
         self._scheduled: list[tuple[Copy, int]] = []  # with their numbers
-        self._deferred: list[tuple[Copy, int]] = []
+        self._deferred: dict[Copy, int] = {}
         # Commands that may share a turn, and how often each is drawn.
         self._single: list[tuple[Callable[[], Step | None], int]] = [
             (self._send, 30),
@@ -310,17 +310,17 @@ class Applications:
         held = {hold.copy for hold in self._machine.holds}
         sure = [
             (copy, number)
-            for copy, number in self._deferred
+            for copy, number in self._deferred.items()
             if copy.is_sure and copy.latest is Fate.DEFERRED and copy not in held
         ]
         if not sure:
             return None
         copy, number = self._random.choice(sure)
-        self._deferred.remove((copy, number))
+        del self._deferred[copy]
 
         def done(batch: Any) -> None:
             self._hold(copy.path, batch)
-            self._deferred.append((copy, number))
+            self._deferred[copy] = number
 
         return Step(
             ReceiveDeferred(copy.path, [number]),
@@ -353,14 +353,17 @@ class Applications:
 
     def _settles(self, holds: list[Hold], disposition: Disposition) -> Step:
         self._machine.holds = [hold for hold in self._machine.holds if hold not in holds]
+        for hold in holds:
+            self._deferred.pop(hold.copy, None)
         fate = FATES.get(disposition)
         moved = [(hold, fate) for hold in holds if fate is not None]
 
         def done(_: None) -> None:
             for hold, fate in moved:
                 self._model.moves(hold.copy, fate, self._machine.record)
-                if fate is Fate.DEFERRED and hold.message.sequence_number is not None:
-                    self._deferred.append((hold.copy, hold.message.sequence_number))
+            for hold in holds:
+                if hold.copy.latest is Fate.DEFERRED and hold.message.sequence_number is not None:
+                    self._deferred[hold.copy] = hold.message.sequence_number
 
         def unknown() -> None:
             for hold, fate in moved:
@@ -505,7 +508,7 @@ class Applications:
     def _delete_temporary(self) -> Step:
         path = self._temporary.pop(self._random.randrange(len(self._temporary)))
         self._machine.holds = [h for h in self._machine.holds if not h.path.startswith(path)]
-        self._deferred = [(copy, n) for copy, n in self._deferred if copy.path != path]
+        self._deferred = {c: number for c, number in self._deferred.items() if c.path != path}
         copies = [copy for copy in self._model.copies.values() if copy.path == path]
 
         def done(_: None) -> None:

@@ -209,7 +209,7 @@ class PowerCutStorage(DiskStorage):
         with self._power.operation():
             trouble = self._trouble(descriptor)
             if trouble:
-                whole = whole[: self._power.random.randint(0, len(whole))]
+                whole = whole[: int(self._power.random.random() * len(whole))]
             super().write(descriptor, offset, [memoryview(whole)] if whole else [])
             self._opened[descriptor].write(offset, whole)
             if trouble:
