@@ -99,7 +99,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until a test moves it; for tests and simulations."""
+    """A clock that only moves when a test moves it; for tests and simulations."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now_us = moment_us(start or datetime(2030, 1, 1, tzinfo=UTC))

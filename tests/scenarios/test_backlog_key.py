@@ -57,12 +57,14 @@ def test_a_pairing_works_with_a_key_for_its_backlog_queues_only(tmp_path: Path) 
             home.stop()
             factory.create_message_sender(QUEUE).send(BrokeredMessage(b"tea", message_id="tea"))
             home.start()
-            places = [ConnectionString.parse(text) for text in (syphon, backlog)]
-            mover = Mover(*(open_namespace(place) for place in places))
+            primary, secondary = (
+                open_namespace(ConnectionString.parse(text)) for text in (syphon, backlog)
+            )
+            mover = Mover(primary, secondary)
             for index in range(2):
                 mover.move(backlog_queue_path(PRIMARY, index))
-            mover.primary.close()
-            mover.secondary.close()
+            primary.close()
+            secondary.close()
         assert home.ids() == ["tea"]
 
 

@@ -810,7 +810,7 @@ def heal(site: Site) -> None:
         raise RuntimeError("a mistake in the broker")
 
     site.wait(hours=1)  # a restart for the same cause within minutes would wait
-    site.engine.namespace.serve = fail  # type: ignore[method-assign]
+    site.engine.namespace.serve = fail  # type: ignore[assignment, method-assign]
     with pytest.raises(CommandFailedError):
         peek(site)
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def break_next(site: Site, error: type[BaseException] = RuntimeError) -> None:
     def fail(*_: object) -> None:
         raise error("a mistake in the broker")
 
-    site.engine.namespace.serve = fail  # type: ignore[method-assign]
+    site.engine.namespace.serve = fail  # type: ignore[assignment, method-assign]
 
 
 def lose_count(site: Site) -> None:
@@ -117,9 +118,12 @@ def test_a_broker_that_restarts_again_and_again_for_one_cause_backs_off_and_give
     monkeypatch.setattr(Namespace, "reclaim", lambda _: 1 // 0)
     opened: list[int] = []
     real_open = Engine._open
-    monkeypatch.setattr(
-        Engine, "_open", lambda self: (opened.append(site.clock.now_us()), real_open(self))
-    )
+
+    def open_and_note(self: Engine) -> None:
+        opened.append(site.clock.now_us())
+        real_open(self)
+
+    monkeypatch.setattr(Engine, "_open", open_and_note)
     with suppress(MessagingError):
         for _ in range(1000):
             site.wait(seconds=1)
@@ -349,7 +353,7 @@ def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
         writer = namespace._writer
-        fail: Callable[..., None] = lambda *_: 1 // 0  # type: ignore[assignment, return-value]  # noqa: E731
+        fail: Callable[..., Any] = lambda *_: 1 // 0  # noqa: E731
         writer.engine.namespace.serve = fail  # type: ignore[method-assign]
         with pytest.raises(CommandFailedError):
             namespace.submit(Peek(QUEUE)).result(timeout=10)

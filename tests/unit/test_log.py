@@ -239,7 +239,7 @@ def test_a_segment_torn_within_its_header_is_damage_where_the_one_before_is_seal
         write(torn, "a", "b", segment_bytes=0)
         last = max(torn.glob("*.log"))
         os.truncate(last, end)
-        with pytest.raises(LogDamagedError, match="segment 2 .* missing"):
+        with pytest.raises(LogDamagedError, match=r"segment 2 .* missing"):
             read(torn)
         assert last.stat().st_size == end
         with opened(torn, accept_damage=True) as (log, records):
@@ -383,7 +383,7 @@ def test_a_flipped_byte_in_the_header_of_a_segment_is_refused(tmp_path: Path) ->
 def test_a_segment_under_another_number_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "a")
     only_segment(tmp_path).rename(tmp_path / f"{7:020d}.log")
-    with pytest.raises(LogDamagedError, match="segments 1 to 6 .* missing"):
+    with pytest.raises(LogDamagedError, match=r"segments 1 to 6 .* missing"):
         read(tmp_path)
 
 
@@ -394,7 +394,7 @@ def test_missing_segments_are_named_and_nothing_is_changed(tmp_path: Path, gone:
     for path in removed:
         path.unlink()
     left = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
-    with pytest.raises(LogDamagedError, match="missing.*twinbus restored") as caught:
+    with pytest.raises(LogDamagedError, match=r"missing.*twinbus restored") as caught:
         read(tmp_path)
     assert caught.value.path == str(removed[0])
     assert {path: path.read_bytes() for path in tmp_path.glob("*.log")} == left

@@ -142,7 +142,7 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.SetSessionState: st.builds(c.SetSessionState, PATH, LOCK, st.none() | st.binary()),
     c.LeaseRange: st.builds(
         lambda path, owner, count, span, duration: c.LeaseRange(
-            path, owner, count, *(span or (None, None)), duration=duration
+            path, owner, count, span and span[0], span and span[1], duration=duration
         ),
         PATH,
         PATH,

@@ -251,7 +251,7 @@ class Engine:
     def _shift(self, by: int) -> None:
         """Move every deadline that is a duration along with the wall clock.
 
-        The log holds expiry times of before: it is told by how much to move them.
+        The log holds expiry times of before the step, so the step itself is written there, too.
         """
         _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
         self.namespace.shift(by)

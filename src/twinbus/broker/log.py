@@ -726,7 +726,9 @@ def _header_of(segment: Segment) -> bytes:
         _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
     )
     checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
-    return fields + checksum + _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
+    return (
+        fields + checksum + _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
+    )
 
 
 def _check_space(descriptor: int, size: int) -> None:

@@ -42,6 +42,7 @@ class PowerSupply:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311 - a seeded generator is the point
+        self.disks: list[PowerCutStorage] = []
         self.operations = 0
         self.is_out = False
         self._fails_at: int | None = None
@@ -52,8 +53,16 @@ class PowerSupply:
         self._fails_at = self.operations + operations
         self._applies_last = applies_last
 
+    def fail(self) -> None:
+        """Fail now: no operation after this one has an effect."""
+        for disk in self.disks:
+            disk.freeze()
+        self.is_out = True
+
     def restore(self) -> None:
         """Let operations through again: only the process died; the files are as it left them."""
+        for disk in self.disks:
+            disk.thaw()
         self.is_out = False
         self._fails_at = None
 
@@ -63,16 +72,14 @@ class PowerSupply:
         self.operations += 1
         is_last = self.operations == self._fails_at
         if is_last and not self._applies_last:
-            self._fail()
+            self.fail()
+            raise PowerFailure
         try:
             yield
         finally:
             if is_last:
-                self._fail()
-
-    def _fail(self) -> None:
-        self.is_out = True
-        raise PowerFailure
+                self.fail()
+                raise PowerFailure
 
 
 @dataclass(eq=False, slots=True)
@@ -181,6 +188,8 @@ class PowerCutStorage(DiskStorage):
         self._changes: list[_NameChange] = []  # of names, since the last `sync_directory`
         self._opened: dict[int, _File] = {}  # by descriptor
         self._reserved: set[int] = set()  # descriptors of files whose space was reserved
+        self._foreign: dict[str, bytes] = {}  # when the power failed
+        power.disks.append(self)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -286,10 +295,27 @@ class PowerCutStorage(DiskStorage):
         generator = self._power.random
         for name, file in self._names_after_power_cut().items():
             (target / name).write_bytes(file.after_power_cut(generator))
-        for path in _files_in(self._directory):
-            known = self._names.get(path.name)
-            if known is None or (not known.was_opened and path.read_bytes() != known.content):
-                self._cut_foreign(path, target / path.name)
+        foreign = self._foreign if self._power.is_out else self._find_foreign()
+        for name, content in foreign.items():
+            self._cut_foreign(target / name, content)
+
+    def freeze(self) -> None:
+        """Note the files that are changed without the storage: a dead process changes none."""
+        if not self._power.is_out:
+            self._foreign = self._find_foreign()
+
+    def thaw(self) -> None:
+        """Undo what was changed without the storage since the power failed."""
+        if self._power.is_out:
+            for name, content in self._foreign.items():
+                (self._directory / name).write_bytes(content)
+
+    def _find_foreign(self) -> dict[str, bytes]:
+        found = {path.name: path.read_bytes() for path in _files_in(self._directory)}
+        for name, file in self._names.items():
+            if file.was_opened or found.get(name) == file.content:
+                found.pop(name, None)
+        return found
 
     def _names_after_power_cut(self) -> dict[str, _File]:
         """Return the files that are there, by name.
@@ -313,19 +339,16 @@ class PowerCutStorage(DiskStorage):
                     names[change.taken] = change.file
         return names
 
-    def _cut_foreign(self, path: Path, target: Path) -> None:
+    def _cut_foreign(self, target: Path, content: bytes) -> None:
         """Leave of a file that was changed without the storage whatever an unsynced one may be."""
-        before = self._durable_names.get(path.name)
-        content = path.read_bytes()
+        before = self._durable_names.get(target.name)
         generator = self._power.random
-        kept = content[: int(generator.random() * (len(content) + 1))]  # its length may vary
+        part = content[: int(generator.random() * (len(content) + 1))]  # its length may vary
         fate = generator.randrange(5)
-        if fate == 0 and before is None:
-            target.unlink(missing_ok=True)
-        elif fate <= 1 and before is not None:
+        if fate <= 1 and before is not None:
             target.write_bytes(before.after_power_cut(generator))
-        else:
-            target.write_bytes((content, content, bytes(len(content)), kept, content)[fate])
+        elif fate >= 1:
+            target.write_bytes((content, content, part, bytes(len(content)))[fate - 1])
 
 
 def _files_in(directory: Path) -> list[Path]:
