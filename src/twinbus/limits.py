@@ -51,6 +51,7 @@ MAX_RULES: Final = 100  # of one subscription: each is evaluated for every messa
 MAX_ENTITIES: Final = 10_000  # of a namespace, as in Service Bus; every segment describes them all
 MAX_SUBSCRIPTIONS: Final = 2000  # of one topic, as in Service Bus
 MIN_QUOTA_BYTES: Final = 64  # a message counts at least so much: that is its row in memory
+SESSION_QUOTA_BYTES: Final = 512  # a session with messages counts so much: that is its memory
 MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
 MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
 

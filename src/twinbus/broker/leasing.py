@@ -70,10 +70,12 @@ def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
     """Return the first message that is held, these leases apart, and the owner of its lease."""
     waiting = queue.waiting
     held: list[tuple[int, str | None]] = [(NEVER_US, None)]
-    for lease in queue.leases:
-        if lease.epoch not in past:
-            at = queue.leased(lease.epoch)
-            held += [(int(waiting.get("sequence", at[:1])[0]), lease.owner)] if len(at) else []
+    if waiting.count(State.LEASED):
+        at = waiting.in_state(waiting.all(), State.LEASED)
+        at = at[~np.isin(waiting.get("lock", at), list(past))][:1]
+        for number, epoch in zip(waiting.get("sequence", at), waiting.get("lock", at), strict=True):
+            lease = queue.leases.find(int(epoch))
+            held.append((int(number), lease.owner if lease is not None else None))
     if waiting.count(State.LOCKED):
         at = waiting.in_state(waiting.all(), State.LOCKED)
         held.append((int(waiting.get("sequence", at[:1])[0]), None))
@@ -99,8 +101,7 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
             path=queue.path,
             owner=holder,
         )
-    for epoch in epochs:
-        queue.end_lease(epoch, commit)
+    queue.end_leases(epochs, commit)
     return queue.waiting.in_state(at, State.ACTIVE)[: command.max_messages]
 
 

@@ -54,6 +54,7 @@ from twinbus.limits import (
     MAX_RECEIVE_BYTES,
     MIN_QUOTA_BYTES,
     NEVER_US,
+    SESSION_QUOTA_BYTES,
 )
 from twinbus.message import Int64s
 
@@ -100,9 +101,9 @@ class Queue:
 
     @property
     def used_bytes(self) -> int:
-        """What its messages and session states count against the quota."""
-        small = MIN_QUOTA_BYTES * len(self.waiting)
-        return max(self.waiting.size_in_bytes, small) + self.sessions.state_bytes
+        """What its messages, sessions and their states count against the quota."""
+        held = max(self.waiting.size_in_bytes, MIN_QUOTA_BYTES * len(self.waiting))
+        return held + self.sessions.state_bytes + SESSION_QUOTA_BYTES * len(self.sessions)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
         """Return the origin of the first of these rows, and those rows that share it."""
@@ -487,9 +488,7 @@ class Queue:
             assert hold is not None
             self._give_back(self._locked_in(name, hold.lock), Cause.LAPSED, commit)
             self.sessions.let_go(name, self.waiting)
-        for lease in self.leases:
-            if lease.until <= now:
-                self.end_lease(lease.epoch, commit)
+        self.end_leases([lease.epoch for lease in self.leases if lease.until <= now], commit)
         ripe = self.waiting.due(now)
         if len(ripe):
             scheduled = self.waiting.get("state", ripe) == State.SCHEDULED
@@ -547,11 +546,23 @@ class Queue:
 
     def end_lease(self, epoch: int, commit: Commit) -> None:
         """Return what a lease still holds."""
-        self.waiting.step(self.leased(epoch), Cause.LAPSED)
+        self.end_leases([epoch], commit)
+
+    def end_leases(self, epochs: list[int], commit: Commit) -> None:
+        """Return what leases still hold, in one pass over their messages."""
+        if not epochs:
+            return
+        if len(epochs) == 1:
+            at = self.leased(epochs[0])
+        else:
+            at = self.waiting.in_state(self.waiting.all(), State.LEASED)
+            at = at[np.isin(self.waiting.get("lock", at), epochs)]
+        self.waiting.step(at, Cause.LAPSED)
         self.touch()
-        self.leases.remove(epoch)
-        for kind in ("lease", "leased until"):
-            commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
+        for epoch in epochs:
+            self.leases.remove(epoch)
+            for kind in ("lease", "leased until"):
+                commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
 
     def leased(self, epoch: int) -> Indices:
         """Return the rows a lease still holds."""

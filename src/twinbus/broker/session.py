@@ -96,6 +96,10 @@ class Sessions:
 
     # -- holding -------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        """How many sessions have messages or a holder."""
+        return len(self._sessions)
+
     @property
     def held(self) -> int:
         """How many sessions somebody holds."""

@@ -94,6 +94,7 @@ class _File:
     unsynced_sizes: list[int] = field(default_factory=list)
     unwritten: set[int] = field(default_factory=set)  # blocks that a later sync does not write
     was_opened: bool = False  # else a change of the real file did not come through the storage
+    is_broken: bool = False  # writing it fails
 
     @classmethod
     def of(cls, content: bytes) -> "_File":
@@ -191,6 +192,23 @@ class PowerCutStorage(DiskStorage):
         self._foreign: dict[str, bytes] = {}  # when the power failed
         power.disks.append(self)
 
+    def break_files(self) -> None:
+        """Let every change of the files that are there now fail with EIO; new files work."""
+        for file in self._names.values():
+            file.is_broken = True
+
+    def heal(self) -> None:
+        """End every trouble."""
+        self.full, self.fails_sync, self.error_rate = False, False, 0.0
+        for file in self._names.values():
+            file.is_broken = False
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether there is any trouble."""
+        is_broken = any(file.is_broken for file in self._names.values())
+        return self.full or self.fails_sync or self.error_rate > 0 or is_broken
+
     # -- operations ----------------------------------------------------------------------------
 
     def create(self, path: Path, size: int = 0) -> int:
@@ -240,7 +258,7 @@ class PowerCutStorage(DiskStorage):
         if self._power.is_out:
             return
         with self._power.operation():
-            self._meet_trouble()
+            self._meet_trouble(self._opened[descriptor])
             super().truncate(descriptor, size)
             self._opened[descriptor].resize(size)
 
@@ -276,10 +294,12 @@ class PowerCutStorage(DiskStorage):
         """Return the error number that an operation on a file must fail with; 0: it works."""
         if self.full and descriptor not in self._reserved:
             return errno.ENOSPC
-        return errno.EIO if self._power.random.random() < self.error_rate else 0
+        is_broken = self._opened[descriptor].is_broken
+        return errno.EIO if is_broken or self._power.random.random() < self.error_rate else 0
 
-    def _meet_trouble(self) -> None:
-        if self._power.random.random() < self.error_rate:
+    def _meet_trouble(self, file: _File | None = None) -> None:
+        is_broken = file is not None and file.is_broken
+        if is_broken or self._power.random.random() < self.error_rate:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _change_name(self, file: _File, left: str | None, taken: str | None) -> None:
