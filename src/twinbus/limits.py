@@ -96,6 +96,7 @@ SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
 SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
+SPILL_FAILURE_PAUSE_US: Final = 60 * SECOND_US  # before a send that could not be moved is tried
 MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are refused
 
 # Time

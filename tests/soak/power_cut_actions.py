@@ -110,8 +110,8 @@ class Applications:
             (self._lease, 5),
             (self._administrate, 5),
             (self._wait, 10),
-            (self._make_trouble, 4),
-            (self._end_trouble, 4),
+            (self._make_trouble, 8),
+            (self._end_trouble, 8),
         ]
 
     # -- the course of a life ------------------------------------------------------------------
@@ -148,16 +148,20 @@ class Applications:
 
     def _make_trouble(self) -> None:
         disk = self._machine.log
-        trouble = self._random.randrange(4)
+        trouble = self._random.randrange(6)
         self._machine.trace.append(f"trouble {trouble}")
         if trouble == 0:
             disk.full = True
         elif trouble == 1:
             disk.fails_sync = True
         elif trouble == 2:
-            disk.error_rate = self._random.choice((0.05, 0.3))
+            disk.error_rate = self._random.choice((0.05, 0.3, 0.6))
+        elif trouble == 3:
+            disk.break_files()
+        elif trouble == 4:
+            self._machine.spill.error_rate = self._random.choice((0.05, 0.3))
         else:
-            self._machine.spill.error_rate = 0.05
+            self._machine.spill.break_files()
 
     def _end_trouble(self) -> None:
         if not self._machine.is_troubled:
@@ -470,7 +474,8 @@ class Applications:
                 self._model.may_be(copy, fate)
 
         parts = [DeadLetterPart(dead, "reason")] if dead else []
-        command = SettleRange(lease.path, lease.epoch, [(first, middle)], parts, is_released)
+        done_with = [(n, n) for n, fate in fates.items() if fate is Fate.ABSENT]
+        command = SettleRange(lease.path, lease.epoch, done_with, parts, is_released)
         return Step(command, done, unknown)
 
     # -- managing ------------------------------------------------------------------------------

@@ -102,7 +102,6 @@ class Machine:
         try:
             self.namespace = self._open(self.home, self.clock, Storages(self.log, self.spill))
         except PowerFailure:
-            _release_locks(self.home)
             return False
         return True
 
@@ -132,23 +131,23 @@ class Machine:
     @property
     def is_troubled(self) -> bool:
         """Whether the broker may refuse what needs the disk."""
-        disks = (self.log, self.spill)
-        is_sick = any(disk.full or disk.fails_sync or disk.error_rate for disk in disks)
-        return is_sick or self.engine.health.spilling
+        return self.log.is_sick or self.spill.is_sick or self.engine.health.spilling
 
     def heal_disks(self) -> None:
         """End every trouble."""
-        for disk in (self.log, self.spill):
-            disk.full, disk.fails_sync, disk.error_rate = False, False, 0.0
+        self.log.heal()
+        self.spill.heal()
 
     def die(self) -> None:
         """End the broker as kill -9 does, at whatever moment it is."""
         self.trace.append("die")
-        if self.is_up and self.namespace._writer._end is None:
-            self.power.is_out = True
-            self.namespace._writer._stop_listening()
-            for log in (self.engine.log, self.engine.spill._log):
-                kill(log)
+        if self.is_up:
+            self.power.fail()
+            if self.namespace._writer._end is None:
+                self.namespace._writer._stop_listening()
+                for log in (self.engine.log, self.engine.spill._log):
+                    kill(log)
+        _release_locks(self.home)
         self.model.forget_memory()
         self.heal_disks()
         self.power.restore()
@@ -221,10 +220,7 @@ class Machine:
         target = self._folder / str(self.cuts)
         self.log.cut(target / "log")
         self.spill.cut(target / "spill")
-        if self.is_up:
-            self.die()
-        self.model.forget_memory()
-        _release_locks(self.home)
+        self.die()
         copy = self._folder / f"{self.cuts}-checked"
         shutil.copytree(target, copy)
         self._check(copy)

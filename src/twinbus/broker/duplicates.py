@@ -5,12 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from twinbus.broker.undo import Undo
+
 
 class DuplicateHistory:
     """Message ids with the time they were first sent; times never go back."""
 
-    def __init__(self, window_us: int) -> None:
+    def __init__(self, window_us: int, undo: Undo | None = None) -> None:
         self.window_us = window_us
+        self._undo = undo or Undo()
         self._seen: dict[str, int] = {}  # insertion order is time order
 
     def __len__(self) -> int:
@@ -31,6 +34,8 @@ class DuplicateHistory:
         """Return which ids are new, and note them; a repeat within the sequence is not new."""
         self.forget_before(now)
         seen = self._seen
+        noted: list[str] = []
+        self._undo.note(lambda: self.withdraw(noted))
         result = np.ones(len(message_ids), bool)
         for index, message_id in enumerate(message_ids):
             if message_id is None:
@@ -39,6 +44,7 @@ class DuplicateHistory:
                 result[index] = False
             else:
                 seen[message_id] = now
+                noted.append(message_id)
         return result
 
     def load(self, seen: Mapping[str, int]) -> None:

@@ -61,6 +61,7 @@ from twinbus.limits import (
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
     SPILL_DRAIN_SENDS,
+    SPILL_FAILURE_PAUSE_US,
 )
 from twinbus.message import sizes
 
@@ -446,26 +447,26 @@ class Engine:
 
     def _spill_sends(self, askers: Sequence[Asker]) -> list[Asker]:
         """Spill the sends that can be, and answer them; return the other askers."""
-        left = []
+        left: list[Asker] = []
         for asker in askers:
-            command = asker.command
-            if not isinstance(command, Send):
+            if not isinstance(asker.command, Send):
                 left.append(asker)
                 continue
-            try:
-                batch = self.namespace.check_send(command)
-                if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
-                    left.append(asker)  # its number, needed to cancel it, is not known here
-                    continue
-                self._check_spill_room(command.path, batch)
-                owner = asker.principal.id
-                self.spill.append(command.path, batch, command.origin, owner)
-            except MessagingError as error:
+            work = partial(self._spill_one, asker, asker.command, left)
+            error = self.namespace.alone(work, Commit(0), f"a send to {asker.command.path}")
+            if error is not None:
                 asker.fail(error)
-            else:
-                self.namespace.meter_spilled(command, batch)
-                asker.answer(SendReceipt([0] * batch.num_rows))
         return left
+
+    def _spill_one(self, asker: Asker, command: Send, left: list[Asker]) -> None:
+        batch = self.namespace.check_send(command)
+        if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
+            left.append(asker)  # its number, needed to cancel it, is not known here
+            return
+        self._check_spill_room(command.path, batch)
+        self.spill.append(command.path, batch, command.origin, asker.principal.id)
+        asker.answer(SendReceipt([0] * batch.num_rows))
+        self.namespace.meter_spilled(command, batch)
 
     def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
         """Refuse a send that its entity, or the spill store, has no room for."""
@@ -492,12 +493,17 @@ class Engine:
             self.health.recovered()
             return
         self.health.retry_at = now
+        taken = 0
         for send, owner in sends:
-            self.namespace.take_spilled(send, owner, now, commit)
+            work = partial(self.namespace.take_spilled, send, owner, now, commit)
+            if self.namespace.alone(work, commit, f"a spilled send to {send.path}") is not None:
+                self.health.retry_at = now + SPILL_FAILURE_PAUSE_US  # acknowledged: it must wait
+                break
+            taken += 1
         commit.must_sync = True
 
         def moved() -> None:
-            done = self.spill.moved(len(sends))
+            done = self.spill.moved(taken)
             if done:
                 for source in done:
                     self.namespace.transfers.forget(source)

@@ -148,13 +148,14 @@ class Namespace:
             queue = self.directory.queue_numbered(number)
             if queue is None:
                 continue
-            retry_at = queue.retry_at
+            retry_at, idle_at = queue.retry_at, queue.idle_at
             failure = self._alone(partial(self._tick_one, queue, now, commit), commit)
             if failure is None:
                 queue.pause = 0
                 continue
             self._note_failure(failure, f"the timers of {queue.path}")
-            queue.retry_at = retry_at
+            queue.retry_at, queue.idle_at = retry_at, idle_at
+            queue.forget_bounds()
             queue.pause = min(max(2 * queue.pause, SECOND_US), MAX_PAUSE_US)
             self._arm(queue, now + queue.pause)
 
@@ -163,6 +164,11 @@ class Namespace:
         queue.touch()
         if queue.idle_at <= now:
             self._delete_idle(queue, now, commit)
+
+    def alone(self, work: Callable[[], None], commit: Commit, what: str) -> MessagingError | None:
+        """Do something that fails alone; return the error to answer with, if it did."""
+        failure = self._alone(work, commit)
+        return None if failure is None else self._note_failure(failure, what)
 
     def _alone(self, work: Callable[[], None], commit: Commit) -> Exception | None:
         """Do something that fails alone: return what it raised, with nothing of it done.
@@ -214,25 +220,23 @@ class Namespace:
         self, ticket: Ticket, command: c.Command[Any], now: int, commit: Commit
     ) -> None:
         path = getattr(command, "path", "")
-        replies: list[Any] = []
-
-        def work() -> None:
-            self._check_rate(path, ticket.principal, now)
-            handler = self._handlers.get(type(command))
-            if handler is None:
-                principal = ticket.principal
-                replies.append(self._management.execute(command, principal, now, commit))
-            else:
-                replies.append(handler(command, ticket, now, commit))
-
+        work = partial(self._carry_out, ticket, command, path, now, commit)
         failure = self._alone(work, commit)
         if failure is not None:
             error = self._note_failure(failure, c.kind_of(command))
             purpose = purpose_of(command, path)
             self.meter.record(self._metered(path), c.kind_of(command), purpose, error.code, Load())
             commit.refuse(ticket, error)
-            return
-        [value] = replies
+
+    def _carry_out(
+        self, ticket: Ticket, command: c.Command[Any], path: str, now: int, commit: Commit
+    ) -> None:
+        self._check_rate(path, ticket.principal, now)
+        handler = self._handlers.get(type(command))
+        if handler is None:
+            value = self._management.execute(command, ticket.principal, now, commit)
+        else:
+            value = handler(command, ticket, now, commit)
         if value is PARKED:
             return  # it is metered when it is served or dismissed
         load = load_of(value)
@@ -241,8 +245,8 @@ class Namespace:
         is_idle = found_nothing(command, value)
         purpose = purpose_of(command, path, is_idle=is_idle)
         outcome = EMPTY if is_idle else "ok"
-        self.meter.record(self._metered(path), c.kind_of(command), purpose, outcome, load)
         commit.reply(ticket, value)
+        self.meter.record(self._metered(path), c.kind_of(command), purpose, outcome, load)
 
     def _metered(self, path: str) -> str:
         """Return the path operations are metered under; unknown ones share one."""
@@ -294,6 +298,7 @@ class Namespace:
         """Move every deadline that is a duration: the wall clock was set by so much."""
         for queue in self.directory.queues():
             queue.shift(by)
+            queue.pause = 0
         for entity in self.directory:
             if entity.history is not None:
                 entity.history.shift(by)

@@ -481,6 +481,11 @@ class Queue:
             moment = getattr(self, name)
             setattr(self, name, moment if moment == NEVER_US else moment + by)
 
+    def forget_bounds(self) -> None:
+        """Have every deadline looked at by the next tick: a failed one may have missed some."""
+        self.waiting.forget_bounds()
+        self.sessions.next_due = self.waiters.next_deadline = 0
+
     def tick(self, now: int, commit: Commit) -> None:
         """Bring the queue up to this time."""
         for name in self.sessions.lapsed(now):

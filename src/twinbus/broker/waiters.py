@@ -43,6 +43,7 @@ class Waiters:
         """Let a request wait."""
         self._line.append(waiter)
         self._count(waiter, 1)
+        self._shared.undo.note(lambda: self._let_go(lambda other: other is waiter))
         self.next_deadline = min(self.next_deadline, waiter.deadline)
 
     def _count(self, waiter: Waiter, change: int) -> None:
@@ -51,6 +52,13 @@ class Waiters:
         self._shared.waits[principal] += change
         if not self._shared.waits[principal]:
             del self._shared.waits[principal]
+
+    def _take_back(self, line: deque[Waiter], gone: list[Waiter]) -> None:
+        """Undo letting go."""
+        self._line = line
+        for waiter in gone:
+            self._count(waiter, 1)
+        self.next_deadline = min(waiter.deadline for waiter in line)
 
     def shift(self, by: int) -> None:
         """Move every deadline: the wall clock was set by so much."""
@@ -88,6 +96,8 @@ class Waiters:
     def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
         gone = [waiter for waiter in self._line if goes(waiter)]
         if gone:
+            before = self._line
+            self._shared.undo.note(lambda: self._take_back(before, gone))
             self._line = deque(waiter for waiter in self._line if not goes(waiter))
             for waiter in gone:
                 self._count(waiter, -1)

@@ -337,6 +337,13 @@ class Waiting:
         self.put("due", at, due)
         self.next_due = min(self.next_due, due)
 
+    def forget_bounds(self) -> None:
+        """Have every deadline looked at by the next search."""
+        if "due" in self._columns:
+            self.next_due = 0
+        if "expires" in self._columns:
+            self.next_expiry = 0
+
     def shift(self, by: int) -> None:
         """Move every deadline that is a duration: the wall clock was set by so much.
 

@@ -1,0 +1,236 @@
+"""Parts of the broker that raise on demand, and what must be the same after they did."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.site import Site
+from twinbus.broker import intake as intake_module
+from twinbus.broker import namespace as namespace_module
+from twinbus.broker import queue as queue_module
+from twinbus.broker.access import AccessKeys
+from twinbus.broker.bodies import Bodies
+from twinbus.broker.commit import Commit, Entries
+from twinbus.broker.dead_letter import Deaths
+from twinbus.broker.directory import Directory
+from twinbus.broker.duplicates import DuplicateHistory
+from twinbus.broker.engine import EngineSettings
+from twinbus.broker.lifecycle import State
+from twinbus.broker.meter import Meter
+from twinbus.broker.namespace import Namespace
+from twinbus.broker.queue import Queue
+from twinbus.broker.ranges import Leases
+from twinbus.broker.routing import Router
+from twinbus.broker.session import Sessions
+from twinbus.broker.tokens import LockNumbers
+from twinbus.broker.topic import Subscription
+from twinbus.broker.waiters import Waiters
+from twinbus.broker.waiting import Waiting
+from twinbus.clock import ManualClock, from_us
+from twinbus.ledger import NO_LEDGER
+from twinbus.limits import NEVER_US
+from twinbus.namespace.embedded import EmbeddedNamespace
+
+PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
+    *((Waiting, name) for name in ("step", "put", "add", "set_due", "due", "expired")),
+    *((Sessions, name) for name in ("grant", "let_go", "add", "expect", "id", "renew", "lapsed")),
+    *((Leases, name) for name in ("put", "remove", "renew")),
+    *((Waiters, name) for name in ("add", "leave")),
+    *((Commit, name) for name in ("reply", "add_batch", "note_transferred")),
+    *((Entries, name) for name in ("change", "gone")),
+    *((Queue, name) for name in ("allocate", "stage", "note_staged", "touch", "end_lease")),
+    *((Router, name) for name in ("route", "stage", "resend")),
+    *((AccessKeys, "all"), (Directory, "make"), (Subscription, "copies")),
+    *((Deaths, "number"), (Bodies, "release"), (Bodies, "fetch"), (DuplicateHistory, "fresh")),
+    *((LockNumbers, "next"), (Meter, "record"), (queue_module, "delivered")),
+    *((namespace_module, name) for name in ("lease_range", "settle_range", "renew_range")),
+    *((intake_module, name) for name in ("to_batch", "sizes_of", "check_values")),
+]
+
+
+class BrokenPartError(RuntimeError):
+    """What a broken part raises: nothing the broker could know of."""
+
+
+class BrokenParts:
+    """Lets the n-th call of any part raise, while one thing of the broker is decided."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, after: bool) -> None:
+        self._after = after  # the part has done its work when it raises
+        self._is_meant: Callable[[Any], bool] = lambda _: False
+        self._at = 0
+        self._calls = 0
+        self._depth = 0
+        self.met = ""  # the part that raised
+        for owner, name in PARTS:
+            patch.setattr(owner, name, self._breaking(name, getattr(owner, name)))
+        self._arm(patch, "_execute_one", lambda args: args[1])
+        self._arm(patch, "_take", lambda args: args[1])
+        self._arm(patch, "_tick_one", lambda args: args[0].path)
+        self._arm(patch, "_serve_one", lambda args: args[3].ticket)
+        self._arm(patch, "check_send", lambda args: f"spilling to {args[0].path}")
+        self._arm(patch, "take_spilled", lambda args: f"spilled to {args[0].path}")
+
+    def _breaking(self, name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            if not self._depth:
+                return part(*args, **named)
+            self._calls += 1
+            raises = self._calls == self._at
+            if raises:
+                self.met = name
+                if not self._after:
+                    raise BrokenPartError(name)
+            result = part(*args, **named)
+            if raises:
+                raise BrokenPartError(name)
+            return result
+
+        return call
+
+    def _arm(
+        self, patch: pytest.MonkeyPatch, method: str, about: Callable[[tuple[Any, ...]], Any]
+    ) -> None:
+        """Let parts raise while this method of the namespace decides what is meant."""
+        decide = getattr(Namespace, method)
+
+        def call(namespace: Namespace, *args: Any) -> Any:
+            if not self._is_meant(about(args)):
+                return decide(namespace, *args)
+            self._calls = 0
+            self._depth += 1
+            try:
+                return decide(namespace, *args)
+            finally:
+                self._depth -= 1
+
+        patch.setattr(Namespace, method, call)
+
+    @contextmanager
+    def breaking(self, at: int, is_meant: Callable[[Any], bool]) -> Iterator[None]:
+        """Let the n-th call raise, as long as this lasts."""
+        self._at, self._is_meant, self.met = at, is_meant, ""
+        try:
+            yield
+        finally:
+            self._is_meant = lambda _: False
+
+
+# -- what there is ---------------------------------------------------------------------------------
+
+
+def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
+    """Return everything one queue holds; not exactly: without numbers and moments."""
+    waiting, sessions, shared = queue.waiting, queue.sessions, queue.shared
+    at = waiting.all()
+    bodies = (
+        shared.bodies.fetch(waiting.get("batch", at), waiting.get("row", at)) if len(at) else None
+    )
+    rows = {
+        "body": [] if bodies is None else bodies.column("body").to_pylist(),
+        "state": [State(state).name for state in waiting.get("state", at)],
+        "failures": waiting.get("failures", at).tolist(),
+        "size": waiting.get("size", at).tolist(),
+        "death": [
+            None if number < 0 else shared.deaths[number].reason
+            for number in waiting.get("death", at).tolist()
+        ],
+    }
+    states = waiting.get("state", at)
+    held = (states == State.LOCKED) | (states == State.LEASED) | (states == State.DEFERRED_LOCKED)
+    timed = held | (states == State.SCHEDULED)
+    found: dict[str, Any] = {
+        "rows": list(zip(*rows.values(), strict=True)),
+        "session states": dict(sessions.states),
+        "held sessions": sorted(sessions._holds),
+        "leases": sorted(lease.owner for lease in queue.leases),
+        "waiters": len(queue.waiters),
+    }
+    if exactly:
+        names = ("sequence", "enqueued", "expires")
+        found |= {name: waiting.get(name, at).tolist() for name in names}
+        found["lock"] = waiting.get("lock", at)[held].tolist()
+        found["due"] = waiting.get("due", at)[timed].tolist()
+        found["holds"] = {name: (h.lock, h.until) for name, h in sessions._holds.items()}
+        found["exact leases"] = sorted((x.epoch, x.intervals, x.until) for x in queue.leases)
+        found["sessions"] = {
+            session.name: session.expected for session in sessions._sessions.values()
+        }
+    return found
+
+
+def state_of(namespace: Namespace, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return everything a namespace holds, the queues of some entities apart."""
+    found: dict[str, Any] = {
+        "keys": namespace.keys.all(),
+        "transfers": sorted(namespace.transfers.origins()),
+        "open receives": namespace.shared.open_receives,
+        "waits": dict(namespace.shared.waits),
+    }
+    for entity in namespace.directory:
+        path = entity.description.path
+        if path in without:
+            continue
+        found[path] = (entity.description, entity.updated_us)
+        if entity.history is not None:
+            found[f"{path} ids"] = sorted(entity.history._seen)
+        if isinstance(entity, Subscription):
+            found[f"{path} rules"] = sorted(rule.saved for rule in entity.rules.values())
+        for queue in entity.queues:
+            found[f"messages of {queue.path}"] = queue_state(queue)
+    return found
+
+
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return what two states do not have in common."""
+    found = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was == now:
+            continue
+        if isinstance(was, dict) and isinstance(now, dict):
+            found += [f"{name}: {one}" for one in differences(was, now)]
+        else:
+            found.append(f"{name}: {was!r} became {now!r}")
+    return found
+
+
+def late_timers(site: Site) -> list[str]:
+    """Return the queues that will not wake when their next timer is due."""
+    namespace, found = site.engine.namespace, []
+    for queue in namespace.directory.queues():
+        at = queue.waiting.all()
+        states, due = queue.waiting.get("state", at), queue.waiting.get("due", at)
+        timed = (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
+        timed |= states == State.SCHEDULED
+        expiring = (states == State.ACTIVE) | (states == State.DEFERRED)
+        moments = [
+            *due[timed].tolist(),
+            *queue.waiting.get("expires", at)[expiring].tolist(),
+            *(hold.until for hold in queue.sessions._holds.values()),
+            *(lease.until for lease in queue.leases),
+            *(waiter.deadline for waiter in queue.waiters),
+        ]
+        first = min(moments, default=NEVER_US)
+        alarm = namespace._armed.get(queue.entity, NEVER_US)
+        if first < NEVER_US and alarm > max(first, site.engine._now + queue.pause):
+            found.append(f"{queue.path} is due at {first}, but its alarm is at {alarm}")
+        if first < queue.next_event:
+            found.append(f"{queue.path} is due at {first}, and believes {queue.next_event}")
+    return found
+
+
+def reopened(site: Site, folder: Path, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what a broker shows that is opened on a copy of the directory."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(site.directory, folder, ignore=shutil.ignore_patterns("reserve", "lock"))
+    settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
+    clock = ManualClock(from_us(site.clock.now_us()))
+    with EmbeddedNamespace(settings, clock, threaded=False) as copy:
+        engine = copy._writer.engine
+        assert engine.namespace.faults() == []
+        return state_of(engine.namespace, without=without)

@@ -1,0 +1,340 @@
+"""Ask a broker for anything that can be asked, in any order, and see that it never fails itself.
+
+    python -m tests.soak.command_fuzz --rounds 50 [--seed 7] [--turns 400]
+
+Each round opens a namespace of its own and hands over commands of all kinds, several to a turn.
+Their values lie at and beyond the edges; locks, epochs and numbers are real, stale or forged. In
+between time passes, the wall clock is set, the disk is full, and the broker restarts. After each
+turn every command was answered or waits, no command met an internal error, the bookkeeping adds up
+and the broker has not restarted by itself. What a broker holds when it is closed is there when it
+is opened again.
+"""
+
+import argparse
+import logging
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.scenarios.site import Site
+from tests.soak.command_fuzz_values import PATHS, SUBSCRIPTIONS, TOPICS, Known, Maker
+from twinbus.broker import commands as c
+from twinbus.broker.access import Claim, SharedAccessKey
+from twinbus.broker.lifecycle import DURABLE, State
+from twinbus.broker.namespace import Namespace, NamespaceSettings
+from twinbus.broker.throttle import Thresholds
+from twinbus.broker.writer import Call
+from twinbus.entities import (
+    QueueDescription,
+    RuleDescription,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import (
+    BrokerRestartingError,
+    CommandFailedError,
+    InvalidArgumentError,
+    MessagingError,
+    NamespaceClosedError,
+)
+from twinbus.ledger import NO_LEDGER, LedgerSettings
+from twinbus.message import DELIVERY_SCHEMA, to_messages
+from twinbus.namespace import wire
+
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+ROOT = SharedAccessKey(name="root", claims=(Claim.MANAGE,), primary="p" * 16, secondary="s" * 16)
+QUEUES: dict[str, dict[str, Any]] = {
+    "plain": {"max_delivery_count": 3},
+    "duplicates": {"requires_duplicate_detection": True},
+    "sessions": {"requires_session": True, "max_delivery_count": 2},
+    "expiring": {
+        "default_message_time_to_live": MINUTE,
+        "enable_dead_lettering_on_message_expiration": True,
+    },
+    "small": {"max_size_in_megabytes": 1},
+    "idle": {"auto_delete_on_idle": timedelta(minutes=5)},
+    "parted": {"enable_partitioning": True},
+    "gate": {"forward_to": "plain"},
+    "door": {"forward_to": "news"},
+}
+
+
+class FuzzError(AssertionError):
+    """The broker did what it must never do."""
+
+
+@dataclass
+class Outcome:
+    """What was asked in all rounds, and how it went."""
+
+    answers: Counter[str] = field(default_factory=Counter)  # by command and outcome
+    turns: int = 0
+    restarts: int = 0  # that were asked for
+
+    def commands(self) -> int:
+        return sum(self.answers.values())
+
+
+class Guest:
+    """One who may do what it asks, and nothing more."""
+
+    id = ":guest"
+
+    def may(self, claim: Claim, path: str | None) -> bool:
+        return claim is Claim.SEND and path is not None
+
+
+class GuestCall(Call):
+    """A command of a guest."""
+
+    principal = Guest()  # type: ignore[assignment]
+
+
+class Round:
+    """One namespace, and everything that happens to it."""
+
+    def __init__(self, folder: Path, seed: int, outcome: Outcome) -> None:
+        self.random = random.Random(seed)
+        self.outcome = outcome
+        ledger = self.random.choice([NO_LEDGER, LedgerSettings()])
+        limits = Thresholds(operations_per_second=100, open_receives=10)
+        settings = NamespaceSettings(thresholds=self.random.choice([limits, Thresholds()]))
+        self.site = Site(folder, segment_bytes=200_000, ledger=ledger, namespace=settings)
+        self.maker = Maker(self.random, Known())
+        self.waiting: list[Call] = []
+        self.last: list[c.Command[Any]] = []  # of the turn that was last
+        for description, rule in entities():
+            self.site.ask(c.CreateEntity(description, rule))
+
+    def run(self, turns: int) -> None:
+        """Go through so many turns."""
+        for _ in range(turns):
+            event = self.random.random()
+            if event < 0.7:
+                self.ask()
+            elif event < 0.93:
+                self.pass_time()
+            elif event < 0.96:
+                self.set_clock()
+            elif event < 0.98:
+                self.site.disk.full = not self.site.disk.full and self.random.random() < 0.3
+            elif event < 0.99:
+                self.mend()
+            else:
+                self.restart()
+            self.check()
+            self.outcome.turns += 1
+        self.site.disk.full = False
+        self.site.wait(minutes=5)
+        self.check()
+        self.browse()
+        self.site.embedded.close()
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def ask(self) -> None:
+        self.maker.now = self.site.clock.now()
+        commands = self.maker.some(self.maker.command, self.random.choice([1, 3, 12]), 1)
+        self.last = [self.travelled(one) if self.random.random() < 0.5 else one for one in commands]
+        self.hand_over()
+
+    def hand_over(self) -> None:
+        guest = self.random.random() < 0.3
+        calls = [GuestCall(command) if guest else Call(command) for command in self.last]
+        self.waiting += calls
+        self.site.embedded.hand_over(calls)
+
+    def travelled(self, command: c.Command[Any]) -> c.Command[Any]:
+        """Return a command as a server gets it; one that cannot travel stays as it is."""
+        try:
+            frame = wire.encode_asks([(1, wire.with_columns(command))])
+        except InvalidArgumentError:
+            return command
+        batch = None if frame.batch is None else wire._from_ipc(wire._to_ipc(frame.batch))
+        (ask,) = wire.decode_asks(pa.py_buffer(frame.metadata), batch).asks
+        if isinstance(ask.command, MessagingError):
+            raise FuzzError(f"{command!r:.300} is refused after it travelled: {ask.command}")
+        return ask.command
+
+    def pass_time(self) -> None:
+        self.last = []
+        span = self.random.choices([0.000001, 1, 5, 61, 301, 3700], [6, 6, 6, 2, 1, 1])[0]
+        self.site.wait(seconds=span * self.random.uniform(0.5, 1))
+
+    def set_clock(self) -> None:
+        self.last = []
+        span = self.random.choice([timedelta(seconds=2), timedelta(hours=1), DAY, DAY * 3650])
+        self.site.clock.set_wall(span * self.random.uniform(-1, 1))
+        self.site.wait(seconds=self.random.choice([0, 0.5, 2]))
+
+    def mend(self) -> None:
+        """Create the entities of the beginning again, those that are gone."""
+        made = [c.CreateEntity(description, rule) for description, rule in entities()]
+        self.last = self.random.sample(made, len(made))
+        self.hand_over()
+
+    def restart(self) -> None:
+        self.last = []
+        self.outcome.restarts += 1
+        self.site.disk.full = False
+        self.site.wait(seconds=10)
+        self.site.ask(c.PutKey(ROOT))  # a record, so that the log knows that the clock was set
+        self.check()
+        engine = self.site.engine
+        settled = not engine.health.spilling
+        before = standing(engine.namespace)
+        if self.random.random() < 0.5:
+            self.site.embedded.close()
+        else:  # as a killed process: nobody is told
+            settled &= not engine._kept
+            engine.abandon()
+            self.site.embedded._writer._stop(NamespaceClosedError("killed"))
+        self.site.open()
+        after = standing(self.site.engine.namespace)
+        for path in before.keys() | after.keys() if settled else ():
+            if before.get(path) != after.get(path):
+                raise FuzzError(
+                    f"{path} held {before.get(path)!r:.2000} and holds {after.get(path)!r:.2000}"
+                )
+        self.site.wait(seconds=self.random.choice([0, 1]))
+
+    # -- what must hold ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check the broker after a turn, and learn from its answers."""
+        engine = self.site.engine
+        if engine.restarts or engine.is_healing:
+            raise FuzzError(f"the broker restarted: {engine.trouble} {self.asked()}")
+        if engine.namespace.failures:
+            raise FuzzError(f"internal errors: {engine.namespace.failures} {self.asked()}")
+        faults = engine.namespace.faults()
+        if faults:
+            raise FuzzError(f"{faults} {self.asked()}")
+        waiting = {id(ticket) for ticket in engine.waiting_tickets()}
+        for call in self.waiting:
+            if call.done:
+                self.learn(call)
+            elif id(call) not in waiting:
+                raise FuzzError(f"{call.command!r:.300} is neither answered nor waits")
+        self.waiting = [call for call in self.waiting if not call.done]
+
+    def learn(self, call: Call) -> None:
+        error, value = call._error, call._value
+        kind = type(call.command).__name__
+        self.outcome.answers[f"{kind} {type(error).__name__ if error else 'ok'}"] += 1
+        if isinstance(error, CommandFailedError | BrokerRestartingError):
+            raise FuzzError(f"{call.command!r:.500} met {error}")
+        frame = wire.encode_replies([wire.Reply(1, error if error is not None else value)])
+        wire.decode_replies(pa.py_buffer(frame.metadata), frame.batch)
+        if isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
+            value.validate(full=True)
+            to_messages(value)
+        if error is None:
+            self.maker.known.learn(call.command, value)
+
+    def browse(self) -> None:
+        """Read every message that is left."""
+        for queue in self.site.engine.namespace.directory.queues():
+            if queue.dead_letter is not None or queue.path.endswith("Queue"):
+                to_messages(self.site.ask(c.Peek(queue.path, 0, 10_000)))
+
+    def asked(self) -> str:
+        return "; ".join(f"{command!r:.300}" for command in self.last)
+
+
+def entities() -> list[tuple[Any, RuleDescription | None]]:
+    """Return what each round begins with."""
+    made: list[tuple[Any, RuleDescription | None]] = []
+    for path in ("plain", *(path for path in QUEUES if "forward_to" not in QUEUES[path])):
+        if path not in [one.path for one, _ in made]:
+            made.append((QueueDescription(path=path, **QUEUES[path]), None))
+    made += [(TopicDescription(path=path), None) for path in TOPICS]
+    red = RuleDescription("red", SqlFilter("colour = 'red' OR n > 0"), SqlAction("SET n = n * n"))
+    onward = dict(zip(TOPICS, [*TOPICS[1:], "plain"], strict=True))
+    for path in reversed(TOPICS):
+        for name in SUBSCRIPTIONS:
+            described = SubscriptionDescription(
+                topic_path=path,
+                name=name,
+                requires_session=name == "held",
+                forward_to=onward[path] if name == "on" else None,
+            )
+            made.append((described, red if name == "red" else None))
+    made += [(QueueDescription(path=path, **QUEUES[path]), None) for path in ("gate", "door")]
+    assert {one.path for one, _ in made} >= {*PATHS, *TOPICS}
+    return made
+
+
+def standing(namespace: Namespace) -> dict[str, Any]:
+    """Return what the log must hold: messages, leases, session states, rules and keys."""
+    found: dict[str, Any] = {"keys": namespace.keys.all()}
+    for entity in namespace.directory:
+        path = entity.description.path
+        found[f"{path} itself"] = entity.to_fact()
+    for queue in namespace.directory.queues():
+        waiting = queue.waiting
+        at = waiting.all()
+        columns = [waiting.get(name, at).tolist() for name in ("sequence", "failures", "enqueued")]
+        states = [DURABLE[State(one)].name for one in waiting.get("state", at).tolist()]
+        died = waiting.get("death", at).tolist()
+        deaths = [namespace.shared.deaths[one] if one >= 0 else None for one in died]
+        sizes = waiting.get("size", at).tolist()
+        expires = waiting.get("expires", at).tolist()
+        found[queue.path] = list(zip(*columns, states, deaths, sizes, expires, strict=True))
+        found[f"{queue.path} sessions"] = queue.sessions.states
+        found[f"{queue.path} leases"] = sorted(
+            (lease.epoch, lease.owner, lease.until, tuple(lease.intervals))
+            for lease in queue.leases
+        )
+    return found
+
+
+def run(rounds: int, seed: int, *, turns: int = 400, progress: bool = False) -> Outcome:
+    """Go through so many rounds; return what was asked."""
+    outcome = Outcome()
+    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # restores and refusals are many
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="twinbus-fuzz-") as folder:
+            try:
+                Round(Path(folder) / "namespace", seed + number, outcome).run(turns)
+            except Exception as error:
+                command = f"python -m tests.soak.command_fuzz --rounds 1 --seed {seed + number}"
+                raise FuzzError(f"replay: {command} --turns {turns}: {error}") from error
+        if progress:
+            print(f"round {number + 1}: {outcome.commands():,} commands", flush=True)
+    return outcome
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    options = parser.parse_args()
+    print(
+        f"seed {options.seed}: python -m tests.soak.command_fuzz --rounds {options.rounds} "
+        f"--turns {options.turns} --seed {options.seed}",
+        flush=True,
+    )
+    began = time.monotonic()
+    outcome = run(options.rounds, options.seed, turns=options.turns, progress=True)
+    for what, count in sorted(outcome.answers.items()):
+        print(f"{count:>8,} {what}")
+    print(
+        f"{outcome.commands():,} commands in {outcome.turns:,} turns and {outcome.restarts} "
+        f"restarts, {time.monotonic() - began:.0f} s: none met an internal error"
+    )
+
+
+if __name__ == "__main__":
+    main()
