@@ -102,7 +102,7 @@ def subscription_path(topic_path: str, name: str) -> str:
 def _check_path(what: str, path: str) -> None:
     if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > MAX_PATH_CHARACTERS:
         raise InvalidArgumentError(
-            f"{what} {path!r:.80} is not a valid name: use letters, digits, '.', '-', '_' and '/' "
+            f"{what} {shown(path)} is not a valid name: use letters, digits, '.', '-', '_' and '/' "
             f"between parts, start each part with a letter or digit, at most "
             f"{MAX_PATH_CHARACTERS} characters"
         )
@@ -114,7 +114,7 @@ def _check_name(what: str, name: str) -> None:
     longest = MAX_SUBSCRIPTION_NAME_CHARACTERS
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > longest:
         raise InvalidArgumentError(
-            f"{what} {name!r:.80} is not a valid name: use letters, digits, '.', '-' and '_', "
+            f"{what} {shown(name)} is not a valid name: use letters, digits, '.', '-' and '_', "
             f"start with a letter or digit, at most {longest} characters"
         )
 

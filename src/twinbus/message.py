@@ -193,7 +193,7 @@ def too_long(name: str, characters: int) -> InvalidArgumentError:
 
 
 def _check_moment(name: str, moment: object) -> None:
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
         )

@@ -298,7 +298,7 @@ def test_timers_that_failed_work_again_after_the_wall_clock_was_set(
 
 # -- those who wait --------------------------------------------------------------------------------
 
-WAITING: dict[str, c.Command[Any]] = {
+WAITING: dict[str, c.Receive | c.LeaseRange | c.AcceptSession] = {
     "receive": c.Receive(TARGET, wait=MINUTE),
     "receive_and_delete": c.Receive(TARGET, wait=MINUTE, mode=c.ReceiveMode.RECEIVE_AND_DELETE),
     "lease": c.LeaseRange(TARGET, "me", 1, wait=MINUTE),
@@ -377,9 +377,10 @@ def test_a_spilled_send_that_meets_a_fault_is_kept_and_moved_when_the_fault_is_g
         wrong = [one for call in together(site, *sends) for one in succeeded("a send", call)]
         with parts.breaking(at, named(f"spilled to {QUEUE}")):
             site.disk.full = False
-            for _ in range(10):
-                site.wait(seconds=3)
+            site.wait(seconds=100)
             wrong += succeeded("a peek", together(site, c.Peek(FULL))[0])
+            if bodies(peek(site, EMPTY)) != ["a", "b"]:
+                wrong.append("the spilled sends to another queue were not moved meanwhile")
         wrong += troubles(site)
         site.wait(minutes=6)
         for path in (QUEUE, EMPTY):

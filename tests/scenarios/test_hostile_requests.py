@@ -55,6 +55,7 @@ from twinbus.entities import (
     backlog_folder,
 )
 from twinbus.errors import (
+    EntityNotFoundError,
     InvalidArgumentError,
     MessageLockLostError,
     MessageNotFoundError,
@@ -159,73 +160,48 @@ def test_the_time_to_refuse_a_filter_does_not_double_with_each_of_its_signs(
             street.editor.ask(CreateRule(SPORT, rule))
 
     refuse(1)  # the first use of the parser takes longer
-    assert growth(refuse, 11, 15, repeats=2) < 8  # 16 where each sign doubles the time
+    assert growth(refuse, 12, 16, repeats=1) < 4  # 16 where each sign doubles the time
 
 
 def send_through(street: Street, rule: RuleDescription, batch: pa.RecordBatch) -> None:
-    """Send a batch through a rule; a rule that is refused costs nothing."""
-    with suppress(InvalidArgumentError):
-        street.editor.ask(CreateRule(SPORT, rule))
-        street.editor.ask(Send(NEWS, batch))
-        street.editor.ask(DeleteRule(SPORT, rule.name))
+    """Send a batch through a rule; the broker may refuse the rule or the send."""
+    for command in (CreateRule(SPORT, rule), Send(NEWS, batch), DeleteRule(SPORT, rule.name)):
+        with suppress(InvalidArgumentError, EntityNotFoundError):
+            street.editor.ask(command)
 
 
 def test_an_action_of_many_steps_costs_not_much_more_than_one_step(street: Street) -> None:
-    batch = to_batch(messages(1000))
+    batch = to_batch(messages(10_000))
 
     def send(steps: int) -> None:
         action = SqlAction("SET a=1;" * steps)
         send_through(street, RuleDescription("steps", TrueFilter(), action), batch)
 
-    assert growth(send, 1, 120, repeats=2) < 20
+    assert growth(send, 1, 120, repeats=1) < 20
 
 
 def test_a_pattern_of_many_wildcards_costs_not_much_more_than_one_of_few(street: Street) -> None:
-    text = "".join(random.Random(7).choices("ac", k=20_000))  # without a period
+    text = "".join(random.Random(7).choices("ac", k=120_000))  # without a period
     batch = to_batch(messages(1, application_properties={"text": text}))
 
     def send(wildcards: int) -> None:
-        pattern = "%a" + "_" * wildcards + "%b"
-        condition = SqlFilter("text LIKE @pattern", {"pattern": pattern})
-        send_through(street, RuleDescription("like", condition), batch)
+        condition = " OR ".join(["text LIKE @pattern"] * 3)
+        pattern = {"pattern": "%a" + "_" * wildcards + "%b"}
+        send_through(street, RuleDescription("like", SqlFilter(condition, pattern)), batch)
 
-    assert growth(send, 5, 900, repeats=2) < 20
+    assert growth(send, 5, 900, repeats=1) < 20
 
 
 def test_origins_with_gaps_that_come_in_descending_order_take_linear_time(street: Street) -> None:
-    def send(count: int) -> None:
-        """Send pings whose numbers lie far apart, each send below the one before."""
+    sends: dict[int, list[Send]] = {}
+    for count in (10_000, 40_000):
         pings = to_batch(messages(count, content_type=PING_CONTENT_TYPE))
         gaps = 2 * np.arange(count)
-        with suppress(InvalidArgumentError):  # so many gaps may be refused
-            street.sender.together(
-                *(
-                    Send(JUNK, pings, Origin(SENDER, gaps + first * 10**9))
-                    for first in range(4, 0, -1)
-                )
-            )
-
-    assert growth(send, 10_000, 40_000, repeats=1) < 9  # quadratic is 16
+        origins = [Origin(SENDER, gaps + first * 10**9) for first in range(4, 0, -1)]
+        sends[count] = [Send(JUNK, pings, origin) for origin in origins]
+    # Quadratic is 16. The broker may refuse so many gaps.
+    assert growth(lambda count: street.sender.together(*sends[count]), 10_000, 40_000) < 9
     street.assert_unharmed()
-
-
-def test_a_receive_passes_over_the_deferred_messages_of_its_session_at_once(site: Site) -> None:
-    street = Street(site, requires_session=True)
-    waits: dict[int, Receive] = {}
-    for count in (10_000, 160_000):
-        name = str(count)
-        for _ in range(count // 10_000):
-            street.hog.ask(Send(JUNK, to_batch(messages(10_000, session_id=name))))
-        lock = street.hog.ask(AcceptSession(JUNK, name)).lock
-        while (batch := street.hog.ask(Receive(JUNK, 10_000, session=lock))).num_rows:
-            street.hog.ask(Settle(JUNK, batch.column("lock_token"), Disposition.DEFER))
-        waits[count] = Receive(JUNK, session=lock)
-
-    def receive(count: int) -> None:
-        for _ in range(20):
-            street.hog.ask(waits[count])
-
-    assert growth(receive, 10_000, 160_000) < 4
 
 
 # -- turns -----------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ import random
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -298,12 +300,23 @@ def standing(namespace: Namespace) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let the broker say nothing of clocks that were set, full disks and rules that failed."""
+    log = logging.getLogger("twinbus")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def run(rounds: int, seed: int, *, turns: int = 400, progress: bool = False) -> Outcome:
     """Go through so many rounds; return what was asked."""
     outcome = Outcome()
-    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # restores and refusals are many
     for number in range(rounds):
-        with tempfile.TemporaryDirectory(prefix="twinbus-fuzz-") as folder:
+        with quiet(), tempfile.TemporaryDirectory(prefix="twinbus-fuzz-") as folder:
             try:
                 Round(Path(folder) / "namespace", seed + number, outcome).run(turns)
             except Exception as error:

@@ -252,7 +252,8 @@ class Maker:
         """Leave a column empty; of properties, some rows have none and some have odd ones."""
         name = self.one(*(name for name in MESSAGE_SCHEMA.names if name != "body"))
         if name == "properties":
-            odd = self.one([("a", {})], [("a", None)], [("a", {"int": 1, "str": "x"})], [], None)
+            odds: list[Any] = [[("a", {})], [("a", None)], [("a", {"int": 1, "str": "x"})], None]
+            odd = self.random.choice(odds)
             bags = [self.one(None, [], [("n", {"int": 1})], odd) for _ in range(len(batch))]
             return self._replaced(batch, name, pa.array(bags, PROPERTIES_TYPE))
         return self._replaced(batch, name, pa.nulls(len(batch), batch.schema.field(name).type))
@@ -343,13 +344,14 @@ class Maker:
 
     def rule_filter(self) -> RuleFilter:
         texts = {name: self.text() for name in TEXT_COLUMNS if name != "partition_key"}
-        return self.one(
+        filters: list[RuleFilter] = [
             SqlFilter(self.condition(3)[:1024], self.parameters()),
             SqlFilter(self.condition(1), self.parameters()),
             CorrelationFilter(properties=self.bag(), **texts),
             TrueFilter(),
             FalseFilter(),
-        )
+        ]
+        return self.random.choice(filters)
 
     def rule(self) -> RuleDescription:
         name = self.one("one", "two", "three", "$Default", "RED")
@@ -368,7 +370,7 @@ class Maker:
             "status": self.one(*[EntityStatus.ACTIVE] * 9, *EntityStatus),
             "user_metadata": self.text() if self.chance(0.5) else None,
         }
-        with_queue = {
+        with_queue: dict[str, Any] = {
             "lock_duration": self.one(SECOND, timedelta(minutes=1), timedelta(minutes=5)),
             "max_delivery_count": self.one(1, 2, 10, 2**31 - 1),
             "enable_dead_lettering_on_message_expiration": self.chance(0.5),
@@ -471,7 +473,7 @@ class Maker:
         return c.CancelScheduled(*self.numbered())
 
     def mode(self) -> c.ReceiveMode:
-        return self.one(*c.ReceiveMode)
+        return self.random.choice(list(c.ReceiveMode))
 
     def receive(self) -> c.Command[Any]:
         return c.Receive(

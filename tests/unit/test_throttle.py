@@ -16,6 +16,7 @@ from twinbus.broker.throttle import Bucket, Thresholds, Throttle, Usage
 from twinbus.clock import ManualClock
 from twinbus.errors import ServerBusyError
 from twinbus.limits import (
+    KEY_RATE_SHARE,
     KEY_SHARE,
     MANAGE_RESERVE,
     PARTITION_COUNT,
@@ -166,7 +167,18 @@ def test_a_part_of_the_rate_is_left_to_keys_that_manage() -> None:
     taken = 0
     with suppress(ServerBusyError):
         while True:
-            throttle.check_rate(QUEUE, 1, 0, is_manager=False)
+            throttle.check_rate(QUEUE, 1, 0, f"key {taken % 2}")
             taken += 1
     assert taken == int(100 * (1 - MANAGE_RESERVE))
-    throttle.check_rate(QUEUE, 1, 0, is_manager=True)
+    throttle.check_rate(QUEUE, 1, 0)
+
+
+def test_one_key_takes_its_share_of_the_rate_and_leaves_some_for_others() -> None:
+    throttle = Throttle(Thresholds(operations_per_second=100))
+    taken = 0
+    with suppress(ServerBusyError):
+        while True:
+            throttle.check_rate(QUEUE, 1, 0, "hog")
+            taken += 1
+    assert taken == int(100 * KEY_RATE_SHARE)
+    throttle.check_rate(QUEUE, 1, 0, "victim")

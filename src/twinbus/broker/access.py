@@ -223,7 +223,8 @@ class Admission:
         kind = origin_kind(source)
         if kind is OriginKind.SPILL:
             raise UnauthorizedError("only the broker itself names a spill store as an origin")
-        if kind is OriginKind.TRANSFER and not self.may(Claim.TRANSFER, path):
+        has_claim = Claim.TRANSFER in self.key.claims and self.may(Claim.TRANSFER, path)
+        if kind is OriginKind.TRANSFER and not (has_claim or self.may(Claim.MANAGE, None)):
             raise UnauthorizedError(
                 f"key {self.key.name} lacks the claim transfer, which it needs to bring messages "
                 "home; give the syphon a key with the claims send and transfer",

@@ -54,14 +54,15 @@ def _check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
     if isinstance(numbers, range):
         count = numbers.stop - numbers.start  # `len` cannot say everything a range can be
         whole = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
-    elif isinstance(numbers, np.ndarray):
+    elif type(numbers) is np.ndarray:
         count, whole = numbers.size, numbers.dtype == np.int64 and numbers.ndim == 1
         whole = whole and (not count or int(numbers.min()) >= low)
     else:
-        whole = isinstance(numbers, list | tuple) and all(
-            type(number) is int and low <= number <= _LARGEST for number in numbers
+        whole = type(numbers) in (list, tuple) and all(
+            type(number) is int and low <= number <= _LARGEST
+            for number in numbers  # type: ignore[attr-defined]
         )
-        count = len(numbers) if isinstance(numbers, list | tuple) else 0
+        count = len(numbers) if whole else 0  # type: ignore[arg-type]
     if not whole:
         least = "64 bits" if low < 0 else f"{low} to 2**63 - 1"
         raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of {least}")
@@ -86,9 +87,9 @@ def _check_intervals(what: str, intervals: object) -> None:
 
 def _is_interval(pair: object) -> bool:
     return (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(type(number) is int and -_LARGEST <= number <= _LARGEST for number in pair)
+        type(pair) in (list, tuple)
+        and len(pair) == 2  # type: ignore[arg-type]
+        and all(type(number) is int and -_LARGEST <= number <= _LARGEST for number in pair)  # type: ignore[attr-defined]
     )
 
 

@@ -415,10 +415,17 @@ class Engine:
         ]
 
     def _answer(self, commit: Commit) -> None:
+        """Answer everyone; a caller that cannot take its answer harms nobody else."""
         for ticket, value in commit.replies:
-            ticket.answer(value)
+            try:
+                ticket.answer(value)
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("an answer could not be handed on")
         for ticket, error in commit.refusals:
-            ticket.fail(error)
+            try:
+                ticket.fail(error)
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("a refusal could not be handed on")
         commit.replies.clear()
         commit.refusals.clear()
 

@@ -25,7 +25,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
 from twinbus.errors import InvalidArgumentError, MessagingError
-from twinbus.limits import MAX_BATCH_BYTES, MAX_SQL_DEPTH
+from twinbus.limits import MAX_ACTION_STEPS, MAX_BATCH_BYTES, MAX_SQL_DEPTH, MAX_WILDCARDS
 from twinbus.message import (
     PROPERTY_TYPES,
     TEXT_COLUMNS,
@@ -156,6 +156,9 @@ def _tokens(text: str) -> list[Any]:
 
 
 def _parse(what: str, text: str) -> Any:
+    odd = [token.text for token in _tokens(text) if _is_odd(token)]
+    if odd:  # some of them make the parser try every way to read what follows
+        raise InvalidArgumentError(f"the SQL {what} {text!r:.60} uses {odd[0]!r}; remove it")
     if max(_depths(_tokens(text)), default=0) > MAX_SQL_DEPTH:
         raise InvalidArgumentError(
             f"the SQL {what} {text!r:.60} nests brackets, NOT or signs deeper than "
@@ -169,6 +172,16 @@ def _parse(what: str, text: str) -> Any:
 
 
 _PREFIXES = (TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
+
+
+_SIGNS = {"(", ")", ",", ".", "=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "@"}
+
+
+def _is_odd(token: Any) -> bool:
+    """Whether a token is a sign that no rule may use."""
+    is_sign = not any(character.isalnum() or character in "_ " for character in token.text)
+    quoted = (TokenType.STRING, TokenType.IDENTIFIER)
+    return is_sign and token.token_type not in quoted and token.text not in _SIGNS
 
 
 def _depths(tokens: list[Any]) -> Iterator[int]:
@@ -265,6 +278,10 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
     value, pattern = _value(node.this, parameters), _constant(node.expression, parameters)
     if not isinstance(pattern, str):
         raise _refuse(node)
+    if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
+        raise InvalidArgumentError(
+            f"a LIKE pattern has more than {MAX_WILDCARDS} wildcards; each multiplies the work"
+        )
     regex = _like_regex(pattern, escape)
     negate = bool(node.args.get("negate"))
 
@@ -495,8 +512,10 @@ def _statements(text: str) -> list[str]:
     starts = [0, *(cut + 1 for cut in cuts)]
     pieces = [text[start:end] for start, end in zip(starts, [*cuts, len(text)], strict=True)]
     statements = [piece.strip() for piece in pieces if piece.strip()]
-    if not statements:
-        raise InvalidArgumentError("a SQL action needs at least one SET or REMOVE")
+    if not 0 < len(statements) <= MAX_ACTION_STEPS:
+        raise InvalidArgumentError(
+            f"a SQL action needs 1 to {MAX_ACTION_STEPS} of SET and REMOVE, not {len(statements)}"
+        )
     return statements
 
 

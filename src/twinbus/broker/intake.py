@@ -38,6 +38,7 @@ from twinbus.errors import (
     QuotaExceededError,
 )
 from twinbus.limits import (
+    KNOWN_GAPS,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_ID_CHARACTERS,
@@ -151,6 +152,11 @@ class Intake:
                 )
             if any(len(one.numbers) != count for one in _origins(origin)):
                 raise InvalidArgumentError("an origin needs one number for each message")
+            if not _is_brought_home(origin) and any(map(_has_many_gaps, _origins(origin))):
+                raise InvalidArgumentError(
+                    f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
+                    "messages in order"
+                )
         incoming = _merged(commands)
         self._check(entity, incoming)
         return incoming
@@ -389,6 +395,12 @@ def _is_brought_home(origin: Origin | None) -> bool:
         OriginKind.TRANSFER,
         OriginKind.SPILL,
     )
+
+
+def _has_many_gaps(origin: Origin) -> bool:
+    if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
+        return False
+    return int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1)) > KNOWN_GAPS
 
 
 def counted(size: Int64s) -> int:

@@ -159,6 +159,19 @@ class Management:
                 path=target,
             )
 
+    def _check_growth(
+        self, description: EntityDescription, current: EntityDescription, principal: Principal
+    ) -> None:
+        """Refuse a larger quota to a principal that manages one entity only: the disk is shared."""
+        name = "max_size_in_megabytes"
+        grows = getattr(description, name, 0) > getattr(current, name, 0)
+        if grows and not principal.may(Claim.MANAGE, None):
+            raise UnauthorizedError(
+                f"raising {name} of {current.path} needs a key that manages the whole namespace",
+                claim=Claim.MANAGE.value,
+                path=current.path,
+            )
+
     def _update(
         self, description: EntityDescription, principal: Principal, now: int, commit: Commit
     ) -> EntityDescription:
@@ -170,6 +183,7 @@ class Management:
                 f"{current.path} is described by a {type(current).__name__}, "
                 f"not a {type(description).__name__}"
             )
+        self._check_growth(description, current, principal)
         for name in _FIXED:
             if getattr(current, name, None) != getattr(description, name, None):
                 raise InvalidArgumentError(
@@ -220,7 +234,7 @@ class Management:
         kind = _KINDS[command.kind]
         found = [e.description for e in self._directory if isinstance(e.description, kind)]
         if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
-            found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
+            return [d for d in found if principal.may(Claim.MANAGE, d.path)]
         if command.topic_path is not None:
             topic = self._directory.entity(command.topic_path)
             found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]

@@ -358,9 +358,8 @@ class Namespace:
         if not self._throttle.limits_rates:
             return
         entity = self.directory.find(path) if path else None
-        is_manager = principal.may(Claim.MANAGE, None)
-        stores = entity.stores if entity else 0
-        self._throttle.check_rate(path, stores, now, is_manager=is_manager)
+        key = None if principal.may(Claim.MANAGE, None) else principal.id
+        self._throttle.check_rate(path, entity.stores if entity else 0, now, key)
 
     def usage(self, now: int, principal: Principal = OWNER) -> Usage:
         """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
@@ -596,7 +595,7 @@ class Namespace:
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
             return lease
-        _, holder = first_held(queue, command.past or ())
+        _, holder = first_held(queue, () if command.past is None else command.past)
         return self._park(queue, Waiter(ticket, command, now + wait, holder), now)
 
     def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:

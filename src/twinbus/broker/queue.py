@@ -42,6 +42,7 @@ from twinbus.broker.waiting import Indices, Rows, Waiting, once
 from twinbus.clock import from_us
 from twinbus.errors import (
     EntityNotFoundError,
+    InvalidArgumentError,
     InvalidOperationError,
     MessageLockLostError,
     MessageNotFoundError,
@@ -50,6 +51,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     FORWARD_RETRY_US,
+    MAX_BATCH_MESSAGES,
     MAX_HELD_SESSIONS,
     MAX_RECEIVE_BYTES,
     MIN_QUOTA_BYTES,
@@ -58,6 +60,8 @@ from twinbus.limits import (
 )
 from twinbus.message import Int64s
 
+_DELETING = -1  # in place of a lock
+_SHOWN_LOST = 100  # numbers or tokens that an error names
 _SET_ASIDE = {
     Disposition.DEFER: Cause.DEFERRED,
     Disposition.RELEASE: Cause.LAPSED,
@@ -202,6 +206,12 @@ class Queue:
         if command.session is not None:
             session = self.sessions.id(command.session.session_id)
         at = self._find_in(numbers, State.DEFERRED, "deferred", session)
+        size = int(self.waiting.get("size", at).sum(dtype=np.int64))
+        if size > MAX_RECEIVE_BYTES and len(at) > 1:
+            raise InvalidArgumentError(
+                f"the deferred messages have {size} bytes; one reply holds {MAX_RECEIVE_BYTES}. "
+                "Receive them in parts"
+            )
         return self._deliver(at, command.mode, lock, until, commit)
 
     def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
@@ -222,7 +232,7 @@ class Queue:
                 f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
                 "settled, expired, is locked, or never was",
                 path=self.path,
-                sequence_numbers=missing,
+                sequence_numbers=missing[:_SHOWN_LOST],
             )
         return once(at)
 
@@ -233,8 +243,9 @@ class Queue:
         held = Held(lock, until) if is_locked else None
         batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
         self.waiting.step(at, Cause.RECEIVED)
-        self.waiting.put("lock", at, lock)
-        if self.settings.requires_session:
+        # What is being deleted is locked by nobody: no token and no session can give it back.
+        self.waiting.put("lock", at, lock if is_locked else _DELETING)
+        if self.settings.requires_session or not is_locked:
             self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
         else:
             self.waiting.set_due(at, until)
@@ -310,7 +321,7 @@ class Queue:
         locks, numbers = token_columns(tokens)
         at = self.waiting.find(numbers)
         states = self.waiting.get("state", at)
-        good = (at >= 0) & (self.waiting.get("lock", at) == locks)
+        good = (at >= 0) & (locks > 0) & (self.waiting.get("lock", at) == locks)
         good &= (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
         if good.all():
             return once(at), []
@@ -325,7 +336,7 @@ class Queue:
             f"{len(lost)} lock token(s) of {self.path} are unknown, settled or lapsed; those "
             f"messages are delivered again. {settled} other(s) of this request were settled",
             path=self.path,
-            lock_tokens=lost,
+            lock_tokens=lost[:_SHOWN_LOST],
             settled=settled,
         )
 
@@ -499,7 +510,11 @@ class Queue:
             scheduled = self.waiting.get("state", ripe) == State.SCHEDULED
             self._give_back(ripe[~scheduled], Cause.LAPSED, commit)
             self._activate(ripe[scheduled], now, commit)
-        self._expire(self.waiting.expired(now), commit)
+        old = self.waiting.expired(now)
+        if len(old) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
+            old = old[:MAX_BATCH_MESSAGES]
+            self.waiting.next_expiry = now
+        self._expire(old, commit)
         if now >= self.retry_at:
             self.retry_at = NEVER_US
             self._resend_parked(now, commit)
@@ -509,6 +524,9 @@ class Queue:
         if not len(at):
             return
         at = at[np.argsort(self.waiting.get("due", at), kind="stable")]
+        if len(at) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
+            at = at[:MAX_BATCH_MESSAGES]
+            self.look_again(Cause.ACTIVATED, now)
         if self.resend is not None:
             self.resend(at, Cause.ACTIVATED, now, commit)
             return

@@ -13,6 +13,7 @@ from twinbus.limits import (
     DEFAULT_OPEN_RECEIVES,
     DEFAULT_OPERATIONS_PER_SECOND,
     DEFAULT_STORAGE_BYTES,
+    KEY_RATE_SHARE,
     KEY_SHARE,
     MANAGE_RESERVE,
     SECOND_US,
@@ -71,6 +72,7 @@ class Throttle:
         self.thresholds = thresholds
         self._namespace: Bucket | None = None
         self._entities: dict[str, Bucket] = {}
+        self._keys: dict[str, Bucket] = {}  # that cannot manage the namespace
 
     @property
     def limits_rates(self) -> bool:
@@ -78,16 +80,21 @@ class Throttle:
         rates = self.thresholds.operations_per_second, self.thresholds.entity_operations_per_second
         return rates != (None, None)
 
-    def check_rate(self, path: str, stores: int, now: int, *, is_manager: bool = True) -> None:
+    def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:
         """Refuse when the namespace or this entity gets too many requests; its case is ignored.
 
-        A part of the namespace's rate is reserved for keys that may manage it.
+        `key` is one that cannot manage the namespace: it has a share of the rate, and leaves a
+        reserve for those that can.
         """
         rate = self.thresholds.operations_per_second
         if rate is not None:
             if self._namespace is None:
                 self._namespace = Bucket(rate, now)
-            if not self._namespace.take(now, 0.0 if is_manager else MANAGE_RESERVE):
+            if key is not None:
+                share = self._keys.setdefault(key, Bucket(rate * KEY_RATE_SHARE, now))
+                if not share.take(now):
+                    raise _busy("operations_per_second of one key", rate * KEY_RATE_SHARE, path)
+            if not self._namespace.take(now, 0.0 if key is None else MANAGE_RESERVE):
                 raise _busy("operations_per_second", rate, "")
         rate = self.thresholds.entity_operations_per_second
         if rate is not None and stores:
@@ -123,7 +130,7 @@ class Throttle:
 
     def shift(self, by: int) -> None:
         """Move the times of the buckets: the wall clock was set by so much."""
-        for bucket in (self._namespace, *self._entities.values()):
+        for bucket in (self._namespace, *self._entities.values(), *self._keys.values()):
             if bucket is not None:
                 bucket.shift(by)
 

@@ -15,6 +15,8 @@ import pyarrow as pa
 from twinbus.errors import InvalidArgumentError
 from twinbus.message import LOCK_TOKEN, Int64s
 
+_64_BITS = 2**64 - 1
+
 
 class LockNumbers:
     """Numbers for locks and lease epochs: never the same twice."""
@@ -30,7 +32,7 @@ class LockNumbers:
 
 def token_of(lock: int, number: int) -> UUID:
     """Return one token."""
-    return UUID(int=(int(lock) << 64) | int(number))
+    return UUID(int=(int(lock) & _64_BITS) << 64 | int(number) & _64_BITS)
 
 
 def tokens_for(lock: int, numbers: Int64s) -> pa.Array:

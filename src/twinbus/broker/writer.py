@@ -107,6 +107,7 @@ class Writer:
         self.engine = Engine(settings, clock, storages or Storages(), threaded=threaded)
         self._clock = clock
         self._arrivals: deque[Asker] = deque()
+        self._changed_directory = False  # in the last turn
         self._withdrawn: set[int] = set()  # identities of arrivals that no longer count
         self._completed: deque[Callable[[], None]] = deque()  # futures to complete after a turn
         self._turn_lock = threading.Lock()
@@ -301,8 +302,12 @@ class Writer:
         arrivals = self._arrivals
         while self._withdrawn and arrivals and id(arrivals[0]) in self._withdrawn:
             self._withdrawn.discard(id(arrivals.popleft()))
-        careful = self.engine.is_careful
-        if arrivals and (careful or isinstance(arrivals[0].command, CHANGES_DIRECTORY)):
+        if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
+            others = self._others() if self._changed_directory else []
+            self._changed_directory = not others
+            return others or [arrivals.popleft()]
+        self._changed_directory = False
+        if arrivals and self.engine.is_careful:
             return [arrivals.popleft()]
         group: list[Asker] = []
         size = 0
@@ -315,6 +320,26 @@ class Writer:
                 self._withdrawn.discard(id(asker))
             else:
                 group.append(asker)
+        return group
+
+    def _others(self) -> list[Asker]:
+        """Take what other keys ask for, past a key that keeps changing the directory.
+
+        What one key asked for stays in order.
+        """
+        waits: set[str] = set()  # principals whose changes come first
+        group: list[Asker] = []
+        size = 0
+        for asker in list(self._arrivals):
+            if isinstance(asker.command, CHANGES_DIRECTORY):
+                waits.add(asker.principal.id)
+            elif asker.principal.id not in waits and id(asker) not in self._withdrawn:
+                size += size_of(asker.command)
+                if group and size > MAX_BATCH_BYTES:
+                    break
+                group.append(asker)
+        for asker in group:
+            self._arrivals.remove(asker)
         return group
 
     # -- closing -------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ PROTOCOL = f"twinbus/{WIRE_VERSION}".encode()  # what the exchange is opened for
 HANG_UP = 0  # the number of the reply that ends the connection
 _KINDS = Kinds((*COMMANDS, *_VALUES, *DESCRIPTIONS))
 _LENGTH = struct.Struct("<I")
+_HEAD_PARTS = {"asks", "replies", "token", "bye"}
 _FEW_NUMBERS = 16  # written as JSON; more are cheaper as a blob
 _NO_DELIVERIES = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 
@@ -166,8 +167,9 @@ class _Writing(Plain):
 class _Reading(Plain):
     """Turns a head and the blobs beside it into values."""
 
-    def __init__(self, metadata: pa.Buffer | None) -> None:
+    def __init__(self, metadata: pa.Buffer | None, *, may_hold_batches: bool = True) -> None:
         super().__init__(_KINDS)
+        self._may_hold_batches = may_hold_batches
         held = memoryview(metadata) if metadata is not None else memoryview(b"")
         if len(held) < _LENGTH.size:
             raise InvalidArgumentError("a frame has no head")
@@ -179,8 +181,8 @@ class _Reading(Plain):
             self.head = json.loads(bytes(held[_LENGTH.size : end]))
         except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"a frame's head is not JSON: {error}") from error
-        if not isinstance(self.head, dict):
-            raise InvalidArgumentError("a frame's head is not a JSON object")
+        if not isinstance(self.head, dict) or set(self.head) - _HEAD_PARTS:
+            raise InvalidArgumentError("a frame's head is not an object with the parts it may have")
         self._blobs = held[end:]
 
     def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
@@ -195,6 +197,11 @@ class _Reading(Plain):
             return range(first, first + count)
         if kind not in ("numbers", "tokens", "blob", "batch"):
             return super()._load_scalar(kind, plain)
+        return self._load_blob(kind, plain)
+
+    def _load_blob(self, kind: str, plain: dict[str, Any]) -> Any:
+        if kind == "batch" and not self._may_hold_batches:
+            raise InvalidArgumentError("no command holds a batch in its head")
         at, size = plain["at"], plain["size"]
         if not 0 <= at <= at + size <= len(self._blobs):
             raise InvalidArgumentError("a value points outside of its frame")
@@ -296,7 +303,7 @@ def encode_asks(
 
 def decode_asks(metadata: pa.Buffer | None, batch: pa.RecordBatch | None) -> Asks:
     """Return what a client's frame says."""
-    reading = _Reading(metadata)
+    reading = _Reading(metadata, may_hold_batches=False)
     asks = []
     first = 0
     for number, plain, rows in reading.items("asks"):
