@@ -510,12 +510,12 @@ def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
 
 def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
     """Whether messages are pings, all of them; they need not be in order otherwise."""
-    kinds: Sequence[Any]
     if isinstance(messages, pa.RecordBatch):
         at = messages.schema.get_field_index("content_type")
-        kinds = messages.column(at).to_pylist() if at >= 0 else []
-    else:
-        kinds = [message.content_type for message in messages]
+        if at < 0 or not messages.num_rows or messages.schema.field(at).type != pa.string():
+            return False
+        return bool(pc.all(pc.equal(messages.column(at), _PING).fill_null(False)).as_py())
+    kinds = [message.content_type for message in messages]
     return bool(kinds) and all(kind == PING_CONTENT_TYPE for kind in kinds)
 
 
@@ -541,6 +541,9 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def check_values(columns: Mapping[str, pa.Array]) -> None:
     """Refuse values that no message object could hold, given the columns in use."""
+    for name in TEXT_COLUMNS:
+        if name in columns:
+            _check_readable(name, columns[name])
     schedule = columns.get("scheduled_enqueue_time_utc")
     if schedule is not None:
         _check_moments("scheduled_enqueue_time_utc", schedule)
@@ -549,8 +552,18 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
         offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
             names, values = property_entries(properties, offsets)
+            _check_readable("a property's name", names)
+            _check_readable("a property", values)
             _check_properties(names, values)
             _check_names_differ(names, offsets)
+
+
+def _check_readable(what: str, texts: pa.Array) -> None:
+    """Refuse bytes that only claim to be text."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidArgumentError(f"{what} of a message is not valid UTF-8: {error}") from error
 
 
 def _check_moments(what: str, column: pa.Array) -> None:

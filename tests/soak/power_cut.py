@@ -25,7 +25,7 @@ from unittest import mock
 
 from tests.soak.power_cut_actions import Applications
 from tests.soak.power_cut_machine import Machine
-from tests.soak.power_cut_model import BrokenPromiseError
+from tests.soak.power_cut_model import BrokenPromiseError, KnownLimitError
 
 CUTS_PER_ROUND = (1, 3, 6)
 SHOWN = 40  # of the last requests before a failure
@@ -40,13 +40,23 @@ class Outcome:
     acknowledged: int = 0
     settled: int = 0
     moments: Counter[str] = field(default_factory=Counter)  # when the power failed
+    limits: list[str] = field(default_factory=list)  # rounds that ended early
+
+    def add(self, other: "Outcome") -> None:
+        """Add a round."""
+        self.cuts += other.cuts
+        self.rounds += other.rounds
+        self.acknowledged += other.acknowledged
+        self.settled += other.settled
+        self.moments += other.moments
+        self.limits += other.limits
 
 
 class RoundFailedError(AssertionError):
     """A round found a promise that was not kept."""
 
 
-def run_round(seed: int) -> Outcome:
+def run_round(seed: int, *, sick_spill: bool = False) -> Outcome:
     """Run one namespace through several power cuts."""
     generator = random.Random(seed)
     outcome = Outcome(rounds=1)
@@ -59,11 +69,13 @@ def run_round(seed: int) -> Outcome:
             mock.patch("os.urandom", nonces.randbytes),
         ):
             machine = Machine(Path(folder), generator)
-            applications = Applications(machine)
+            applications = Applications(machine, sick_spill=sick_spill)
             try:
                 for _ in range(generator.choice(CUTS_PER_ROUND)):
                     outcome.moments[_live(machine, applications)] += 1
                     machine.cut()
+            except KnownLimitError as error:
+                outcome.limits.append(f"seed {seed}, cut {machine.cuts}: {error}")
             except BrokenPromiseError as error:
                 shown = "\n    ".join(machine.trace[-SHOWN:])
                 raise RoundFailedError(
@@ -103,7 +115,7 @@ def _live(machine: Machine, applications: Applications) -> str:
     return moment
 
 
-def run(cuts: int, seed: int, *, progress: bool = False) -> Outcome:
+def run(cuts: int, seed: int, *, sick_spill: bool = False, progress: bool = False) -> Outcome:
     """Run rounds until so many cuts were made; the seed of each is one more than the last."""
     total = Outcome()
     logger, silence = logging.getLogger("twinbus.broker"), logging.NullHandler()
@@ -111,13 +123,8 @@ def run(cuts: int, seed: int, *, progress: bool = False) -> Outcome:
     logger.addHandler(silence)
     try:
         while total.cuts < cuts:
-            outcome = run_round(seed + total.rounds)
             before = total.cuts
-            total.rounds += 1
-            total.cuts += outcome.cuts
-            total.acknowledged += outcome.acknowledged
-            total.settled += outcome.settled
-            total.moments += outcome.moments
+            total.add(run_round(seed + total.rounds, sick_spill=sick_spill))
             if progress and (before // 50 != total.cuts // 50 or total.cuts >= cuts):
                 print(
                     f"{total.cuts:>5} cuts  {total.acknowledged:>9,} acknowledged  "
@@ -135,17 +142,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cuts", type=int, default=300)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
+    parser.add_argument("--sick-spill", action="store_true", help="its disk fails, too")
     options = parser.parse_args()
+    more = " --sick-spill" if options.sick_spill else ""
     print(
         f"seed {options.seed}: python -m tests.soak.power_cut --cuts {options.cuts} "
-        f"--seed {options.seed}",
+        f"--seed {options.seed}{more}",
         flush=True,
     )
     began = time.monotonic()
     try:
-        total = run(options.cuts, options.seed, progress=True)
+        total = run(options.cuts, options.seed, sick_spill=options.sick_spill, progress=True)
     except RoundFailedError as error:
-        sys.exit(f"{error}\nThe first number is the seed: use it with --cuts 1")
+        sys.exit(f"{error}\nThe first number is the seed of the round: use it with --cuts 1")
+    for limit in total.limits:
+        print(f"twice, as is known to happen: {limit}")
     moments = ", ".join(f"{count} {moment}" for moment, count in total.moments.items())
     print(
         f"{total.cuts} power cuts ({moments}) in {time.monotonic() - began:.0f} s: "

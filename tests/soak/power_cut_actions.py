@@ -80,8 +80,9 @@ FATES = {
 class Applications:
     """Senders, receivers, syphons and administrators of one machine."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, *, sick_spill: bool) -> None:
         self._machine = machine
+        self._sick_spill = sick_spill
         self._model = machine.model
         self._random: random.Random = machine.random
         self._serial = 0
@@ -148,7 +149,7 @@ class Applications:
 
     def _make_trouble(self) -> None:
         disk = self._machine.log
-        trouble = self._random.randrange(6)
+        trouble = self._random.randrange(6 if self._sick_spill else 4)
         self._machine.trace.append(f"trouble {trouble}")
         if trouble == 0:
             disk.full = True
@@ -220,6 +221,7 @@ class Applications:
             self._check_receipt(send, copies, receipt.sequence_numbers)
             for copy in copies:
                 self._model.taken_in(copy)
+                copy.may_double |= self._machine.is_doubtful and not is_repeatable
             for copy, number in zip(copies, receipt.sequence_numbers, strict=False):
                 if copy.due_us and number:
                     self._scheduled.append((copy, number))

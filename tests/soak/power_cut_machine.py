@@ -133,6 +133,11 @@ class Machine:
         """Whether the broker may refuse what needs the disk."""
         return self.log.is_sick or self.spill.is_sick or self.engine.health.spilling
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a record may be on the disk though the broker was told that it is not."""
+        return self.log.is_sick and not self.log.full
+
     def heal_disks(self) -> None:
         """End every trouble."""
         self.log.heal()

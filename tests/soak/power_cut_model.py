@@ -21,6 +21,10 @@ class BrokenPromiseError(AssertionError):
     """The broker did not keep what it acknowledged."""
 
 
+class KnownLimitError(Exception):
+    """What happened is known to be possible, and the model cannot follow it."""
+
+
 class Fate(Enum):
     """Where a copy of a message is."""
 
@@ -43,6 +47,7 @@ class Copy:
     is_sure: bool = True  # the broker's memory is known
     since: int = 0  # the last record when `latest` became so
     is_enqueued: bool | None = False  # None: nobody knows
+    may_double: bool = False  # it was spilled after a sync failed: the record may be there as well
 
     def fates(self, now_us: int) -> set[Fate]:
         """Return what may be seen of it now: what was scheduled and is due has become active."""
@@ -172,6 +177,7 @@ class Model:
         assert message.sequence_number is not None
         self.check_number(path, message.sequence_number, message.message_id)
         if copy.is_sure and fate not in {copy.latest, *copy.fates(now_us)}:
+            _check_limit(copy)
             raise BrokenPromiseError(
                 f"{path}: {message.message_id} is {fate.value}, expected {_names(copy.possible)}"
             )
@@ -221,6 +227,7 @@ class Model:
         for (path, message_id), copy in self.copies.items():
             fates = seen.get((path, message_id), [Fate.ABSENT])
             if len(fates) > 1:
+                _check_limit(copy)
                 raise BrokenPromiseError(f"{path}: {message_id} is there {len(fates)} times")
             if fates[0] not in copy.fates(now_us):
                 lost[path] += 1
@@ -236,6 +243,11 @@ class Model:
             if is_due:  # on the disk it may still wait for its time
                 copy.possible = {Fate.SCHEDULED, Fate.ACTIVE}
         self.loose.clear()
+
+
+def _check_limit(copy: Copy) -> None:
+    if copy.may_double:
+        raise KnownLimitError(f"{copy.path}: {copy.message.message_id} is in the log and spilled")
 
 
 def _home(path: str) -> str:

@@ -262,11 +262,11 @@ class Engine:
         self._next_check += by
         record = self.log.last_record
         self.clock_steps[record] = self.clock_steps.get(record, 0) + by
-        self._unwritten.append(Fact.of("clock", record, self.clock_steps[record]))
+        self._kept.facts.append(Fact.of("clock", record, self.clock_steps[record]))
         for queue in self.namespace.directory.queues():
             for lease in queue.leases:
                 key = f"{queue.entity}/{lease.epoch}"
-                self._unwritten.append(Fact("leased until", key, lease.renewal()))
+                self._kept.facts.append(Fact("leased until", key, lease.renewal()))
 
     def notices_clock(self) -> bool:
         """Whether the wall clock was set since the last turn."""

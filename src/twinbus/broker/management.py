@@ -234,8 +234,8 @@ class Management:
         kind = _KINDS[command.kind]
         found = [e.description for e in self._directory if isinstance(e.description, kind)]
         if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
-            return [d for d in found if principal.may(Claim.MANAGE, d.path)]
-        if command.topic_path is not None:
+            found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
+        elif command.topic_path is not None:
             topic = self._directory.entity(command.topic_path)
             found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]
         return sorted(found, key=lambda description: description.path.lower())

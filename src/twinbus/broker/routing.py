@@ -96,16 +96,16 @@ class Router:
         queue = entity.queue
         longest = queue.settings.time_to_live_us
         life = time_to_live if longest == NEVER_US else np.minimum(time_to_live, longest)
-        if hops > MAX_FORWARD_HOPS:
+        if isinstance(entity, Topic):
+            self._fan_out(entity, rows, life, outbound, hops)
+        elif entity.forward_to is None:
+            self._arrive(queue, rows, life, outbound)
+        elif hops >= MAX_FORWARD_HOPS:
             death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
             assert queue.dead_letter is not None
             outbound.placements.append(
                 Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death)
             )
-        elif isinstance(entity, Topic):
-            self._fan_out(entity, rows, life, outbound, hops)
-        elif entity.forward_to is None:
-            self._arrive(queue, rows, life, outbound)
         elif self._can_forward(entity, rows, outbound):
             target = self._directory.entity(entity.forward_to)
             self.route(target, rows, life, outbound, hops + 1)
@@ -130,7 +130,7 @@ class Router:
                 continue
             for copy in subscription.copies(batch):
                 for copied, at in self._changed(subscription, copy, batch, rows, outbound):
-                    self.route(subscription, copied, life[at], outbound, hops + 1)
+                    self.route(subscription, copied, life[at], outbound, hops)
 
     def _changed(
         self,
