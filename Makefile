@@ -12,6 +12,8 @@ SECONDS ?= 60
 SCHEDULES ?= 10000
 OUTAGES ?= 3
 SYPHON_KILLS ?= 200
+CUTS ?= 300
+FUZZ_ROUNDS ?= 50
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs lock clean
@@ -71,6 +73,8 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 	$(RUN) -m tests.soak.restore
+	$(RUN) -m tests.soak.power_cut --cuts $(CUTS)
+	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
 
 docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.pipeline.syphon twinbus.pipeline.source

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from twinbus.clock import MICROSECOND, from_us, moment_us
 from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.values import shown
 
 
 class Kinds:
@@ -82,7 +83,7 @@ class Plain:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             kind = plain.get("$", "a value") if isinstance(plain, dict) else "a list"
             raise InvalidArgumentError(
-                f"{kind!r:.40} does not have the fields it should: {error!r:.200}"
+                f"{shown(kind)} does not have the fields it should: {shown(error)}"
             ) from error
 
     def _load_kind(self, kind: Any, plain: dict[str, Any]) -> Any:
@@ -104,4 +105,4 @@ class Plain:
             return UUID(hex=plain["hex"])
         if kind == "bytes":
             return bytes.fromhex(plain["hex"])
-        raise InvalidArgumentError(f"there is no kind {kind!r:.40}; it may be of a newer version")
+        raise InvalidArgumentError(f"there is no kind {shown(kind)}; it may be of a newer version")

@@ -292,7 +292,7 @@ def test_a_managing_key_of_one_topic_cannot_fill_the_memory_of_transfers(street:
 def test_a_client_cannot_have_the_server_unpack_a_batch_where_none_belongs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unpacked = []
+    unpacked: list[bytes] = []
     monkeypatch.setattr(wire, "_from_ipc", unpacked.append)
     plain = {"$": "Peek", "path": {"$": "batch", "at": 0, "size": 4}}
     [one] = decode_asks(pa.py_buffer(metadata(ask(plain), b"bomb")), None).asks

@@ -4,7 +4,7 @@
 
 Each round opens a namespace of its own and hands over commands of all kinds, several to a turn.
 Their values lie at and beyond the edges; locks, epochs and numbers are real, stale or forged. In
-between time passes, the wall clock is set, the disk is full, and the broker restarts. After each
+between time passes, the wall clock is set, disks fail, and the broker restarts. After each
 turn every command was answered or waits, no command met an internal error, the bookkeeping adds up
 and the broker has not restarted by itself. What a broker holds when it is closed is there when it
 is opened again.
@@ -128,16 +128,18 @@ class Round:
             elif event < 0.96:
                 self.set_clock()
             elif event < 0.98:
-                self.site.disk.full = not self.site.disk.full and self.random.random() < 0.3
+                self.trouble()
             elif event < 0.99:
                 self.mend()
             else:
                 self.restart()
             self.check()
             self.outcome.turns += 1
-        self.site.disk.full = False
+        self.repair()
         self.site.wait(minutes=5)
         self.check()
+        if self.site.engine.health.spilling or self.site.engine._held:
+            raise FuzzError("the disks work again, but the broker does not use them")
         self.browse()
         self.site.embedded.close()
 
@@ -178,6 +180,20 @@ class Round:
         self.site.clock.set_wall(span * self.random.uniform(-1, 1))
         self.site.wait(seconds=self.random.choice([0, 0.5, 2]))
 
+    def trouble(self) -> None:
+        """Let a disk be full, slow or refuse to sync; more often, let all be well again."""
+        self.last = []
+        self.repair()
+        disk = self.random.choice([self.site.disk, self.site.disk, self.site.spill_disk])
+        kind = self.random.choice(["full", "fails_sync", "slow", "none", "none", "none"])
+        disk.full, disk.fails_sync = kind == "full", kind == "fails_sync"
+        disk.delay_us = 2_000_000 if kind == "slow" else 0
+
+    def repair(self) -> None:
+        for disk in (self.site.disk, self.site.spill_disk):
+            disk.full = disk.fails_sync = False
+            disk.delay_us = 0
+
     def mend(self) -> None:
         """Create the entities of the beginning again, those that are gone."""
         made = [c.CreateEntity(description, rule) for description, rule in entities()]
@@ -187,7 +203,7 @@ class Round:
     def restart(self) -> None:
         self.last = []
         self.outcome.restarts += 1
-        self.site.disk.full = False
+        self.repair()
         self.site.wait(seconds=10)
         self.site.ask(c.PutKey(ROOT))  # a record, so that the log knows that the clock was set
         self.check()
@@ -222,6 +238,7 @@ class Round:
         if faults:
             raise FuzzError(f"{faults} {self.asked()}")
         waiting = {id(ticket) for ticket in engine.waiting_tickets()}
+        waiting |= {id(ticket) for ticket, _ in engine._held}  # until a slow disk has taken it
         for call in self.waiting:
             if call.done:
                 self.learn(call)
