@@ -46,6 +46,7 @@ FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward ta
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
 MAX_SQL_DEPTH: Final = 32  # of brackets and of operators in each other: Python's stack holds 1000
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
+MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins; actions double
 MAX_WILDCARDS: Final = 16  # of a LIKE pattern; a matcher has so many ways to go on
 MAX_RULE_VALUES: Final = 64  # parameters or properties of one filter or action
 MAX_RULE_VALUE_BYTES: Final = 1024  # a pattern of that length still compiles

@@ -25,7 +25,13 @@ from sqlglot.tokenizer_core import TokenType
 
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
 from twinbus.errors import InvalidArgumentError, MessagingError
-from twinbus.limits import MAX_ACTION_STEPS, MAX_BATCH_BYTES, MAX_SQL_DEPTH, MAX_WILDCARDS
+from twinbus.limits import (
+    MAX_ACTION_STEPS,
+    MAX_BATCH_BYTES,
+    MAX_JOINED_BYTES,
+    MAX_SQL_DEPTH,
+    MAX_WILDCARDS,
+)
 from twinbus.message import (
     PROPERTY_TYPES,
     TEXT_COLUMNS,
@@ -67,7 +73,16 @@ _SAFE = 2.0**62  # no calculation with numbers below leaves 64 bits
 
 
 class RuleFailedError(MessagingError):
-    """A rule cannot be evaluated for a message; the message goes to the dead-letter queue."""
+    """A rule cannot be evaluated for a message; the message goes to the dead-letter queue.
+
+    The fact `rows`, where it is known, says for which rows of the batch.
+    """
+
+
+def failed_rows(error: Exception, count: int) -> Mask | None:
+    """Return for which of so many rows a rule failed, if its error says so."""
+    rows = error.facts.get("rows") if isinstance(error, RuleFailedError) else None
+    return rows if isinstance(rows, np.ndarray) and len(rows) == count else None
 
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
@@ -421,8 +436,12 @@ def _joined(ones: Any, others: Any) -> Any:
         else byte_lengths(values)
         for values in (ones, others)
     ]
-    if int(np.sum(sizes[0] + sizes[1])) > MAX_BATCH_BYTES:
-        raise RuleFailedError(f"joined texts are larger than {MAX_BATCH_BYTES} bytes")
+    size = np.atleast_1d(sizes[0] + sizes[1])
+    if (size > MAX_JOINED_BYTES).any():
+        text = f"a text that the rule joins is larger than {MAX_JOINED_BYTES} bytes"
+        raise RuleFailedError(text, rows=size > MAX_JOINED_BYTES)
+    if int(size.sum()) > MAX_BATCH_BYTES:
+        raise RuleFailedError(f"texts that the rule joins are larger than {MAX_BATCH_BYTES} bytes")
     return pc.binary_join_element_wise(ones, others, "")
 
 

@@ -22,6 +22,7 @@ from twinbus.broker.dead_letter import (
 )
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
+from twinbus.broker.filters import failed_rows
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue
 from twinbus.broker.shared import Shared
@@ -154,12 +155,7 @@ class Router:
         try:
             changed = _applied(copy.rule, batch.take(pa.array(copy.rows)))
         except Exception as error:  # noqa: BLE001 - whatever an action raises is its message's
-            middle = len(copy.rows) // 2
-            if not middle:
-                self._bury(subscription, copy.rule, rows[copy.rows], shown_error(error), outbound)
-                return
-            for half in (copy.rows[:middle], copy.rows[middle:]):
-                part = Copy(half, copy.rule)
+            for part in self._left(subscription, copy, error, rows, outbound):
                 yield from self._changed(subscription, part, batch, rows, outbound)
             return
         fits = sizes(changed) <= self._max_message_bytes
@@ -174,6 +170,28 @@ class Router:
             self._bury(subscription, copy.rule, rows[copy.rows[~fits]], why, outbound)
         if fits.any():
             yield outbound.add(changed.filter(pa.array(fits))), copy.rows[fits]
+
+    def _left(
+        self,
+        subscription: Subscription,
+        copy: Copy,
+        error: Exception,
+        rows: Numbers,
+        outbound: Outbound,
+    ) -> list[Copy]:
+        """Bury the rows that an action failed for; return what is to be tried again.
+
+        Where the error does not say which rows, they are found by halves.
+        """
+        assert copy.rule is not None
+        count = len(copy.rows)
+        failed = np.ones(1, bool) if count == 1 else failed_rows(error, count)
+        if failed is None:
+            halves = copy.rows[: count // 2], copy.rows[count // 2 :]
+            return [Copy(half, copy.rule) for half in halves]
+        self._bury(subscription, copy.rule, rows[copy.rows[failed]], shown_error(error), outbound)
+        good = copy.rows[~failed]
+        return [Copy(good, copy.rule)] if len(good) else []
 
     def _bury(
         self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.entity import Entity
-from twinbus.broker.filters import compile_action, compile_filter
+from twinbus.broker.filters import compile_action, compile_filter, failed_rows
 from twinbus.entities import (
     FalseFilter,
     RuleDescription,
@@ -134,8 +134,17 @@ def _selected(
     try:
         return rule.select(batch), []
     except Exception as error:  # noqa: BLE001 - whatever a rule raises is its message's trouble
+        why, rows = shown_error(error), failed_rows(error, count)
         if count == 1:
-            return np.zeros(1, bool), [(first, shown_error(error))]
+            return np.zeros(1, bool), [(first, why)]
+    if rows is not None:
+        kept = np.flatnonzero(~rows)
+        mask = np.zeros(count, bool)
+        failures = [(first + row, why) for row in np.flatnonzero(rows).tolist()]
+        if len(kept):
+            mask[kept], others = _selected(rule, batch.take(pa.array(kept)))
+            failures += [(first + int(kept[row]), text) for row, text in others]
+        return mask, failures
     middle = count // 2
     low, failed = _selected(rule, batch.slice(0, middle), first)
     high, others = _selected(rule, batch.slice(middle), first + middle)

@@ -115,6 +115,8 @@ class _File:
 
     def write(self, offset: int, content: bytes) -> None:
         """Change bytes from an offset on."""
+        if not content:
+            return
         first, start = divmod(offset, BLOCK_BYTES)
         before = self.seen.get(first, _ZEROS)[:start]
         last, end = divmod(offset + len(content), BLOCK_BYTES)
@@ -145,9 +147,9 @@ class _File:
         """Note that each block may have been written or not, and is not written by a later sync."""
         self.unwritten.update(self.unsynced)
 
-    def after_power_cut(self, generator: random.Random) -> bytes:
+    def after_power_cut(self, generator: random.Random, kept: float | None) -> bytes:
         """Return one of the contents that the file may have."""
-        share = generator.choice((0.0, 1.0, generator.random(), generator.random()))
+        share = _share(generator) if kept is None else kept
         blocks = dict(self.durable)
         for number, versions in self.unsynced.items():
             if generator.random() < share:
@@ -309,15 +311,19 @@ class PowerCutStorage(DiskStorage):
 
     # -- the cut -------------------------------------------------------------------------------
 
-    def cut(self, target: Path) -> None:
-        """Write a state that the disk may be in, if the power fails now, to another directory."""
+    def cut(self, target: Path, kept: float | None = None) -> None:
+        """Write a state that the disk may be in, if the power fails now, to another directory.
+
+        `kept` is the share of what was not synced that is on the disk all the same: 0 for nothing,
+        1 for everything, None for one that is drawn.
+        """
         target.mkdir(parents=True, exist_ok=True)
         generator = self._power.random
-        for name, file in self._names_after_power_cut().items():
-            (target / name).write_bytes(file.after_power_cut(generator))
+        for name, file in self._names_after_power_cut(kept).items():
+            (target / name).write_bytes(file.after_power_cut(generator, kept))
         foreign = self._foreign if self._power.is_out else self._find_foreign()
         for name, content in foreign.items():
-            self._cut_foreign(target / name, content)
+            self._cut_foreign(target / name, content, kept)
 
     def freeze(self) -> None:
         """Note the files that are changed without the storage: a dead process changes none."""
@@ -337,14 +343,14 @@ class PowerCutStorage(DiskStorage):
                 found.pop(name, None)
         return found
 
-    def _names_after_power_cut(self) -> dict[str, _File]:
+    def _names_after_power_cut(self, kept: float | None) -> dict[str, _File]:
         """Return the files that are there, by name.
 
         Where a change took a name that another had left, the other one happened, too: no file that
         nobody removed disappears.
         """
         generator = self._power.random
-        share = generator.choice((0.0, 1.0, generator.random(), generator.random()))
+        share = _share(generator) if kept is None else kept
         happened = [generator.random() < share for _ in self._changes]
         for later in reversed(range(len(happened))):
             taken = self._changes[later].taken if happened[later] else None
@@ -359,16 +365,21 @@ class PowerCutStorage(DiskStorage):
                     names[change.taken] = change.file
         return names
 
-    def _cut_foreign(self, target: Path, content: bytes) -> None:
+    def _cut_foreign(self, target: Path, content: bytes, kept: float | None) -> None:
         """Leave of a file that was changed without the storage whatever an unsynced one may be."""
         before = self._durable_names.get(target.name)
         generator = self._power.random
         part = content[: int(generator.random() * (len(content) + 1))]  # its length may vary
         fate = generator.randrange(5)
         if fate <= 1 and before is not None:
-            target.write_bytes(before.after_power_cut(generator))
+            target.write_bytes(before.after_power_cut(generator, kept))
         elif fate >= 1:
             target.write_bytes((content, content, part, bytes(len(content)))[fate - 1])
+
+
+def _share(generator: random.Random) -> float:
+    """Draw how much of what was not synced is kept: often nothing or everything."""
+    return generator.choice((0.0, 1.0, generator.random(), generator.random()))
 
 
 def _files_in(directory: Path) -> list[Path]:
