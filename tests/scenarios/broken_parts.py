@@ -26,6 +26,7 @@ from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Leases
 from twinbus.broker.routing import Router
 from twinbus.broker.session import Sessions
+from twinbus.broker.throttle import Throttle
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.topic import Subscription
 from twinbus.broker.waiters import Waiters
@@ -44,7 +45,8 @@ PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, o
     *((Entries, name) for name in ("change", "gone")),
     *((Queue, name) for name in ("allocate", "stage", "note_staged", "touch", "end_lease")),
     *((Router, name) for name in ("route", "stage", "resend")),
-    *((AccessKeys, "all"), (Directory, "make"), (Subscription, "copies")),
+    *((AccessKeys, "all"), (Directory, "make"), (Directory, "entity"), (Subscription, "copies")),
+    (Throttle, "check_room"),
     *((Deaths, "number"), (Bodies, "release"), (Bodies, "fetch"), (DuplicateHistory, "fresh")),
     *((LockNumbers, "next"), (Meter, "record"), (queue_module, "delivered")),
     *((namespace_module, name) for name in ("lease_range", "settle_range", "renew_range")),
@@ -69,7 +71,7 @@ class BrokenParts:
         for owner, name in PARTS:
             patch.setattr(owner, name, self._breaking(name, getattr(owner, name)))
         self._arm(patch, "_execute_one", lambda args: args[1])
-        self._arm(patch, "_take", lambda args: args[1])
+        self._arm(patch, "_send", lambda args: args[0])
         self._arm(patch, "_tick_one", lambda args: args[0].path)
         self._arm(patch, "_serve_one", lambda args: args[3].ticket)
         self._arm(patch, "check_send", lambda args: f"spilling to {args[0].path}")

@@ -692,6 +692,7 @@ class Log:
         segment = self.segments.pop(number)
         with suppress(OSError):  # a file that stays is read once more at the next start
             if self._descriptor >= 0:
+                self._remove_unfinished()
                 active = self._active()
                 active.oldest = min(self.segments)
                 self._storage.write(self._descriptor, 0, [memoryview(_header_of(active))])
@@ -704,6 +705,13 @@ class Log:
             self._storage.sync_directory(self.directory)
         self._keep_reserve()
 
+    def _remove_unfinished(self) -> None:
+        """Remove a segment that got its name in vain: it says that the oldest one is needed."""
+        path = self.directory / f"{self._active().number + 1:020d}.log"
+        if path.exists():
+            self._storage.remove(path)
+            self._storage.sync_directory(self.directory)
+
     def _active(self) -> Segment:
         return next(reversed(self.segments.values()))
 
@@ -711,8 +719,8 @@ class Log:
         """Let go of the files and the directory."""
         self._end_segment()
         if self._lock >= 0:
-            if self.segments:
-                _write_lock(self._lock, self.last_record)
+            if self.segments:  # after a start that was refused they may be only some of them
+                _write_lock(self._lock, max(self.last_record, self.seen_record))
             os.close(self._lock)
             self._lock = -1
 

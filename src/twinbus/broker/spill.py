@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from twinbus.broker.commands import Origin, Send
 from twinbus.broker.commit import Commit, Fact
-from twinbus.broker.log import Log, PartKind, Place
+from twinbus.broker.log import Log, PartKind, Place, Record
 from twinbus.broker.origins import OriginKind, origin_kind, spill_source
 from twinbus.broker.storage import Storage
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
@@ -71,13 +71,20 @@ class Spill:
         self._waiting: list[tuple[Fact, Place]] = []
         self.paths: Counter[str] = Counter()  # of the entities whose sends wait here
         self.bytes: Counter[str] = Counter()  # that each of them has here, as quotas count
-        for record in self._log.replay():
-            facts = next(part for part, _ in record.parts if part.kind is PartKind.FACTS)
-            place = next(place for part, place in record.parts if part.kind is PartKind.MESSAGES)
-            kind, key, value = (column[0].as_py() for column in facts.columns.columns)
-            self._waiting.append((Fact(kind, key, value), place))
-            self.paths[key] += 1
-            self.bytes[key.lower()] += place.length
+        try:
+            for record in self._log.replay():
+                self._read(record)
+        except BaseException:
+            self._log.close()
+            raise
+
+    def _read(self, record: Record) -> None:
+        facts = next(part for part, _ in record.parts if part.kind is PartKind.FACTS)
+        place = next(place for part, place in record.parts if part.kind is PartKind.MESSAGES)
+        kind, key, value = (column[0].as_py() for column in facts.columns.columns)
+        self._waiting.append((Fact(kind, key, value), place))
+        self.paths[key] += 1
+        self.bytes[key.lower()] += place.length
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -1,0 +1,395 @@
+"""What a hostile key does to a server: attacks with values and numbers of requests, all bounded.
+
+Each attack gets a hog: a client that writes frames by hand and does not mind errors. The hog has
+one key for each kind of junk entity. No attack needs a right that an ordinary tenant does not have.
+"""
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tests.soak.bad_bytes_tools import BROKEN, Exchange, ask, metadata
+from twinbus.broker import commands as c
+from twinbus.broker.tokens import token_columns, tokens_for
+from twinbus.connection import ConnectionString, token_for
+from twinbus.entities import (
+    CorrelationFilter,
+    RuleDescription,
+    RuleFilter,
+    SqlAction,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+    dead_letter_path,
+    subscription_path,
+)
+from twinbus.errors import MessagingError, UnauthorizedError
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_FRAME_ASKS, PING_CONTENT_TYPE
+from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
+from twinbus.namespace.wire import encode_asks, with_columns
+
+JUNK, SESSIONS, IDS, TOPIC, VICTIM = "junk", "junk-sessions", "junk-ids", "junk-topic", "victim"
+SUBSCRIPTION = subscription_path(TOPIC, "all")
+TOKEN_LIFE_S = 3600
+SOON, LONG = timedelta(microseconds=1), timedelta(minutes=10)
+AT_ONCE = c.ReceiveMode.RECEIVE_AND_DELETE
+
+
+@dataclass
+class Hog:
+    """One hostile connection at a time, under any of the hostile keys."""
+
+    keys: dict[str, ConnectionString]  # by the path that the key is for
+    generator: random.Random
+    findings: list[str] = field(default_factory=list)
+    held: list[Exchange] = field(default_factory=list)  # that nobody reads
+
+    def exchange(self, path: str = JUNK, **options: Any) -> Exchange:
+        where = self.keys[path]
+        token = token_for(where, int(time.time()) + TOKEN_LIFE_S)
+        return Exchange(where.port, token, **options)
+
+    def together(self, path: str, *commands: c.Command[Any]) -> list[Any]:
+        """Ask commands in one frame; return the replies in their order, errors too."""
+        with self.exchange(path) as exchange:
+            numbered = [(at, with_columns(command)) for at, command in enumerate(commands, 1)]
+            frame = encode_asks(numbered)
+            exchange.write(frame.metadata, frame.batch)
+            found = dict(exchange.all_replies(len(commands)))
+        return [found.get(at) for at, _ in numbered]
+
+    def ask(self, path: str, command: c.Command[Any]) -> Any:
+        [reply] = self.together(path, command)
+        return reply
+
+    def must_be_refused(self, path: str, command: c.Command[Any]) -> None:
+        """Ask what the key has no right to."""
+        reply = self.ask(path, command)
+        if not isinstance(reply, UnauthorizedError):
+            self.findings.append(f"{command!r:.150} was not refused: {reply!r:.100}")
+
+    def rows(self, most: int) -> int:
+        return self.generator.randint(1, most)
+
+    def sender(self) -> str:
+        return f"sender/{self.generator.getrandbits(64):016x}"
+
+    def let_go(self) -> None:
+        while self.held:
+            self.held.pop().cancel()
+
+
+def _pings(count: int) -> pa.RecordBatch:
+    return to_batch([BrokeredMessage(content_type=PING_CONTENT_TYPE)] * count)
+
+
+def _empty(count: int, **fields: Any) -> pa.RecordBatch:
+    return to_batch([BrokeredMessage(message_id="", **fields)] * count)
+
+
+def drain(hog: Hog, path: str, key: str = JUNK) -> None:
+    """Take everything out of a queue, so that the next attack has room."""
+    for _ in range(50):
+        reply = hog.ask(key, c.Receive(path, 10_000, mode=AT_ONCE))
+        if not isinstance(reply, pa.RecordBatch) or not reply.num_rows:
+            return
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def odd_tokens(hog: Hog) -> None:
+    odd = [hog.generator.randbytes(16), b"\xff" * 16, bytes(16), b"\x80" + bytes(15)]
+    tokens = pa.array(odd * hog.rows(100), pa.binary(16))
+    disposition = hog.generator.choice(list(c.Disposition))
+    hog.together(JUNK, c.RenewLocks(JUNK, tokens), c.Settle(JUNK, tokens, disposition, "why"))
+
+
+def unknown_numbers(hog: Hog) -> None:
+    first = hog.generator.choice([1, -5, 2**40])
+    numbers = range(first, first + hog.rows(MAX_BATCH_MESSAGES - 1))
+    hog.together(JUNK, *[c.CancelScheduled(JUNK, numbers)] * 5)
+    hog.ask(JUNK, c.ReceiveDeferred(JUNK, range(1, hog.rows(10_000) + 1)))
+
+
+def delete_while_releasing(hog: Hog) -> None:
+    hog.ask(SESSIONS, c.Send(SESSIONS, [BrokeredMessage(session_id="s")]))
+    grant = hog.ask(SESSIONS, c.AcceptSession(SESSIONS, "s"))
+    if isinstance(grant, c.SessionGrant):
+        receive = c.Receive(SESSIONS, wait=SOON, mode=AT_ONCE, session=grant.lock)
+        hog.together(SESSIONS, receive, c.ReleaseSession(SESSIONS, grant.lock))
+
+
+def guessed_tokens(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage()] * 2))
+    batch = hog.ask(JUNK, c.Receive(JUNK))
+    if not isinstance(batch, pa.RecordBatch) or not batch.num_rows:
+        return
+    locks, numbers = token_columns(batch.column("lock_token"))
+    guesses = pa.concat_arrays([tokens_for(int(locks[0]) + n, numbers + 1) for n in range(1, 200)])
+    receive = c.Receive(JUNK, wait=SOON, mode=AT_ONCE)
+    hog.together(JUNK, receive, c.Settle(JUNK, guesses, hog.generator.choice(list(c.Disposition))))
+
+
+def twice_named_properties(hog: Hog) -> None:
+    honest = _empty(2, application_properties={"a": 1, "b": 2})
+    items = honest.column("properties")
+    twice = pa.MapArray.from_arrays(items.offsets, pa.array(["a"] * 4), items.items)
+    columns = dict(zip(MESSAGE_SCHEMA.names, honest.columns, strict=True))
+    columns["properties"] = twice.cast(MESSAGE_SCHEMA.field("properties").type)
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA)
+    reply = hog.ask(JUNK, c.Send(JUNK, batch))
+    if isinstance(reply, c.SendReceipt):
+        hog.findings.append("a message with one property name twice was taken")
+
+
+# -- origins ---------------------------------------------------------------------------------------
+
+
+def origins_with_gaps(hog: Hog) -> None:
+    count = hog.rows(5000)
+    pings, source = _pings(count), hog.sender()
+    gaps = 2 * np.arange(count)
+    firsts = [hog.generator.randrange(10**12) for _ in range(4)]
+    hog.together(JUNK, *(c.Send(JUNK, pings, c.Origin(source, gaps + first)) for first in firsts))
+
+
+def many_senders(hog: Hog) -> None:
+    pings = _pings(1)
+    hog.together(JUNK, *(c.Send(JUNK, pings, c.Origin(hog.sender(), [1])) for _ in range(200)))
+
+
+def stolen_origins(hog: Hog) -> None:
+    number = hog.generator.getrandbits(128)
+    for source in (f"contoso/x-servicebus-transfer/0#1.{number:032x}", f"spill/{number:032x}"):
+        hog.must_be_refused(JUNK, c.Send(JUNK, _pings(3), c.Origin(source, range(3))))
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+_FILTERS: tuple[Callable[[random.Random], RuleFilter], ...] = (
+    lambda _: SqlFilter("price > -'1'"),
+    lambda _: SqlFilter("(" * 60 + "a = 1" + ")" * 60),
+    lambda g: SqlFilter("a->" * g.randint(1, 10) + "a"),
+    lambda g: SqlFilter("a IN (" + ",".join(["a"] * g.randint(1, 400)) + ")"),
+    lambda g: SqlFilter("text LIKE @p", {"p": "%a" + "_" * g.randint(1, 200) + "%b"}),
+    lambda _: SqlFilter("text LIKE @p", {"p": "%x" * 50_000}),
+    lambda _: CorrelationFilter(subject="\ud800"),
+    lambda g: SqlFilter("".join(g.choices("ab+-*/%()=<>'@.,;[] ", k=g.randint(1, 60)))),
+)
+_ACTIONS = (
+    "SET a = a + a;" * 27,
+    "SET a = a + a;" * 15,
+    "SET a = 1;" * 20,
+    "SET sys.MessageId = text + text",
+    "SET sys.SessionId = NULL; REMOVE sys.MessageId",
+)
+
+
+def bad_rules(hog: Hog) -> None:
+    name = f"r{hog.generator.randrange(1000)}"
+    with contextlib.suppress(MessagingError):
+        action = hog.generator.choice([None, *map(SqlAction, _ACTIONS)])
+        chosen = TrueFilter() if action else hog.generator.choice(_FILTERS)(hog.generator)
+        hog.ask(TOPIC, c.CreateRule(SUBSCRIPTION, RuleDescription(name, chosen, action)))
+    text = "".join(hog.generator.choices("ac", k=2000))
+    bags: list[Any] = [{"a": "x" * 100, "text": text}, {"a": -(2**63)}, {"a": b""}, {}]
+    due = datetime.now(UTC) + timedelta(milliseconds=200)
+    for schedule in (None, due):
+        sent = [
+            BrokeredMessage(application_properties=bag, scheduled_enqueue_time_utc=schedule)
+            for bag in bags
+        ]
+        hog.ask(TOPIC, c.Send(TOPIC, sent * hog.rows(10)))
+    time.sleep(0.3)
+    hog.ask(TOPIC, c.DeleteRule(SUBSCRIPTION, name))
+    drain(hog, SUBSCRIPTION, TOPIC)
+    drain(hog, dead_letter_path(SUBSCRIPTION), TOPIC)
+
+
+def flood_of_changes(hog: Hog) -> None:
+    change = c.UpdateEntity(TopicDescription(path=TOPIC, max_size_in_megabytes=64))
+    hog.together(TOPIC, *[change] * 50)
+
+
+def forwards_into_others(hog: Hog) -> None:
+    for target in (VICTIM, "missing"):
+        description = SubscriptionDescription(topic_path=TOPIC, name="all", forward_to=target)
+        hog.must_be_refused(TOPIC, c.UpdateEntity(description))
+    for command in (c.Receive(VICTIM), c.Send(VICTIM, [BrokeredMessage()]), c.Peek(VICTIM)):
+        hog.must_be_refused(JUNK, command)
+    hog.must_be_refused(TOPIC, c.ListEntities(c.EntityKind.QUEUE))
+
+
+# -- state -----------------------------------------------------------------------------------------
+
+
+def many_leases(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, _empty(2000)))
+    lease = c.LeaseRange(JUNK, "hog", hog.rows(20), duration=timedelta(seconds=5))
+    leases = [r for r in hog.together(JUNK, *[lease] * 100) if isinstance(r, c.RangeLease)]
+    past = [one.epoch for one in leases] + list(range(1000))
+    hog.ask(JUNK, c.LeaseRange(JUNK, "hog", 1, wait=SOON, past=past))
+    intervals = [(n, n) for n in range(0, 2 * hog.rows(20_000), 2)]
+    parts = [c.DeadLetterPart([n], "x" * hog.rows(4000)) for n in range(hog.rows(50))]
+    settle = [c.SettleRange(JUNK, one.epoch, intervals, parts, release=True) for one in leases[:5]]
+    hog.together(JUNK, *settle, *(c.ReleaseRange(JUNK, one.epoch) for one in leases))
+    drain(hog, JUNK)
+    drain(hog, dead_letter_path(JUNK))
+
+
+def sessions_and_states(hog: Hog) -> None:
+    names = [f"s{hog.generator.randrange(300)}" for _ in range(20)]
+    grants = hog.together(SESSIONS, *(c.AcceptSession(SESSIONS, name) for name in names))
+    held = [grant.lock for grant in grants if isinstance(grant, c.SessionGrant)]
+    state = hog.generator.choice([None, bytes(200_000), b"x"])
+    hog.together(SESSIONS, *(c.SetSessionState(SESSIONS, lock, state) for lock in held))
+    hog.together(SESSIONS, *(c.ReleaseSession(SESSIONS, lock) for lock in held[::2]))
+
+
+def deferred_in_a_session(hog: Hog) -> None:
+    name = f"d{hog.generator.randrange(5)}"
+    hog.ask(SESSIONS, c.Send(SESSIONS, _empty(2000, session_id=name)))
+    grant = hog.ask(SESSIONS, c.AcceptSession(SESSIONS, name))
+    if not isinstance(grant, c.SessionGrant):
+        return
+    batch = hog.ask(SESSIONS, c.Receive(SESSIONS, 10_000, session=grant.lock))
+    if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+        tokens = batch.column("lock_token")
+        hog.ask(SESSIONS, c.Settle(SESSIONS, tokens, c.Disposition.DEFER))
+        numbers = batch.column("sequence_number").to_pylist()
+        hog.together(SESSIONS, *[c.Receive(SESSIONS, wait=SOON, session=grant.lock)] * 20)
+        deferred = c.ReceiveDeferred(SESSIONS, numbers, AT_ONCE, grant.lock)
+        hog.together(SESSIONS, deferred, c.ReleaseSession(SESSIONS, grant.lock))
+
+
+def reasons_of_death(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, _empty(20)))
+    batch = hog.ask(JUNK, c.Receive(JUNK, 20))
+    if isinstance(batch, pa.RecordBatch) and batch.num_rows:
+        tokens, dead = batch.column("lock_token"), c.Disposition.DEAD_LETTER
+        texts = [hog.generator.randbytes(2000).hex() for _ in range(len(tokens))]
+        settle = [c.Settle(JUNK, tokens.slice(n, 1), dead, text) for n, text in enumerate(texts)]
+        hog.together(JUNK, *settle)
+    drain(hog, dead_letter_path(JUNK))
+
+
+def tiny_messages(hog: Hog) -> None:
+    for _ in range(5):
+        hog.ask(JUNK, c.Send(JUNK, _empty(hog.rows(50_000))))
+    drain(hog, JUNK)
+
+
+def messages_of_one_moment(hog: Hog) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    hog.ask(JUNK, c.Send(JUNK, _empty(hog.rows(30_000), scheduled_enqueue_time_utc=due)))
+    lives = [timedelta(milliseconds=n) for n in range(1, 500)]
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(time_to_live=life) for life in lives]))
+
+
+def remembered_ids(hog: Hog) -> None:
+    ids = [hog.generator.randbytes(60).hex() for _ in range(hog.rows(3000))]
+    hog.ask(IDS, c.Send(IDS, [BrokeredMessage(message_id=one) for one in ids]))
+    drain(hog, IDS, IDS)
+
+
+# -- connections -----------------------------------------------------------------------------------
+
+
+def flood(hog: Hog) -> None:
+    plain = {"$": "CancelScheduled", "path": JUNK, "sequence_numbers": [1]}
+    frame = metadata({"asks": [[n, plain, 0] for n in range(1, MAX_FRAME_ASKS + 1)]})
+    with hog.exchange() as exchange:
+        for _ in range(5):
+            exchange.write(frame)
+        exchange.all_replies(5 * MAX_FRAME_ASKS)
+
+
+def waits(hog: Hog) -> None:
+    with hog.exchange() as exchange:
+        polls = [(n, c.Receive(JUNK, wait=LONG)) for n in range(1, 301)]
+        exchange.write(encode_asks(polls).metadata)
+        hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage()]))
+
+
+def unread_replies(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 40))
+    exchange = hog.exchange()
+    exchange.write(encode_asks([(n, c.Peek(JUNK, 0, 1000)) for n in range(1, 51)]).metadata)
+    hog.held.append(exchange)
+    if len(hog.held) > 3:
+        hog.held.pop(0).cancel()
+    drain(hog, JUNK)
+
+
+def packed_frames(hog: Hog) -> None:
+    zeros = to_batch([BrokeredMessage(bytes(250_000))] * hog.generator.choice([1, 200, 400]))
+    with hog.exchange(compression="zstd") as exchange:
+        send = {"$": "Send", "path": JUNK, "origin": None}
+        exchange.answer(metadata(ask(send, zeros.num_rows)), zeros)
+    drain(hog, JUNK)
+
+
+def odd_heads(hog: Hog) -> None:
+    head = b'{"asks":[],"more":[' + b",".join([b"[]"] * hog.rows(300_000)) + b"]}"
+    with hog.exchange() as exchange:
+        exchange.write(metadata(head, bytes(hog.rows(10_000_000))))
+        exchange.replies()
+
+
+def come_and_go(hog: Hog) -> None:
+    for _ in range(10):
+        with hog.exchange() as exchange:
+            exchange.write(encode_asks([(1, c.Receive(JUNK, wait=LONG))]).metadata)
+
+
+def unknown_paths(hog: Hog) -> None:
+    paths = [f"{JUNK}/Subscriptions/{hog.generator.getrandbits(64):x}" for _ in range(50)]
+    hog.together(JUNK, *(c.Receive(path) for path in paths))
+
+
+ATTACKS: tuple[Callable[[Hog], None], ...] = (
+    odd_tokens,
+    unknown_numbers,
+    delete_while_releasing,
+    guessed_tokens,
+    twice_named_properties,
+    origins_with_gaps,
+    many_senders,
+    stolen_origins,
+    bad_rules,
+    flood_of_changes,
+    forwards_into_others,
+    many_leases,
+    sessions_and_states,
+    deferred_in_a_session,
+    reasons_of_death,
+    tiny_messages,
+    messages_of_one_moment,
+    remembered_ids,
+    flood,
+    waits,
+    unread_replies,
+    packed_frames,
+    odd_heads,
+    come_and_go,
+    unknown_paths,
+)
+
+
+def attack(hog: Hog, chosen: Callable[[Hog], None]) -> str:
+    """Make one attack; return what ended it, if something did."""
+    try:
+        chosen(hog)
+    except (MessagingError, *BROKEN) as error:
+        return type(error).__name__
+    return ""
