@@ -5,6 +5,7 @@ every n there is, before or after the part has done its work. Afterwards nothing
 there, others of its turn are answered, the broker has not restarted, and the same command works.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -59,6 +60,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     yield make
     for site in made:
         site.embedded.close()
+        shutil.rmtree(site.directory)  # hundreds of them would fill a disk
 
 
 def together(site: Site, *commands: c.Command[Any]) -> list[Call]:
