@@ -19,7 +19,7 @@ from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.origins import sender_number
 from twinbus.broker.transfers import Intervals
 from twinbus.errors import MessagingError
-from twinbus.limits import MAX_FACTS_BYTES
+from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
 from twinbus.message import Int64s
 
 
@@ -83,6 +83,12 @@ class Entries:
     def count(self) -> int:
         """How many there are."""
         return len(self.facts) + len(self.places) + len(self.changes)
+
+    def shift(self, by: int) -> None:
+        """Move the expiry times of places: the wall clock was set by so much."""
+        for columns in self.places:
+            expires = np.asarray(columns["expires"])
+            columns["expires"] = np.where(expires == NEVER_US, expires, expires + by)
 
     def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
         """Note new states of messages."""

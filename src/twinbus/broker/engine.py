@@ -38,7 +38,7 @@ from twinbus.broker.log import Log
 from twinbus.broker.namespace import Namespace, NamespaceSettings, cause_of
 from twinbus.broker.replay import Replay, restore
 from twinbus.broker.shared import Shared
-from twinbus.broker.spill import Spill, StoreHealth
+from twinbus.broker.spill import Spill, SpilledSend, StoreHealth
 from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.trail import Trail
@@ -145,6 +145,7 @@ class Engine:
         self._reopens_at: int | None = None  # while it heals
         self.trouble = ""
         self.stranded: list[Ticket] = []  # callers that wait while it heals
+        self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
         self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
@@ -260,6 +261,8 @@ class Engine:
         self.healing.shift(by)
         self._ledgers.shift(by)
         self._next_check += by
+        self._spill_pauses = {path: due + by for path, due in self._spill_pauses.items()}
+        self._kept.shift(by)
         record = self.log.last_record
         self.clock_steps[record] = self.clock_steps.get(record, 0) + by
         self._kept.facts.append(Fact.of("clock", record, self.clock_steps[record]))
@@ -488,25 +491,36 @@ class Engine:
             )
 
     def _drain_spill(self, now: int, commit: Commit) -> None:
-        """Move the oldest spilled sends into the log, as part of this turn."""
-        sends: list[tuple[Send, str]] = []
-        size = 0
-        for send, owner in self.spill.sends():
-            size += size_of(send)
-            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
-                break
-            sends.append((send, owner))
-        if not sends:
+        """Move the oldest spilled sends into the log, as part of this turn.
+
+        A send that fails was acknowledged: it stays, and so do later ones to the same entity. Those
+        to other entities go on.
+        """
+        if not len(self.spill):
             self.health.recovered()
             return
-        self.health.retry_at = now
-        taken = 0
-        for send, owner in sends:
-            work = partial(self.namespace.take_spilled, send, owner, now, commit)
-            if self.namespace.alone(work, commit, f"a spilled send to {send.path}") is not None:
-                self.health.retry_at = now + SPILL_FAILURE_PAUSE_US  # acknowledged: it must wait
+        pauses = {path: due for path, due in self._spill_pauses.items() if due > now}
+        sends: list[SpilledSend] = []
+        size = 0
+        for spilled in self.spill.sends(pauses):
+            size += size_of(spilled.send)
+            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
                 break
-            taken += 1
+            sends.append(spilled)
+        taken: list[int] = []
+        for spilled in sends:
+            path = spilled.send.path
+            if path.lower() in pauses:
+                continue
+            work = partial(self.namespace.take_spilled, spilled.send, spilled.owner, now, commit)
+            if self.namespace.alone(work, commit, f"a spilled send to {path}") is None:
+                taken.append(spilled.position)
+            else:
+                pauses[path.lower()] = now + SPILL_FAILURE_PAUSE_US
+        self._spill_pauses = pauses
+        self.health.retry_at = now if taken else min(pauses.values())
+        if not taken:
+            return
         commit.must_sync = True
 
         def moved() -> None:

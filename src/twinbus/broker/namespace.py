@@ -378,9 +378,10 @@ class Namespace:
             entity = self.sendable(path)
             self._check_history(entity, now)
             self._throttle.check_room(self.usage(now))
-        except MessagingError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
+            refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
-                self._intake.refuse(one, error, commit)
+                self._intake.refuse(one, refusal, commit)
             return
         if self._throttle.limits_rates:
             asked = [one for one in asked if self._within_rate(one, now, commit)]

@@ -8,7 +8,7 @@ The memory of transfers makes the move exactly-once even if a crash comes before
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,15 @@ class StoreHealth:
         """Note that everything spilled has been moved."""
         self.spilling = False
         self.slow = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledSend:
+    """A send that waits in the spill store."""
+
+    position: int  # among those that wait
+    send: Send  # as a transfer
+    owner: str  # of its sender
 
 
 class Spill:
@@ -111,22 +120,23 @@ class Spill:
         self.paths[path] += 1
         self.bytes[path.lower()] += places[1].length
 
-    def sends(self) -> Iterator[tuple[Send, str]]:
-        """Yield what waits, oldest first, as transfers, and whom their senders belong to."""
-        for fact, place in self._waiting:
-            origin, owner = _origin(fact)
-            yield Send(fact.key, self._log.read(place), origin), owner
+    def sends(self, paused: Container[str] = ()) -> Iterator[SpilledSend]:
+        """Yield what waits, oldest first, but for the paused entities."""
+        for position, (fact, place) in enumerate(self._waiting):
+            if fact.key.lower() not in paused:
+                origin, owner = _origin(fact)
+                yield SpilledSend(position, Send(fact.key, self._log.read(place), origin), owner)
 
-    def moved(self, count: int) -> set[str]:
-        """Note that the oldest are in the main log.
+    def moved(self, positions: Sequence[int]) -> set[str]:
+        """Note that the sends at these positions, in rising order, are in the main log.
 
         When all are, the files go; returns the spills whose transfers need no remembering then.
         """
-        for fact, place in self._waiting[:count]:
+        for position in reversed(positions):
+            fact, place = self._waiting.pop(position)
             self._sources.add(_origin(fact)[0].source)
             self.paths -= Counter([fact.key])
             self.bytes -= Counter({fact.key.lower(): place.length})
-        del self._waiting[:count]
         if self._waiting:
             return set()
         for number in list(self._log.segments):
