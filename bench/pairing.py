@@ -234,8 +234,8 @@ def measure_clients(report: Report, primary: str, secondary: str) -> None:
     """Count the memory and the threads of a healthy pairing, those of connections apart."""
     with open_factory(primary) as one, open_factory(primary) as two:
         chosen = options(secondary)
-        chosen.secondary_manager.list_queues()
-        for factory in (one, two, chosen.secondary_factory):
+        chosen.secondary_namespace_manager.list_queues()
+        for factory in (one, two, chosen.messaging_factory):
             factory.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         before = threading.active_count()
         pairing = two.pair_namespace(chosen)

@@ -32,10 +32,11 @@ from twinbus.broker.commands import Send
 from twinbus.entities import backlog_queue_path
 from twinbus.limits import CARRIED_BYTES
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import describe_backlog_queue, diverted
+from twinbus.pairing.backlog import describe_backlog_queue, diverted, find_backlog_queues
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.spark import start_session
-from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
+from twinbus.pipeline.syphon import Syphon, SyphonSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -140,8 +141,9 @@ class Ours:
         self._away = stack.enter_context(manager.from_connection_string(self._secondary))
         self._sender = stack.enter_context(factory.from_connection_string(self._secondary))
         for index in range(BACKLOG_QUEUES):
-            self._away.create_queue(describe_backlog_queue(PRIMARY, index))
-        self._queues = find_backlog_queues(self._away, PRIMARY)
+            self._away.create_queue(describe_backlog_queue(PrimaryIdentity(PRIMARY), index))
+        found = find_backlog_queues(self._away, PrimaryIdentity(PRIMARY), BACKLOG_QUEUES)
+        self._queues = tuple(found.paths.values())
         began = time.monotonic()
         self._session: SparkSession = start_session(folder, f"local[{partitions},4]")
         stack.callback(self._session.stop)

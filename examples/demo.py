@@ -18,16 +18,18 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from demo_display import Display
-from demo_fleet import Consumer, Fleet, Recorder
+from demo_fleet import BACKLOG_QUEUES, Consumer, Fleet, Recorder
 from demo_report import Audit, stage_rows, write_page
 from shop import QUEUE, Server
 
 from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
+from twinbus.pairing.backlog import find_backlog_queues
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import ReportSettings, make_report
 from twinbus.pipeline.spark import BorrowedSession
-from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
+from twinbus.pipeline.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
 PATIENCE_S = 60.0  # for anything here to happen: far longer than it takes
@@ -109,8 +111,11 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
 
 def _start_syphon(primary: str, secondary: str, ledger: Path) -> Syphon:
     with NamespaceManager.from_connection_string(secondary) as manager:
-        queues = find_backlog_queues(manager, ConnectionString.parse(primary).name)
-    settings = SyphonSettings(primary=primary, secondary=secondary, queues=queues, ledger=ledger)
+        identity = PrimaryIdentity.of_connection(ConnectionString.parse(primary))
+        queues = find_backlog_queues(manager, identity, BACKLOG_QUEUES).paths
+    settings = SyphonSettings(
+        primary=primary, secondary=secondary, queues=tuple(queues.values()), ledger=ledger
+    )
     syphon = Syphon(settings)
     syphon.wait_until_running()
     return syphon

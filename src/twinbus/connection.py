@@ -5,6 +5,9 @@
     Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
     Endpoint=sb://...                                        Azure Service Bus: not supported yet
 
+`Name` is the first label of the host, or the directory's name, unless it is given: an IP address
+has none. `NamespaceId` is the unique id that a namespace has from its birth.
+
 A client presents a token in place of the key, in the format of Service Bus:
 
     SharedAccessSignature sr=<resource>&sig=<signature>&se=<expiry>&skn=<key name>
@@ -17,8 +20,10 @@ string only if the name is a known one, because a key in the wrong place looks l
 import base64
 import hashlib
 import hmac
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote_plus, unquote_plus, urlsplit
@@ -45,6 +50,7 @@ class ConnectionString:
     host: str = ""  # of a server
     port: int = DEFAULT_PORT
     name: str = ""  # of the namespace; the paths of its backlog queues begin with it
+    namespace_id: str = ""  # from the birth of the namespace; empty: unknown
     entity_path: str | None = None  # the entity that the key belongs to, if it is not the namespace
     key_name: str = ""
     key: str = field(default="", repr=False)
@@ -119,12 +125,19 @@ class ConnectionString:
                 "The connection string has a `SharedAccessKey` and a `SharedAccessSignature`. "
                 "Remove one."
             )
+        namespace_id = parts.get("namespaceid", "")
+        if not re.fullmatch(r"[0-9A-Za-z-]{0,64}", namespace_id):
+            raise InvalidArgumentError(
+                "`NamespaceId` of the connection string must have at most 64 letters, digits and "
+                "'-'. Copy it from the connection string that `twinbus serve` prints."
+            )
         ca_file = parts.get("cafile")
         return cls(
             place=Place.SERVER,
             host=host,
             port=port,
-            name=parts.get("name", host.partition(".")[0]),
+            name=parts.get("name", _first_label(host)),
+            namespace_id=namespace_id,
             entity_path=parts.get("entitypath"),
             key_name=key_name,
             key=key,
@@ -153,6 +166,7 @@ class ConnectionString:
         shown = {
             "Endpoint": f"{scheme}://{host}:{self.port}",
             "Name": self.name,
+            "NamespaceId": self.namespace_id,
             "SharedAccessKeyName": self.key_name,
             "SharedAccessKey": self.key,
             "SharedAccessSignature": self.token,
@@ -168,6 +182,7 @@ _PARTS = {
     for name in (
         "Endpoint",
         "Name",
+        "NamespaceId",
         "EntityPath",
         "SharedAccessKeyName",
         "SharedAccessKey",
@@ -178,6 +193,15 @@ _PARTS = {
     )
 }
 _SERVER_PARTS = set(_PARTS) - {"endpoint"}
+
+
+def _first_label(host: str) -> str:
+    """Return the first label of a host name; empty for an IP address."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return host.partition(".")[0]
+    return ""
 
 
 def _split(text: str) -> dict[str, str]:

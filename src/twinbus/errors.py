@@ -20,9 +20,10 @@
     ├── LedgerDamagedError           operator  no    the text names the files
     ├── NamespaceClosedError         caller    no
     ├── FactoryFaultedError          caller    no    it and its partner gave up; make new ones
-    ├── UnauthorizedError            operator  no    no token, a bad one, or a claim is missing
+    ├── UnauthorizedError            operator  no    no token, a bad one, or a claim is missing;
+    │                                                also a PermissionError
     ├── ServerBusyError              broker    yes   wait 10 s
-    ├── OperationTimeoutError        broker    yes   the outcome is unknown
+    ├── OperationTimeoutError        broker    yes   the outcome is unknown; also a TimeoutError
     ├── CommunicationError           broker    yes   not reached, or the outcome is unknown
     ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
     ├── BacklogUnavailableError      broker    yes   primary and backlog queues failed: see causes
@@ -122,7 +123,7 @@ class SessionLockLostError(MessagingError):
 
 
 class SessionCannotBeLockedError(MessagingError):
-    """Another receiver holds the session, or none became free in time."""
+    """Another receiver has locked the session, or no session became free in time."""
 
     fault = Fault.CALLER
     is_transient = True
@@ -189,7 +190,7 @@ class FactoryFaultedError(MessagingError):
     fault = Fault.CALLER
 
 
-class UnauthorizedError(MessagingError):
+class UnauthorizedError(MessagingError, PermissionError):
     """The token is missing, forged or expired, or its key lacks the claim."""
 
     fault = Fault.OPERATOR
@@ -199,7 +200,7 @@ class ServerBusyError(TransientError):
     """A threshold of the namespace is crossed; wait before the next request."""
 
 
-class OperationTimeoutError(TransientError):
+class OperationTimeoutError(TransientError, TimeoutError):
     """No answer in time; whether the work was done is unknown."""
 
 

@@ -127,6 +127,7 @@ TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen one is of use no longer
 TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its life is left
 
 # Clients
+TRY_TIMEOUT: Final = timedelta(seconds=5)  # of one try of an operation
 OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
 MAX_BACKOFF: Final = timedelta(seconds=10)  # a client is back soon after a long outage
@@ -183,6 +184,7 @@ LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is 
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
 LEDGER_RUN: Final = 100_000  # sequence numbers of one line: what a reader can spread out at once
 LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses; beyond, the oldest are given up
+UNSEEN_EVENTS: Final = 100  # of a pairing, kept for its first watcher
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
 INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands
 

@@ -67,6 +67,10 @@ class Tap:
         self.is_closed = False
         self._clock = clock
 
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         self.asked.append((self._clock.now(), command))
         error = self.refusal(command)
@@ -133,6 +137,7 @@ class _Kept:
     """A namespace that outlives those who close it."""
 
     def __init__(self, inner: Namespace) -> None:
+        self.id = inner.id
         self.submit = inner.submit
         self.ask = inner.ask
 

@@ -81,6 +81,10 @@ class Observed:
         self._answered: Counter[type] = Counter()
         self._changed = threading.Condition()
 
+    @property
+    def id(self) -> str:
+        return self.inner.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         return self.inner.submit(command)
 
@@ -600,8 +604,10 @@ def test_a_message_cannot_be_settled_twice(site: Site) -> None:
     site.send("one")
     received = got(site.receiver().receive(NOW))
     received.complete()
-    with pytest.raises(MessageLockLostError):
+    with pytest.raises(InvalidOperationError, match="already completed"):
         received.complete()
+    with pytest.raises(InvalidOperationError, match="already completed"):
+        received.abandon()
 
 
 def test_a_message_that_was_browsed_or_never_received_cannot_be_settled(site: Site) -> None:

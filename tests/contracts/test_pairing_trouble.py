@@ -375,14 +375,15 @@ def test_a_path_marked_while_the_answer_of_a_ping_is_taken_in_ends_no_pings(
 
 def test_pings_answers_failures_and_marks_of_many_threads_leave_the_board_in_order() -> None:
     clock = ManualClock()
-    board = Board(Timing(0, 1), {0: backlog(0)}, clock, Announcer())
+    board = Board(Timing(0, 1), clock, Announcer())
+    board.open_backlog({0: backlog(0)})
     down = MessagingError("down")
 
     def fail() -> None:
         board.failed(ORDERS, down)
 
     def ping() -> None:
-        for due in board.due_pings(clock.now_us() + LATER_US):
+        for due in board.due_pings(clock.now_us() + LATER_US, lambda _: 0):
             board.pinged(due, down)
             board.pinged(due, None)
 
@@ -606,6 +607,7 @@ class Hanging:
 
     def __init__(self, inner: Namespace) -> None:
         self._inner = inner
+        self.id = inner.id
         self.submit = inner.submit
         self.close = inner.close
         self.hangs = threading.Event()
@@ -801,6 +803,7 @@ def test_a_watcher_that_raises_keeps_no_fault_from_reaching_the_partner(local: P
     local.secondary.factory.on_state_change(fail)
     local.begin_with_syphon()
     local.secondary.factory.fault("its own trouble")
+    local.pass_time(seconds=5)
     assert states(local) == (FAULTED, FAULTED)
 
 
@@ -860,7 +863,7 @@ def test_the_ticker_looks_again_for_the_queue_and_not_for_the_gate(local: Pair) 
     local.break_backlog(0)
     local.send(*"abcdefgh")
     close_the_gate(local)
-    gate_opens = local.primary.factory.courier.busy_until(local.clock.now_us())
+    gate_opens = local.primary.factory.courier.busy_until(ORDERS, local.clock.now_us())
     assert local.pairing._ticker._due == gate_opens
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")

@@ -50,7 +50,7 @@ class _Open:
     """A namespace that outlives the factories which use it."""
 
     def __init__(self, inner: FaultyNamespace | EmbeddedNamespace) -> None:
-        self.submit, self.ask = inner.submit, inner.ask
+        self.id, self.submit, self.ask = inner.id, inner.submit, inner.ask
 
     def close(self) -> None:
         """It is closed with the story."""

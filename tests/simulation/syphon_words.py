@@ -20,6 +20,7 @@ from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.book import Task
 from twinbus.pipeline.carrier import Carried, Carrier, failure_of
 from twinbus.pipeline.desk import Desk
@@ -106,7 +107,7 @@ class World:
     def new_secondary(self, name: str) -> EmbeddedNamespace:
         made = self._new_namespace(name)
         for index in range(len(QUEUES)):
-            made.ask(CreateEntity(describe_backlog_queue("contoso", index)))
+            made.ask(CreateEntity(describe_backlog_queue(PrimaryIdentity("contoso"), index)))
         return made
 
     def new_syphon(self, queues: tuple[str, ...] = QUEUES, folder: Path | None = None) -> Syphon:

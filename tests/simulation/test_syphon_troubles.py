@@ -21,6 +21,7 @@ from twinbus.broker.commands import (
 from twinbus.entities import QueueDescription
 from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
 from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline import carrier as carrying
 from twinbus.pipeline.carrier import Carrier
 from twinbus.testing import Fault, FaultyNamespace
@@ -55,7 +56,7 @@ def test_a_backlog_queue_that_is_made_anew_brings_everything_home(world: World) 
     sent = world.divert_ids(numbered("before", 4))
     world.run(3)
     world.secondary.ask(DeleteEntity(QUEUES[0]))
-    world.secondary.ask(CreateEntity(describe_backlog_queue("contoso", 0)))
+    world.secondary.ask(CreateEntity(describe_backlog_queue(PrimaryIdentity("contoso"), 0)))
     sent += world.divert_ids(numbered("after", 9))
     world.run(3, world.new_syphon())
     assert world.home("orders") == sent

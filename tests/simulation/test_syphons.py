@@ -14,6 +14,7 @@ from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, World
 from twinbus.broker.commands import CreateEntity, ReadMeter
 from twinbus.entities import backlog_queue_path
 from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
 
@@ -41,7 +42,7 @@ def test_an_idle_day_costs_forty_receives_an_hour_for_ten_queues(tmp_path: Path)
     world = World(0, tmp_path)
     queues = tuple(backlog_queue_path("contoso", index) for index in range(10))
     for index in range(3, 10):
-        world.secondary.ask(CreateEntity(describe_backlog_queue("contoso", index)))
+        world.secondary.ask(CreateEntity(describe_backlog_queue(PrimaryIdentity("contoso"), index)))
     settings = PlannerSettings(owner="me", queues=queues, retry_interval=timedelta(seconds=1))
     (tmp_path / "desk").mkdir()
     planner = Planner(world.secondary, settings, Desk(tmp_path / "desk"), world.clock)

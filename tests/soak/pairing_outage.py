@@ -25,6 +25,7 @@ from tests.soak.pairing_site import (
     PATIENT,
     PING_INTERVAL,
     POLICY,
+    QUEUE,
     Terms,
     Twins,
     bring_home,
@@ -238,7 +239,10 @@ def throttled(seed: int) -> Outcome:
         courier = patient.factory.courier
         now_us = courier.clock.now_us
         before = sends_to_secondary(twins)
-        until(lambda: courier.busy_until(now_us()) > now_us(), "the patient client is told to wait")
+        until(
+            lambda: courier.busy_until(QUEUE, now_us()) > now_us(),
+            "the patient client is told to wait",
+        )
         told = time.time()
         until(lambda: any(w.refused for w in hasty.workers), "a hasty send raises")
         twins.stop_sending()

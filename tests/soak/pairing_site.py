@@ -316,6 +316,10 @@ class Repeating:
     primary: Namespace
     generator: random.Random
 
+    @property
+    def id(self) -> str:
+        return self.primary.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         if not self.generator.randrange(3):
             self.primary.submit(command).result()

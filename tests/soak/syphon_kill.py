@@ -42,6 +42,7 @@ from twinbus.entities import backlog_queue_path
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.cancelling import pages
+from twinbus.pairing.identity import PrimaryIdentity
 
 DESTINATIONS = ("orders", "invoices", "returns")
 QUEUES = tuple(backlog_queue_path(PRIMARY, index) for index in range(4))
@@ -374,7 +375,7 @@ class Site:
             for one in (home, away)
         )
         for index in range(len(QUEUES)):
-            self._away.create_queue(describe_backlog_queue(PRIMARY, index))
+            self._away.create_queue(describe_backlog_queue(PrimaryIdentity(PRIMARY), index))
         self._syphon = SyphonProcess(folder, mark, home, away)
         self._proven = 0  # the last life of it that brought something home
         stack.callback(self._syphon.kill_all)

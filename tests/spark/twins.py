@@ -21,6 +21,7 @@ from twinbus.entities import backlog_queue_path
 from twinbus.lifetimes import Closable
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.syphon import Syphon, SyphonSettings
 from twinbus.server.process import Server, ServerSettings
 
@@ -119,7 +120,9 @@ class Twins(Closable):
         self.secondary = End(folder / "secondary", "backup")
         self.queues = tuple(backlog_queue_path(PRIMARY, index) for index in range(queues))
         for index in range(queues):
-            self.secondary.manager.create_queue(describe_backlog_queue(PRIMARY, index))
+            self.secondary.manager.create_queue(
+                describe_backlog_queue(PrimaryIdentity(PRIMARY), index)
+            )
 
     def divert(
         self,

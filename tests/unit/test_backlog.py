@@ -27,6 +27,7 @@ from twinbus.pairing.backlog import (
     place_in_backlog,
     restored,
 )
+from twinbus.pairing.identity import PrimaryIdentity
 
 PATH, SESSION = "x-ms-path", "x-ms-sessionid"
 LIFE, SCHEDULE = "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc"
@@ -63,7 +64,7 @@ def test_a_backlog_queue_is_named_after_the_primary_and_its_index() -> None:
 
 
 def test_a_backlog_queue_is_described_as_the_specification_says() -> None:
-    assert describe_backlog_queue("contoso", 3) == QueueDescription(
+    assert describe_backlog_queue(PrimaryIdentity("contoso"), 3) == QueueDescription(
         path="contoso/x-servicebus-transfer/3",
         max_size_in_megabytes=5120,
         max_delivery_count=2147483647,
@@ -72,6 +73,7 @@ def test_a_backlog_queue_is_described_as_the_specification_says() -> None:
         lock_duration=timedelta(minutes=1),
         enable_dead_lettering_on_message_expiration=True,
         enable_batched_operations=True,
+        user_metadata="twinbus-primary Name=contoso",
     )
 
 

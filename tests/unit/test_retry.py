@@ -270,6 +270,7 @@ class Silence:
         self._clock = clock
         self._takes = takes
         self.given: list[float | None] = []
+        self.id = ""
 
     def submit(self, command: Command[R]) -> "Future[R]":  # noqa: ARG002
         return Future()
@@ -286,12 +287,32 @@ class Silence:
 def test_each_try_is_given_only_the_time_that_is_left() -> None:
     clock = ManualClock()
     silence = Silence(clock, timedelta(seconds=20))
-    courier = Courier(silence, clock, RetryPolicy(), Life(), Random(7))
+    policy = RetryPolicy(try_timeout=timedelta(hours=1))
+    courier = Courier(silence, clock, policy, Life(), Random(7))
     error = caught(courier, Peek(ORDERS))
     given = [seconds or 0.0 for seconds in silence.given]
     assert given[0] == 60
     assert 39 < given[1] < 40
     assert sum(1 for seconds in given if seconds > 0) == len(history(error)) == 3
+
+
+def test_a_try_has_5_seconds_so_that_a_silent_server_costs_one_try_and_not_the_operation() -> None:
+    clock = ManualClock()
+    silence = Silence(clock, timedelta(seconds=5))
+    courier = Courier(silence, clock, RetryPolicy(), Life(), Random(7))
+    error = caught(courier, Peek(ORDERS))
+    given = [seconds or 0.0 for seconds in silence.given]
+    assert given[0] == given[1] == 5
+    assert len(history(error)) == len(given) > 5
+    assert f"tried {len(given)} times in " in str(error)
+
+
+def test_a_try_of_a_long_poll_has_its_wait_and_5_seconds() -> None:
+    clock = ManualClock()
+    silence = Silence(clock, timedelta(hours=1))
+    courier = Courier(silence, clock, RetryPolicy(), Life(), Random(7))
+    caught(courier, Receive(ORDERS, 1, timedelta(hours=1)))
+    assert silence.given[0] == 3605
 
 
 def test_a_request_without_an_answer_in_time_is_a_timeout_also_when_others_meet_faults(

@@ -15,7 +15,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -500,15 +500,8 @@ class Engine:
             self.health.recovered()
             return
         pauses = {path: due for path, due in self._spill_pauses.items() if due > now}
-        sends: list[SpilledSend] = []
-        size = 0
-        for spilled in self.spill.sends(pauses):
-            size += size_of(spilled.send)
-            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
-                break
-            sends.append(spilled)
         taken: list[int] = []
-        for spilled in sends:
+        for spilled in self._movable_sends(pauses):
             path = spilled.send.path
             if path.lower() in pauses:
                 continue
@@ -532,6 +525,17 @@ class Engine:
                 self.health.recovered()
 
         commit.on_durable.append(moved)
+
+    def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
+        """Return as many spilled sends as a turn moves."""
+        sends: list[SpilledSend] = []
+        size = 0
+        for spilled in self.spill.sends(paused):
+            size += size_of(spilled.send)
+            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
+                break
+            sends.append(spilled)
+        return sends
 
     # -- self-healing --------------------------------------------------------------------------
 

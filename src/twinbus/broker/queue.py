@@ -661,9 +661,11 @@ class Queue:
 
     def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:
         """Return the error for a session that did not become free."""
-        what = "no session with messages" if session_id is None else f"session {session_id!r}"
+        what = f"session {session_id!r} of {self.path} is locked by another receiver and was not"
+        if session_id is None:
+            what = f"{self.path} has no session with messages that was"
         return SessionCannotBeLockedError(
-            f"{what} of {self.path} became free in time; try again or wait longer",
+            f"{what} released in time; try again or wait longer",
             path=self.path,
             session_id=session_id,
         )

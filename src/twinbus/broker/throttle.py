@@ -93,7 +93,7 @@ class Throttle:
             if key is not None:
                 share = self._keys.setdefault(key, Bucket(rate * KEY_RATE_SHARE, now))
                 if not share.take(now):
-                    raise _busy("operations_per_second of one key", rate * KEY_RATE_SHARE, path)
+                    raise _busy("operations_per_second of one key", rate * KEY_RATE_SHARE, "")
             if not self._namespace.take(now, 0.0 if key is None else MANAGE_RESERVE):
                 raise _busy("operations_per_second", rate, "")
         rate = self.thresholds.entity_operations_per_second

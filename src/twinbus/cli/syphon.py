@@ -20,7 +20,9 @@ from twinbus.cli.context import ExitCode, Span, find_connection, print_json, spa
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.limits import (
+    DEFAULT_BACKLOG_QUEUES,
     DEFAULT_RETRY_INTERVAL,
+    MAX_BACKLOG_QUEUES,
     MAX_LEASE_DURATION,
     MAX_RANGES_PER_QUEUE,
     MAX_RETRY_INTERVAL,
@@ -28,12 +30,15 @@ from twinbus.limits import (
     MIN_SYPHON_LEASE,
     SYPHON_LEASE,
 )
+from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import SyphonProgress
-from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
+from twinbus.pipeline.syphon import Syphon, SyphonSettings, note_extra_queues
 from twinbus.spans import format_span
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
 _SHOW_S = 0.5
+_LOOK_S = 2.0  # for backlog queues, before the first pairing
 _LINE_EVERY = 10  # refreshes, if standard error is not a terminal
 
 
@@ -67,6 +72,18 @@ Examples:
 @_end("primary", "primary, where messages go home to")
 @_end("secondary", "secondary, which has the backlog")
 @click.option("--master", help="Spark master, such as spark://host:7077 [default: this machine].")
+@click.option(
+    "--backlog-queue-count",
+    type=click.IntRange(1, MAX_BACKLOG_QUEUES),
+    default=DEFAULT_BACKLOG_QUEUES,
+    show_default=True,
+    help="Number of backlog queues, as the paired applications have it.",
+)
+@click.option(
+    "--include-extra-queues",
+    is_flag=True,
+    help="Drain backlog queues beyond that number, too: only messages that were diverted.",
+)
 @click.option("--once", is_flag=True, help="Bring home what is there now, and end.")
 @click.option(
     "--transform",
@@ -109,6 +126,8 @@ def syphon(
     secondary: str | None,
     secondary_file: Path | None,
     master: str | None,
+    backlog_queue_count: int,
+    include_extra_queues: bool,
     once: bool,
     transform: str | None,
     retry_interval: timedelta,
@@ -127,12 +146,26 @@ def syphon(
     logging.getLogger("py4j").setLevel(logging.ERROR)
     home = find_connection(primary, primary_file, PRIMARY, "--primary")
     away = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
+    identity = PrimaryIdentity.of_connection(ConnectionString.parse(home))
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
     with NamespaceManager.from_connection_string(away) as manager:
-        queues = find_backlog_queues(manager, ConnectionString.parse(home).name)
+        found = find_backlog_queues(manager, identity, backlog_queue_count)
+        for line in () if include_extra_queues else note_extra_queues(manager, found):
+            click.echo(line, err=True)
+        if not found.paths and not once:
+            found = _await_queues(manager, identity, backlog_queue_count, stopping)
+    extra = tuple(found.extra.values()) if include_extra_queues else ()
+    queues = (*found.paths.values(), *extra)
+    if not queues:
+        click.echo(f"there are no backlog queues of {identity.name}: nothing to bring home")
+        return
     settings = SyphonSettings(
         primary=home,
         secondary=away,
         queues=queues,
+        extra_queues=extra,
         retry_interval=retry_interval,
         lease=lease,
         ranges_per_queue=ranges_per_queue,
@@ -141,14 +174,27 @@ def syphon(
         master=master,
         conf=conf,
     )
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
     with Syphon(settings, once=once) as running:
         _follow(running, stopping, as_json=as_json)
     _print_line(running.progress, as_json=as_json)
     _report_end(running.progress, once=once)
+
+
+def _await_queues(
+    manager: NamespaceManager, primary: PrimaryIdentity, count: int, stopping: threading.Event
+) -> BacklogQueues:
+    """Return the backlog queues when there are some, or the user stops waiting."""
+    click.echo(
+        f"there are no backlog queues of {primary.name} on the secondary yet; waiting for an "
+        "application to pair. If one has paired already, give the primary the same Name=... here",
+        err=True,
+    )
+    while not stopping.wait(_LOOK_S):
+        found = find_backlog_queues(manager, primary, count)
+        if found.paths:
+            return found
+    return BacklogQueues({}, {})
 
 
 def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> None:

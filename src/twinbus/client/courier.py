@@ -5,11 +5,11 @@ lost.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from random import Random, SystemRandom
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -22,7 +22,14 @@ from twinbus.broker.commands import (
     SendReceipt,
 )
 from twinbus.broker.origins import sender_source
-from twinbus.client.retry import BusyGate, RetryPolicy, exhausted, is_worth_a_retry
+from twinbus.client.retry import (
+    BusyGate,
+    RetryPolicy,
+    Tries,
+    UnlimitedTries,
+    exhausted,
+    is_worth_a_retry,
+)
 from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
@@ -33,6 +40,7 @@ from twinbus.message import BrokeredMessage
 from twinbus.namespace.contract import Namespace
 
 R = TypeVar("R")
+_UNLIMITED = UnlimitedTries()
 
 
 class _Numbers:
@@ -80,55 +88,58 @@ class Courier:
     def ask(
         self,
         command: Command[R],
-        is_hopeless: Callable[[], bool] = lambda: False,
+        tries: Tries = _UNLIMITED,
         time_left_us: int | None = None,
     ) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
 
-        `is_hopeless` is looked at after a failure: whether to leave it at that. `time_left_us`
-        is given where the operation began before.
+        `tries` may end the operation earlier. `time_left_us` is given where the operation began
+        before.
         """
-        began = self.clock.now_us()
+        clock = self.clock
+        began = clock.now_us()
         wait = to_us(getattr(command, "wait", NO_WAIT))  # a long poll's own time comes on top
         span = self.timeout_us + wait if time_left_us is None else time_left_us
         deadline = began + span
         history: list[MessagingError] = []
         while True:
             self.life.check()
-            if history and is_hopeless():  # it may have become so during the pause
-                raise exhausted(history, (self.clock.now_us() - began) / SECOND_US)
-            self._pass_gate(deadline, history)
-            now = self.clock.now_us()
+            now = self._pass_gate(_path_of(command), began, deadline, history)
+            end = tries.end_at()
+            if history and end <= now:  # it may have come during the pause
+                raise exhausted(history, (now - began) / SECOND_US)
+            try_end = min(now + self.try_us + wait, deadline, end if end > now else deadline)
             try:
-                return self.namespace.ask(command, max(deadline - now, 1) / SECOND_US)
+                return self.namespace.ask(command, max(try_end - now, 1) / SECOND_US)
             except MessagingError as error:
-                now = self.clock.now_us()
-                if now < began:  # the clock was set back: the time left must not grow with that
-                    began, deadline = now, now + span
+                now = clock.now_us()
                 self.note(error)
                 if not is_worth_a_retry(error):
                     raise
                 history.append(error)
+                tries.failed(error)
                 pause = self.policy.backoff_us(len(history), self.random.random())
-                tired = len(history) == self.policy.max_tries
-                if tired or now + pause >= deadline or is_hopeless():
+                is_last = len(history) == self.policy.max_tries
+                end = tries.end_at()
+                if is_last or end <= now or now + min(pause, end - now) >= deadline:
                     raise exhausted(history, (now - began) / SECOND_US) from error
-            self.clock.sleep_us(pause)
+            clock.sleep_us(min(pause, end - now))
 
-    def _pass_gate(self, deadline: int, history: list[MessagingError]) -> None:
-        """Wait until the gate is open; raise when the operation has no time for that."""
+    def _pass_gate(
+        self, path: str, began: int, deadline: int, history: list[MessagingError]
+    ) -> int:
+        """Wait until the gate is open and return the time; raise if the operation has no time."""
         while True:
             now = self.clock.now_us()
-            reason = self._gate.reason(now)
+            until, reason = self._gate.check(path, now)
             if reason is None:
-                return
-            if self._gate.closed_until >= deadline or self.policy.max_tries == 1:
-                history.append(reason)
-                raise exhausted(history, 0.0)
-            self.clock.sleep_us(self._gate.closed_until - now)
+                return now
+            if until >= deadline or self.policy.max_tries == 1:
+                raise exhausted(history, (now - began) / SECOND_US, reason)
+            self.clock.sleep_us(until - now)
 
     def note(self, error: MessagingError) -> None:
-        """Close the gate when the namespace said that it is busy."""
+        """Close the gate when the namespace said that it, or an entity, is busy."""
         self._gate.note(error, self.clock.now_us())
 
     @property
@@ -136,9 +147,14 @@ class Courier:
         """How long an operation may take, all tries together."""
         return to_us(self.policy.operation_timeout)
 
-    def busy_until(self, now: int) -> int:
-        """Return until when nothing goes to the namespace; the past when something may."""
-        return self._gate.closed_until if self._gate.reason(now) else now
+    @property
+    def try_us(self) -> int:
+        """How long one try may take."""
+        return min(to_us(self.policy.try_timeout), self.timeout_us)
+
+    def busy_until(self, path: str, now: int) -> int:
+        """Return until when nothing goes to an entity; now if something may."""
+        return self._gate.check(path, now)[0]
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over once, without waiting and without trying again."""
@@ -148,8 +164,14 @@ class Courier:
         """Hand a send over without waiting for its reply; waits only while the gate is closed."""
         self.life.check()
         began = self.clock.now_us()
-        self._pass_gate(began + self.timeout_us, [])
+        self._pass_gate(command.path, began, began + self.timeout_us, [])
         return Submitted(self, command, self.namespace.submit(command), began)
+
+
+def _path_of(command: Command[Any]) -> str:
+    """Return the path of the entity that a command is about; empty: the namespace."""
+    path = getattr(command, "path", "")
+    return path if isinstance(path, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +183,24 @@ class Submitted:
     reply: "Future[SendReceipt]"
     began: int
 
-    def wait(self, is_hopeless: Callable[[], bool] = lambda: False) -> SendReceipt:
+    def wait(self, tries: Tries = _UNLIMITED) -> SendReceipt:
         """Return the receipt; when the first try fails, go on under the retry policy."""
+        courier = self.courier
+        end = min(self.began + courier.try_us, tries.end_at())
         try:
-            return self.reply.result(self._time_left_us() / SECOND_US)
+            return self.reply.result(max(end - courier.clock.now_us(), 0) / SECOND_US)
         except MessagingError as refusal:
             error = refusal
         except TimeoutError:
             error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
-        self.courier.note(error)
-        if not is_worth_a_retry(error) or is_hopeless():
+        courier.note(error)
+        if not is_worth_a_retry(error):
             raise error
-        return self.courier.ask(self.command, is_hopeless, self._time_left_us())
-
-    def _time_left_us(self) -> int:
-        gone = max(self.courier.clock.now_us() - self.began, 0)  # it may have been set back
-        return max(self.courier.timeout_us - gone, 0)
+        tries.failed(error)
+        left = self.began + courier.timeout_us - courier.clock.now_us()
+        if left <= 0 or tries.end_at() <= courier.clock.now_us():
+            raise error
+        return courier.ask(self.command, tries, left)
 
 
 class _DirectRoute:

@@ -16,14 +16,25 @@ from twinbus.client.state import FactoryState
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.errors import InvalidArgumentError, InvalidOperationError
+from twinbus.limits import DEFAULT_FAILOVER_INTERVAL, MAX_FAILOVER_INTERVAL
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.values import check_span
 
 P = TypeVar("P")
 
 
 class PairedNamespaceOptions(ABC, Generic[P]):
     """How a factory is paired with another namespace; each subclass is a way to pair."""
+
+    def __init__(self, failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL) -> None:
+        check_span("failover_interval", failover_interval, timedelta(0), MAX_FAILOVER_INTERVAL)
+        self._failover_interval = failover_interval
+
+    @property
+    def failover_interval(self) -> timedelta:
+        """How long failures of an entity are tolerated before its sends are diverted."""
+        return self._failover_interval
 
     @abstractmethod
     def pair(self, primary: "MessagingFactory") -> P:

@@ -44,6 +44,7 @@ class ReceivedMessage(BrokeredMessage):
     """A message with the receiver that got it; settled by its own methods."""
 
     receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
+    _settled_as: Disposition | None = field(default=None, repr=False, compare=False)
 
     def complete(self) -> None:
         """Say that it is done: it will not be delivered again."""
@@ -232,6 +233,9 @@ class MessageReceiver(EntityClient):
         if tokens:
             command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
             self._courier.ask(command)
+            for message in messages:
+                if isinstance(message, ReceivedMessage):
+                    object.__setattr__(message, "_settled_as", disposition)
 
     def close(self) -> None:
         """Give back what was fetched ahead, and stop renewing."""
@@ -244,7 +248,24 @@ class MessageReceiver(EntityClient):
             self._ahead.close()
 
 
+_SETTLED = {
+    Disposition.COMPLETE: "completed",
+    Disposition.ABANDON: "abandoned",
+    Disposition.DEFER: "deferred",
+    Disposition.DEAD_LETTER: "dead-lettered",
+    Disposition.RELEASE: "released",
+}
+
+
 def _tokens(messages: Sequence[BrokeredMessage]) -> list[UUID]:
+    """Return the lock tokens of messages; refuse messages that cannot be settled any more."""
+    for message in messages:
+        settled_as = getattr(message, "_settled_as", None)
+        if settled_as is not None:
+            raise InvalidOperationError(
+                f"message {message.sequence_number} was already {_SETTLED[settled_as]}; a message "
+                "is settled once"
+            )
     tokens = [message.lock_token for message in messages]
     if None in tokens:
         raise InvalidOperationError(

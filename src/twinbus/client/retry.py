@@ -1,22 +1,28 @@
 """When to try again. Pure: time and chance are arguments.
 
 A transient failure of the broker is tried again with exponential back-off and jitter, as long as
-the operation's timeout allows. ServerBusy closes a gate for everything on that namespace.
+the operation's timeout allows. Each try has a timeout of its own, so that a silent server costs one
+try and not the whole operation. ServerBusy closes a gate for its scope: an entity or the namespace.
 """
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Self
+from typing import Protocol, Self
 
 from twinbus.clock import to_us
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, ServerBusyError
 from twinbus.limits import (
     MAX_BACKOFF,
     MIN_BACKOFF,
+    NEVER_US,
     OPERATION_TIMEOUT,
     SECOND_US,
     SERVER_BUSY_RETRY_S,
+    TRY_TIMEOUT,
 )
+from twinbus.values import check_span
+
+_SHORTEST, _LONGEST = timedelta(microseconds=1), timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +30,14 @@ class RetryPolicy:
     """How long and how often an operation is tried."""
 
     operation_timeout: timedelta = OPERATION_TIMEOUT  # of all tries together
+    try_timeout: timedelta = TRY_TIMEOUT  # of one try; at most the operation's
     min_backoff: timedelta = MIN_BACKOFF  # before the second try; doubles each time
     max_backoff: timedelta = MAX_BACKOFF
     max_tries: int | None = None  # None: as many as the timeout allows
 
     def __post_init__(self) -> None:
-        for name in ("operation_timeout", "min_backoff", "max_backoff"):
-            span = getattr(self, name)
-            if not isinstance(span, timedelta) or span <= timedelta(0):
-                raise InvalidArgumentError(f"{name} is {span!r}; it must be a timedelta above zero")
+        for name in ("operation_timeout", "try_timeout", "min_backoff", "max_backoff"):
+            check_span(name, getattr(self, name), _SHORTEST, _LONGEST)
         if self.min_backoff > self.max_backoff:
             raise InvalidArgumentError("min_backoff must not be longer than max_backoff")
         if self.max_tries is not None and (type(self.max_tries) is not int or self.max_tries < 1):
@@ -51,38 +56,89 @@ class RetryPolicy:
 
 
 def is_worth_a_retry(error: MessagingError) -> bool:
-    """Whether trying the same again by itself may help: what callers hold others up with is not."""
+    """Whether the client tries the same again by itself.
+
+    A session or range that another caller has locked is transient, too, but only that caller can
+    release it.
+    """
     return error.is_transient and error.fault is Fault.BROKER
 
 
+class Tries(Protocol):
+    """What the caller of an operation knows about its tries: it may end them early."""
+
+    def end_at(self) -> int:
+        """Return when tries end, however much time the operation has left."""
+        ...
+
+    def failed(self, error: MessagingError) -> None:
+        """Take in the failure of one try."""
+        ...
+
+
+class UnlimitedTries:
+    """Tries until the policy is exhausted."""
+
+    def end_at(self) -> int:
+        """Return never."""
+        return NEVER_US
+
+    def failed(self, error: MessagingError) -> None:
+        """Do nothing."""
+
+
+class SingleTry(UnlimitedTries):
+    """Tries once."""
+
+    def end_at(self) -> int:
+        """Return a time that has passed."""
+        return 0
+
+
 class BusyGate:
-    """Closed for a while after ServerBusy: nothing goes to that namespace meanwhile."""
+    """Holds requests back after ServerBusy: those of the entity, or of the namespace, it is about.
+
+    Scopes are paths in lower case; the empty one is the namespace.
+    """
 
     def __init__(self) -> None:
-        self.closed_until = 0
-        self._reason: ServerBusyError | None = None
+        self._closed: dict[str, tuple[int, ServerBusyError]] = {}  # scope -> until when, and why
 
     def note(self, error: MessagingError, now: int) -> None:
-        """Close when the namespace said that it is busy."""
+        """Close for the scope of a ServerBusy."""
         if isinstance(error, ServerBusyError):
-            self._reason = error
-            self.closed_until = now + SERVER_BUSY_RETRY_S * SECOND_US
+            self._closed = {s: held for s, held in self._closed.items() if held[0] > now}
+            until = now + SERVER_BUSY_RETRY_S * SECOND_US
+            self._closed[str(error.facts.get("scope", "")).lower()] = (until, error)
 
-    def reason(self, now: int) -> ServerBusyError | None:
-        """Return why it is closed, or None when it is open.
+    def check(self, path: str, now: int) -> tuple[int, ServerBusyError | None]:
+        """Return until when requests about an entity are held back, and why; now if they are not.
 
-        It never closes for longer than ServerBusy does: what lies further ahead is of a time
-        before the clock was set back.
+        The path is empty for requests about the namespace.
         """
-        self.closed_until = min(self.closed_until, now + SERVER_BUSY_RETRY_S * SECOND_US)
-        return self._reason if now < self.closed_until else None
+        if not self._closed:
+            return now, None
+        until, reason = now, None
+        for scope in {"", path.lower()}:
+            closed_until, error = self._closed.get(scope, (0, None))
+            if closed_until > until:
+                until, reason = closed_until, error
+        return until, reason
 
 
-def exhausted(history: list[MessagingError], seconds: float) -> MessagingError:
-    """Return the last error, with all that went before it."""
-    last, text = history[-1], history[-1].text
-    if len(history) > 1:
-        text = f"{text} (tried {len(history)} times in {seconds:.3g} s)"
-    error = type(last)(text, **{**last.facts, "history": tuple(history)})
+def exhausted(
+    history: list[MessagingError], seconds: float, reason: MessagingError | None = None
+) -> MessagingError:
+    """Return the error of an operation whose tries failed: the last one, with all before it.
+
+    `reason` is given where something else than a try ended the operation.
+    """
+    last = reason or history[-1]
+    tries = len(history)
+    text = last.text
+    if tries > 1 or reason is not None:
+        times = {0: "not tried", 1: "tried once"}.get(tries, f"tried {tries} times")
+        text = f"{text} ({times} in {seconds:.3g} s)" if tries else f"{text} ({times})"
+    error = type(last)(text, **{**last.facts, "history": (*history, *([reason] if reason else ()))})
     error.__cause__ = last
     return error

@@ -19,6 +19,11 @@ R = TypeVar("R")
 class Namespace(Protocol):
     """A place that carries out commands."""
 
+    @property
+    def id(self) -> str:
+        """The unique id that the namespace has from its birth; empty where it is unknown."""
+        ...
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks, never raises."""
         ...

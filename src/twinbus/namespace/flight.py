@@ -98,6 +98,11 @@ class FlightNamespace(Closable):
         self._link: _Link | None = None
         self._closed = False
 
+    @property
+    def id(self) -> str:
+        """The unique id of the namespace, if the connection string has it."""
+        return self._connection.namespace_id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks, never raises."""
         promise = _Promise()

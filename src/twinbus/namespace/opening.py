@@ -45,6 +45,11 @@ class _Share:
             self._opened[directory] = (namespace, users + 1)
         self._namespace = namespace
 
+    @property
+    def id(self) -> str:
+        """The unique id that the namespace has from its birth."""
+        return self._namespace.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks on the disk, never raises."""
         if self._closed:

@@ -15,6 +15,7 @@ originals are cleared; everything else stays. `diverted` and `restored` work on 
 """
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,6 +33,7 @@ from twinbus.clock import Clock, to_us
 from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import (
     EntityAlreadyExistsError,
+    EntityNotFoundError,
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
@@ -51,11 +53,14 @@ from twinbus.message import (
     MESSAGE_SCHEMA,
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
+    BrokeredMessage,
     byte_lengths,
+    conform,
     map_offsets,
     property_entries,
     sizes,
 )
+from twinbus.pairing.identity import PrimaryIdentity
 
 PATH = "x-ms-path"
 SESSION = "x-ms-sessionid"
@@ -86,10 +91,10 @@ Indices = npt.NDArray[np.int64]
 # -- queues --------------------------------------------------------------------------------------
 
 
-def describe_backlog_queue(primary: str, index: int) -> QueueDescription:
-    """Return a backlog queue as it is made: large, patient, and it never forgets a message."""
+def describe_backlog_queue(primary: PrimaryIdentity, index: int) -> QueueDescription:
+    """Return a backlog queue as pairing makes it: large, without expiry, with its primary."""
     return QueueDescription(
-        path=backlog_queue_path(primary, index),
+        path=backlog_queue_path(primary.name, index),
         max_size_in_megabytes=BACKLOG_SIZE_MEGABYTES,
         max_delivery_count=MAX_MAX_DELIVERY_COUNT,
         default_message_time_to_live=UNLIMITED,
@@ -97,39 +102,88 @@ def describe_backlog_queue(primary: str, index: int) -> QueueDescription:
         lock_duration=DEFAULT_LOCK_DURATION,
         enable_dead_lettering_on_message_expiration=True,
         enable_batched_operations=True,
+        user_metadata=primary.to_metadata(),
     )
 
 
-def ensure_backlog_queues(
-    manager: NamespaceManager, primary: str, count: int, clock: Clock
-) -> list[int]:
-    """Return the indices of the backlog queues that are there; missing ones are made."""
+@dataclass(frozen=True, slots=True)
+class BacklogQueues:
+    """The backlog queues of a primary on its secondary."""
+
+    paths: Mapping[int, str]  # by index: those below the count that a pairing asked for
+    extra: Mapping[int, str]  # those with a higher index: neither filled nor drained
+
+
+def find_backlog_queues(
+    manager: NamespaceManager, primary: PrimaryIdentity, count: int
+) -> BacklogQueues:
+    """Return the backlog queues of a primary; raise if one of them names another primary."""
+    prefix = backlog_queue_path(primary.name, 0).removesuffix("0").lower()
+    found: dict[int, str] = {}
+    for queue in manager.list_queues():
+        index = queue.path.lower().removeprefix(prefix)
+        if queue.path.lower().startswith(prefix) and _INDEX.fullmatch(index):
+            primary.check_owns(queue)
+            found[int(index)] = queue.path
+    return BacklogQueues(
+        {index: found[index] for index in sorted(found) if index < count},
+        {index: found[index] for index in sorted(found) if index >= count},
+    )
+
+
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBacklog:
+    """The backlog queues that a pairing uses, and why some that it asked for are missing."""
+
+    paths: dict[int, str]  # by index
+    missing: Mapping[int, str]  # index -> cause
+
+
+def prepare_backlog(
+    manager: NamespaceManager, primary: PrimaryIdentity, count: int, clock: Clock
+) -> PreparedBacklog:
+    """Return the backlog queues of a primary; those that do not exist are made.
+
+    Raises if none could be made, or if one of them belongs to another primary.
+    """
     wanted = {index: describe_backlog_queue(primary, index) for index in range(count)}
     existing = {queue.path.lower(): queue for queue in manager.list_queues()}
-    found = {index: existing.get(queue.path.lower()) for index, queue in wanted.items()}
-    unfit = {index for index, queue in found.items() if queue and queue.requires_session}
-    for index in unfit:
-        _log.warning(
-            "%s requires sessions, which diverted messages do not have; it is not used",
-            wanted[index].path,
-        )
-    missing = {index: wanted[index] for index, queue in found.items() if queue is None}
-    failures = _create(manager, missing, clock)
-    for index, error in failures.items():
-        _log.warning("%s could not be made: %s", wanted[index].path, error)
-    there = sorted(set(wanted) - unfit - set(failures))
-    if not there and failures:
+    found = {
+        index: existing[queue.path.lower()]
+        for index, queue in wanted.items()
+        if queue.path.lower() in existing
+    }
+    for queue in found.values():
+        primary.check_owns(queue)
+    missing = {
+        index: "it requires sessions, which diverted messages do not have"
+        for index, queue in found.items()
+        if queue.requires_session
+    }
+    to_make = {index: queue for index, queue in wanted.items() if index not in found}
+    failures = _create(manager, primary, to_make, clock)
+    missing |= {index: str(error) for index, error in failures.items()}
+    for index, cause in sorted(missing.items()):
+        _log.warning("the backlog queue %s is not used: %s", wanted[index].path, cause)
+    paths = {index: queue.path for index, queue in wanted.items() if index not in missing}
+    if not paths and failures:
         raise next(iter(failures.values()))
-    if not there:
+    if not paths:
         raise InvalidArgumentError(
-            f"every backlog queue of {primary} on the secondary requires sessions; delete them, "
-            "and pairing makes them anew"
+            f"every backlog queue of {primary.name} requires sessions, which diverted messages do "
+            "not have. Delete these queues: pairing makes new ones"
         )
-    return there
+    return PreparedBacklog(paths, missing)
 
 
 def _create(
-    manager: NamespaceManager, missing: Mapping[int, QueueDescription], clock: Clock
+    manager: NamespaceManager,
+    primary: PrimaryIdentity,
+    missing: Mapping[int, QueueDescription],
+    clock: Clock,
 ) -> dict[int, MessagingError]:
     """Make queues, trying each three times; return why some could not be made."""
     failures: dict[int, MessagingError] = {}
@@ -143,9 +197,10 @@ def _create(
             except (UnauthorizedError, InvalidArgumentError):
                 raise
             except EntityAlreadyExistsError as error:
-                if manager.queue_exists(missing[index].path):  # another process was faster
+                try:  # another process was faster
+                    primary.check_owns(manager.get_queue(missing[index].path))
                     failures.pop(index, None)
-                else:
+                except EntityNotFoundError:  # a topic has that path
                     failures[index] = error
             except MessagingError as error:
                 failures[index] = error
@@ -245,6 +300,27 @@ def _entries(properties: pa.Array) -> tuple[pa.Array, pa.Array, Indices]:
     return *property_entries(properties, offsets), rows
 
 
+def check_reserved(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None:
+    """Refuse messages with properties of reserved names, so that all of them can be diverted."""
+    if isinstance(messages, pa.RecordBatch):
+        _refuse_reserved(conform(messages).column("properties"))
+        return
+    for row, message in enumerate(messages):
+        properties = getattr(message, "application_properties", None)  # else the client refuses it
+        if properties and not _RESERVED.isdisjoint(properties):
+            raise _reserved(row, next(name for name in properties if name in _RESERVED))
+
+
+_RESERVED = frozenset(ALIASES)
+
+
+def _reserved(row: int, name: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"message {row} has a property {name!r}; that name is reserved for diverted messages. "
+        "Rename the property"
+    )
+
+
 def _refuse_reserved(properties: pa.Array) -> None:
     if _is_empty(properties):
         return
@@ -252,10 +328,7 @@ def _refuse_reserved(properties: pa.Array) -> None:
     taken = pc.is_in(names, value_set=_ALIAS_NAMES).to_numpy(zero_copy_only=False)
     if taken.any():
         at = int(np.flatnonzero(taken)[0])
-        raise InvalidArgumentError(
-            f"message {rows[at]} has a property {names[at].as_py()!r}; that name is reserved for "
-            "diverted messages. Rename the property"
-        )
+        raise _reserved(int(rows[at]), names[at].as_py())
 
 
 _ALIAS_NAMES = pa.array(list(ALIASES), pa.string())

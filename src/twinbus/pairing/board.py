@@ -6,18 +6,19 @@ application is told after the lock is let go.
 
 import threading
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 
 from twinbus.clock import Clock, stamp_of
-from twinbus.errors import MessagingError
+from twinbus.errors import EntityDisabledError, MessagingError, UnauthorizedError
 from twinbus.limits import NEVER_US
 from twinbus.pairing.events import (
     Announcer,
     BacklogQueueBack,
     BacklogQueuePulled,
     FailedOver,
+    PingRefused,
     Returned,
 )
 from twinbus.pairing.health import Health, HealthState, Sign, Timing, record, verdict
@@ -77,23 +78,41 @@ _UNKNOWN = Health()
 class Board:
     """The shared state of a pairing."""
 
-    def __init__(
-        self, timing: Timing, queues: dict[int, str], clock: Clock, announcer: Announcer
-    ) -> None:
-        self.queues = queues  # paths by index
+    def __init__(self, timing: Timing, clock: Clock, announcer: Announcer) -> None:
+        self.queues: dict[int, str] = {}  # paths by index; none before the backlog is set up
         self._timing = timing
         self._clock = clock
         self._announcer = announcer
         self._lock = threading.Lock()
         self._entities: dict[str, _Entity] = {}  # those that ever failed
-        self._rotation = Rotation(list(queues), timing.ping_us)
+        self._rotation = Rotation([], timing.ping_us)
         self.cause_of_last_pull: MessagingError | None = None
         self.signs: Counter[tuple[HealthState, Sign]] = Counter()  # seen, and in which state
 
+    def open_backlog(self, queues: dict[int, str]) -> None:
+        """Divert to these queues from now on."""
+        with self._lock:
+            self._rotation = Rotation(list(queues), self._timing.ping_us)
+            self.queues = queues
+
     # -- entities ------------------------------------------------------------------------------
 
+    def is_diverting(self, path: str) -> bool:
+        """Whether sends to an entity go to the backlog: it has failed over, and there is one."""
+        return self.is_failed_over(path) and bool(self.queues)
+
+    def tries_end_at(self, path: str) -> int:
+        """Return when tries at the primary end: when the entity fails over, if there is a backlog.
+
+        Never for a healthy entity; a time in the past for one that has failed over.
+        """
+        entity = self._entities.get(path.lower()) if self._entities else None
+        if entity is None or entity.is_healthy or not self.queues:
+            return NEVER_US
+        return entity.health.due if entity.health.state is HealthState.SUSPECT else 0
+
     def is_failed_over(self, path: str) -> bool:
-        """Whether sends to an entity go to the backlog."""
+        """Whether an entity has failed over."""
         entity = self._entities.get(path.lower())
         if entity is None or entity.is_healthy:
             return False
@@ -172,7 +191,10 @@ class Board:
             entity.failovers += 1
             entity.diverted_before = entity.diverted
             failing = since if before.state is HealthState.SUSPECT else at
-            self._announcer.post(FailedOver(at, entity.path, _told(entity.cause), failing))
+            cause = _told(entity.cause)
+            if isinstance(entity.cause, EntityDisabledError):
+                cause += ". An operator disabled it: its messages are diverted until you enable it"
+            self._announcer.post(FailedOver(at, entity.path, cause, failing))
         elif before.state is HealthState.FAILED_OVER:
             by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
             count = entity.diverted - entity.diverted_before
@@ -201,28 +223,37 @@ class Board:
 
     # -- pings ---------------------------------------------------------------------------------
 
-    def due_pings(self, now: int) -> list[DuePing]:
-        """Return the entities to ping now; each counts as pinged from here on."""
+    def due_pings(self, now: int, held_until: Callable[[str], int]) -> list[DuePing]:
+        """Return the entities to ping now; each counts as pinged from here on.
+
+        `held_until` returns until when an entity must not be asked because it is busy.
+        """
         self.look(now)
         found = []
         with self._lock:
             for entity in self._entities.values():
                 health = entity.health
-                if health.state is HealthState.FAILED_OVER and health.due <= now:
+                is_due = health.state is HealthState.FAILED_OVER and health.due <= now
+                if is_due and held_until(entity.path) <= now:
                     self._step(entity, Sign.PING_SENT, now)
                     entity.pings += 1
                     found.append(DuePing(entity.path, health.since))
         return found
 
     def pinged(self, ping: DuePing, error: MessagingError | None) -> None:
-        """Take in how a ping ended."""
+        """Take in how a ping ended; one that lacked a right is reported once."""
         sign = Sign.PING_PASSED if error is None else Sign.PING_FAILED
+        now = self._clock.now_us()
         with self._lock:
             entity = self._entities[ping.path.lower()]
             health = entity.health
             if health.state is HealthState.FAILED_OVER and health.since == ping.since:
+                was_refused = isinstance(entity.cause, UnauthorizedError)
+                if isinstance(error, UnauthorizedError) and not was_refused:
+                    told = PingRefused(self._stamp(now), entity.path, _told(error))
+                    self._announcer.post(told)
                 entity.cause = _kept(error) if error else entity.cause
-                self._step(entity, sign, self._clock.now_us())
+                self._step(entity, sign, now)
         self._announcer.deliver()
 
     # -- backlog queues ------------------------------------------------------------------------
@@ -272,14 +303,14 @@ class Board:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def next_due(self, pings_from: int = 0) -> int:
-        """Return when time by itself changes something next; pings may have to wait longer."""
+    def next_due(self, held_until: Callable[[str], int] = lambda _: 0) -> int:
+        """Return when time by itself changes something next; a ping of a busy entity waits."""
         with self._lock:
             dues = [self._rotation.next_due(NEVER_US)]
             for entity in self._entities.values():
                 health = entity.health
                 is_ping = health.state is HealthState.FAILED_OVER
-                dues.append(max(health.due, pings_from) if is_ping else health.due)
+                dues.append(max(health.due, held_until(entity.path)) if is_ping else health.due)
             return min(dues)
 
 

@@ -28,6 +28,7 @@ from twinbus.broker.commands import (
     SettleRange,
 )
 from twinbus.client.courier import Courier
+from twinbus.client.retry import SingleTry
 from twinbus.clock import moment_us, passes_by_itself
 from twinbus.errors import Fault, MessageNotFoundError, MessagingError
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
@@ -216,7 +217,7 @@ def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBa
 
 def _once(courier: Courier) -> Callable[[Command[Any]], Any]:
     """Ask without trying again: whoever cancels is not to wait for an outage."""
-    return lambda command: courier.ask(command, lambda: True)
+    return lambda command: courier.ask(command, SingleTry())
 
 
 def _is_for(found: str | None, path: str) -> bool:

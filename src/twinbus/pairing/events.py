@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
+from twinbus.limits import UNSEEN_EVENTS
+
 _log = logging.getLogger("twinbus.pairing")
 
 
@@ -37,6 +39,40 @@ class Returned(PairingEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class PingRefused(PairingEvent):
+    """The primary refused a ping for a missing right; the entity stays failed over.
+
+    The key of the primary factory must have the Send claim, or nothing ends the failover.
+    """
+
+    path: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unprotected(PairingEvent):
+    """The pairing has no backlog queue yet: sends that fail are not diverted."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Protected(PairingEvent):
+    """The pairing has its backlog queues: from now on sends that fail are diverted."""
+
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogIncomplete(PairingEvent):
+    """Some backlog queues could not be made; the pairing uses the others."""
+
+    queues: int  # that are there
+    wanted: int
+    cause: str  # why the first of the missing ones could not be made
+
+
+@dataclass(frozen=True, slots=True)
 class BacklogQueuePulled(PairingEvent):
     """A backlog queue failed and takes nothing for one ping interval."""
 
@@ -52,24 +88,35 @@ class BacklogQueueBack(PairingEvent):
 
 
 class Announcer:
-    """Tells watchers and the log, in the order things happened."""
+    """Tells watchers and the log about events, in the order in which they happened.
 
-    def __init__(self) -> None:
+    Events before the first watcher of the application are kept for it: a pairing has events while
+    it is set up, when nobody can watch it yet.
+    """
+
+    def __init__(self, ledger: Callable[[PairingEvent], None] | None = None) -> None:
+        self._ledger = ledger
         self._watchers: list[Callable[[PairingEvent], None]] = []
+        self._unseen: list[PairingEvent] | None = []  # None: somebody watches
+        self._joining = threading.Lock()  # of the two above
         self._events: deque[PairingEvent] = deque()
         self._telling = threading.Lock()
 
     def watch(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
         """Call back at each event; return how to stop."""
-        self._watchers.append(watcher)
+        with self._joining:
+            self._watchers.append(watcher)
+            unseen, self._unseen = self._unseen or [], None
+        for event in unseen:
+            _call(watcher, event)
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def post(self, event: PairingEvent) -> None:
-        """Put an event where the next `deliver` finds it; for those who hold a lock."""
+        """Queue an event for the next `deliver`; for callers that hold a lock."""
         self._events.append(event)
 
     def deliver(self) -> None:
-        """Tell what was posted; who comes while another does, leaves it to the other."""
+        """Tell what was posted. One thread tells at a time, so that the order is kept."""
         while self._events and self._telling.acquire(blocking=False):
             try:
                 while self._events:
@@ -78,12 +125,22 @@ class Announcer:
                 self._telling.release()
 
     def _tell(self, event: PairingEvent) -> None:
-        """Tell everyone; a watcher that fails keeps nobody from hearing it."""
         facts = {name: str(value) for name, value in asdict(event).items()}
         told = " ".join(f"{name}={value!r}" for name, value in facts.items() if name != "at")
         _log.warning("%s %s", type(event).__name__, told, extra={"twinbus": facts})
-        for watcher in list(self._watchers):
-            try:
-                watcher(event)
-            except Exception:  # noqa: BLE001 - it is the application's, whatever it is
-                _log.exception("a watcher of %s failed", type(event).__name__)
+        if self._ledger is not None:
+            self._ledger(event)
+        with self._joining:
+            watchers = list(self._watchers)
+            if self._unseen is not None and len(self._unseen) < UNSEEN_EVENTS:
+                self._unseen.append(event)
+        for watcher in watchers:
+            _call(watcher, event)
+
+
+def _call(watcher: Callable[[PairingEvent], None], event: PairingEvent) -> None:
+    """Call a watcher; one that fails does not keep the others from hearing the event."""
+    try:
+        watcher(event)
+    except Exception:  # noqa: BLE001 - a watcher is the application's and may raise anything
+        _log.exception("a watcher of %s failed", type(event).__name__)

@@ -1,6 +1,13 @@
 """Which failures say that an entity is unavailable."""
 
-from twinbus.errors import Fault, MessagingError, ServerBusyError, UnauthorizedError
+from twinbus.errors import (
+    CommunicationError,
+    Fault,
+    MessagingError,
+    OperationTimeoutError,
+    ServerBusyError,
+    UnauthorizedError,
+)
 
 
 def says_unavailable(error: MessagingError) -> bool:
@@ -11,3 +18,11 @@ def says_unavailable(error: MessagingError) -> bool:
     if error.fault is Fault.CALLER:
         return False
     return not isinstance(error, UnauthorizedError | ServerBusyError)
+
+
+def counts_at_once(error: MessagingError) -> bool:
+    """Whether the failure of a single try counts: it timed out, or nobody could be reached.
+
+    Any other transient failure counts when it has outlived the retry policy.
+    """
+    return isinstance(error, OperationTimeoutError | CommunicationError)

@@ -13,11 +13,14 @@ import pyarrow as pa
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
 from twinbus.limits import KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, SECOND_US
 from twinbus.pairing.events import (
+    BacklogIncomplete,
     BacklogQueueBack,
     BacklogQueuePulled,
     FailedOver,
     PairingEvent,
+    PingRefused,
     Returned,
+    Unprotected,
 )
 
 _log = logging.getLogger("twinbus.pairing")
@@ -76,4 +79,8 @@ class TransitionLedger:
             row |= {"path": event.queue, "cause": event.cause}
         elif isinstance(event, BacklogQueueBack):
             row |= {"path": event.queue}
+        elif isinstance(event, PingRefused):
+            row |= {"path": event.path, "cause": event.cause}
+        elif isinstance(event, Unprotected | BacklogIncomplete):
+            row |= {"cause": event.cause}
         return row

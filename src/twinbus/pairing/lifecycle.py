@@ -1,8 +1,7 @@
-"""What becomes of a factory when its partner ends. Pure; holds where a syphon runs.
+"""What becomes of a factory when its partner ends. Pure; applies where a syphon runs.
 
-one factory     the other
-faults          is faulted at once
-is closed       is faulted, unless somebody begins to close it within 5 seconds
+When one factory faults or is closed, the other is faulted unless somebody begins to close it within
+5 seconds.
 """
 
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ class Partnership:
     """Who ended first, and when the other is to follow."""
 
     ended: Side | None = None
+    how: str = ""  # it ended
     due: int = NEVER_US
     closing: Side | None = None  # somebody is closing it
 
@@ -47,29 +47,23 @@ class Partnership:
         return self.ended is not None and self.due == NEVER_US
 
 
-def hear(
-    partnership: Partnership, side: Side, state: FactoryState, now: int
-) -> tuple[Partnership, Sentence | None]:
-    """Return what follows when a factory comes to a state."""
+def hear(partnership: Partnership, side: Side, state: FactoryState, now: int) -> Partnership:
+    """Return the partnership after a factory has entered a state."""
     if partnership.ended is not None:
         over = partnership.ended is not side  # now both have ended, or do so
-        return (Partnership(partnership.ended) if over else partnership), None
-    if state is FactoryState.FAULTED:
-        return Partnership(side), Sentence(side.partner, "faulted")
+        return Partnership(partnership.ended) if over else partnership
     if partnership.closing is side.partner:
-        return Partnership(side), None
+        return Partnership(side)
     if state is FactoryState.CLOSING:
-        return Partnership(closing=side), None
-    return Partnership(side, now + to_us(PARTNER_GRACE)), None
+        return Partnership(closing=side)
+    how = "faulted" if state is FactoryState.FAULTED else "was closed"
+    return Partnership(side, how, now + to_us(PARTNER_GRACE))
 
 
 def verdict(partnership: Partnership, now: int) -> tuple[Partnership, Sentence | None]:
-    """Return what time brings; a due time too far ahead was set before the clock was set back."""
-    if partnership.ended is None or partnership.is_over:
+    """Return the partnership as of now, and the factory that must be faulted, if one must."""
+    if partnership.ended is None or partnership.is_over or now < partnership.due:
         return partnership, None
-    due = min(partnership.due, now + to_us(PARTNER_GRACE))
-    if now < due:
-        return Partnership(partnership.ended, due), None
     seconds = PARTNER_GRACE.total_seconds()
-    cause = f"was closed, and this one was not within {seconds:.0f} seconds"
+    cause = f"{partnership.how}, and this one was not closed within {seconds:.0f} seconds"
     return Partnership(partnership.ended), Sentence(partnership.ended.partner, cause)

@@ -20,6 +20,11 @@ class PairingCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Give every metric; an entity that never failed has none."""
+        yield GaugeMetricFamily(
+            "twinbus_pairing_protected",
+            "1 while there are backlog queues, so that sends that fail are diverted",
+            value=int(self._pairing.is_protected),
+        )
         labels = ["path"]
         failed_over = GaugeMetricFamily(
             "twinbus_pairing_failed_over", "1 while sends go to the backlog", labels=labels

@@ -1,25 +1,43 @@
-"""A pairing that lasts: what `pair_namespace` returns, and what ties two factories together."""
+"""A pairing: what `pair_namespace` returns, and what ties two factories together.
+
+The pairing prepares the backlog queues on the secondary, puts a `PairedRoute` under the clients of
+the primary factory, pings entities that failed over, and ends when the primary factory ends. With
+`wait_for_secondary=False` it begins before there are backlog queues and goes on trying to make them
+in the background; until then it is unprotected: sends go to the primary only.
+"""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twinbus.broker.commands import Send
 from twinbus.client.courier import Courier, NamespaceUser
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.state import FactoryState
-from twinbus.clock import to_us
-from twinbus.entities import backlog_queue_path
-from twinbus.errors import EntityDisabledError, InvalidArgumentError, InvalidOperationError
-from twinbus.limits import NEVER_US, SECOND_US
+from twinbus.clock import passes_by_itself, stamp_of, to_us
+from twinbus.errors import (
+    EntityDisabledError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+)
+from twinbus.limits import CREATE_PAUSE, NEVER_US, SECOND_US
 from twinbus.pairing import lifecycle
-from twinbus.pairing.backlog import ensure_backlog_queues
+from twinbus.pairing.backlog import PreparedBacklog, prepare_backlog
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
-from twinbus.pairing.events import Announcer, PairingEvent
+from twinbus.pairing.events import (
+    Announcer,
+    BacklogIncomplete,
+    PairingEvent,
+    Protected,
+    Unprotected,
+)
 from twinbus.pairing.health import HealthState, Sign, Timing
+from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pairing.ledger import TransitionLedger
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
@@ -50,20 +68,20 @@ class SendAvailabilityPairing:
         self,
         primary: MessagingFactory,
         options: "SendAvailabilityPairedNamespaceOptions",
-        queues: dict[int, str],
+        identity: PrimaryIdentity,
     ) -> None:
         self.primary = primary
-        self.secondary = options.secondary_factory
+        self.secondary = options.messaging_factory
         self.options = options
+        self.identity = identity  # of the primary, as the backlog queues name it
         courier = primary.courier
         self._clock = courier.clock
-        self._announcer = Announcer()
-        timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
-        self._board = Board(timing, queues, courier.clock, self._announcer)
         self._ledger = (
             TransitionLedger(options.ledger, primary.name) if options.ledger is not None else None
         )
-        self._announcer.watch(self._keep)
+        self._announcer = Announcer(self._keep)
+        timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
+        self._board = Board(timing, courier.clock, self._announcer)
         self._ticker = Ticker(courier.clock, self._tick)
         self._pinger = Pinger(courier, self._board, self._ticker.nudge)
         self._route = PairedRoute(
@@ -78,30 +96,30 @@ class SendAvailabilityPairing:
         self._partnering = threading.Lock()
         self._syphon: Syphon | None = None
         self._has_ended = False
+        self._preparing = threading.Lock()  # of whoever prepares the backlog
+        self._prepare_at = NEVER_US  # the next try to prepare it
+        self._unprepared = ""  # why it could not be prepared; empty: it was not tried
 
     @classmethod
     def begin(
         cls, primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
     ) -> "SendAvailabilityPairing":
-        """Make the backlog queues, start the syphon, and put the pairing under all clients."""
+        """Prepare the backlog queues, start the syphon, and put the pairing under all clients."""
         _check_partners(primary, options)
-        manager, clock = options.secondary_manager, primary.courier.clock
-        found = ensure_backlog_queues(manager, primary.name, options.backlog_queue_count, clock)
-        queues = {index: backlog_queue_path(primary.name, index) for index in found}
-        _probe(options.secondary_factory.courier, list(queues.values()))
-        pairing = cls(primary, options, queues)
+        pairing = cls(primary, options, PrimaryIdentity.of_factory(primary))
         pairing._start()
         return pairing
 
     def _start(self) -> None:
         """Begin; a factory that was closed meanwhile ends it again."""
-        stops = [
-            factory.on_state_change(partial(self._hear, side))
-            for side, factory in self._factories.items()
-        ]
+        stops: list[Callable[[], None]] = []
         try:
-            if self.options.enable_syphon:
-                self._syphon = (self.options.syphon or _installed_syphon())(self)
+            if self.options.wait_for_secondary:
+                self._open_backlog(self._prepare())
+            for side, factory in self._factories.items():
+                stops.append(factory.on_state_change(partial(self._hear, side)))
+            if self.options.wait_for_secondary:
+                self._start_syphon()
             for factory in self._factories.values():
                 factory.courier.life.check()
         except BaseException:
@@ -111,6 +129,80 @@ class SendAvailabilityPairing:
             self._ticker.close()
             raise
         self.primary.courier.route = self._route
+        if not self.options.wait_for_secondary:
+            self._prepare_at = 0
+            self._prepare_later()
+
+    def _start_syphon(self) -> None:
+        if self.options.enable_syphon:
+            self._syphon = (self.options.syphon or _installed_syphon())(self)
+
+    # -- the backlog ---------------------------------------------------------------------------
+
+    def _prepare(self) -> PreparedBacklog:
+        """Return the backlog queues, made where they are missing, and checked to take a send."""
+        options, identity = self.options, self.identity
+        try:
+            manager, count = options.secondary_namespace_manager, options.wanted_backlog_queues
+            prepared = prepare_backlog(manager, identity, count, self._clock)
+            _probe(self.secondary.courier, list(prepared.paths.values()))
+        except MessagingError as error:
+            raise _about_secondary(self.secondary, error) from error
+        return prepared
+
+    def _open_backlog(self, prepared: PreparedBacklog) -> None:
+        """Divert to these queues from now on, and report those that are missing."""
+        self._board.open_backlog(prepared.paths)
+        if prepared.missing:
+            cause = prepared.missing[min(prepared.missing)]
+            wanted = self.options.wanted_backlog_queues
+            self._announce(BacklogIncomplete(self._now(), len(prepared.paths), wanted, cause))
+
+    def _prepare_later(self) -> None:
+        """Try to prepare the backlog in the background; inline where a manual clock moves."""
+        if self._clock.now_us() < self._prepare_at or not self._preparing.acquire(blocking=False):
+            return
+        self._prepare_at = NEVER_US
+        if passes_by_itself(self._clock):
+            threading.Thread(
+                target=self._prepare_now, name="twinbus-pairing-setup", daemon=True
+            ).start()
+        else:
+            self._prepare_now()
+
+    def _prepare_now(self) -> None:
+        try:
+            prepared = self._prepare()
+            if self._has_ended:
+                return
+            self._open_backlog(prepared)
+            self._start_syphon()
+            if self._has_ended:
+                self._stop_syphon()
+        except Exception as error:  # noqa: BLE001 - reported, and tried again
+            self._board.open_backlog({})
+            if not self._has_ended:
+                self._report_unprotected(error)
+                self._prepare_at = self._clock.now_us() + to_us(CREATE_PAUSE)
+        else:
+            self._announce(Protected(self._now(), len(prepared.paths)))
+        finally:
+            self._preparing.release()
+            self._ticker.expect(self._prepare_at)
+
+    def _report_unprotected(self, error: Exception) -> None:
+        """Report why there is no backlog, once for each cause."""
+        cause = f"{error.code}: {error}" if isinstance(error, MessagingError) else repr(error)
+        if cause != self._unprepared:
+            self._unprepared = cause
+            self._announce(Unprotected(self._now(), cause))
+
+    def _announce(self, event: PairingEvent) -> None:
+        self._announcer.post(event)
+        self._announcer.deliver()
+
+    def _now(self) -> datetime:
+        return stamp_of(self._clock, self._clock.now_us())
 
     # -- what the application sees -------------------------------------------------------------
 
@@ -121,6 +213,11 @@ class SendAvailabilityPairing:
     def backlog_queues(self) -> list[BacklogQueueStatus]:
         """Return the backlog queues, and which of them take messages."""
         return self._board.queue_statuses()
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether there are backlog queues: without them sends that fail are not diverted."""
+        return bool(self._board.queues)
 
     def mark_path_healthy(self, path: str) -> None:
         """Let sends to an entity go to the primary again, without waiting for a ping."""
@@ -145,7 +242,10 @@ class SendAvailabilityPairing:
         return self._board.next_due()
 
     def on_event(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
-        """Call back at each event, in whichever thread it is noticed; return how to stop."""
+        """Call back at each event, in whichever thread it is noticed; return how to stop.
+
+        The first watcher is also told the events of the set-up.
+        """
         return self._announcer.watch(watcher)
 
     # -- time and ends -------------------------------------------------------------------------
@@ -158,7 +258,8 @@ class SendAvailabilityPairing:
         self._execute(sentence)
         if self._has_ended:
             return due
-        due = min(due, self._pinger.tick(now), self._write_ledger(now))
+        self._prepare_later()
+        due = min(due, self._pinger.tick(now), self._write_ledger(now), self._prepare_at)
         cancellations = self._route.cancellations
         cancellations.finish()
         if cancellations.can_go_on:
@@ -166,19 +267,17 @@ class SendAvailabilityPairing:
         return due
 
     def _hear(self, side: Side, state: FactoryState) -> None:
-        """Follow a factory that changed its state: first its partner, then what serves both."""
-        is_over = side is Side.PRIMARY and state is not FactoryState.CLOSING
-        if self._syphon is not None:
+        """Follow a factory that changed its state."""
+        has_syphon = self._syphon is not None
+        if has_syphon:
             with self._partnering:
-                self._partnership, sentence = lifecycle.hear(
-                    self._partnership, side, state, self._clock.now_us()
-                )
-                is_over = is_over and self._partnership.is_over
-            self._execute(sentence)
+                now = self._clock.now_us()
+                self._partnership = lifecycle.hear(self._partnership, side, state, now)
             self._ticker.expect(self._partnership.due)
         if side is Side.PRIMARY:
-            self._end()
-        if is_over:
+            self._end(close_secondary=not (has_syphon and state is FactoryState.FAULTED))
+        is_over = self._partnership.is_over or not has_syphon
+        if self._has_ended and is_over and state is not FactoryState.CLOSING:
             self._ticker.close()
 
     def _execute(self, sentence: Sentence | None) -> None:
@@ -189,15 +288,19 @@ class SendAvailabilityPairing:
         told = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
         self._factories[sentence.side].fault(told)
 
-    def _end(self) -> None:
-        """Stop pings and the syphon, and close the secondary; a faulted one stays so."""
+    def _end(self, *, close_secondary: bool) -> None:
+        """Stop pings and the syphon, and close the secondary; a faulted one stays faulted.
+
+        When the primary faults, the application has a while to close the secondary itself.
+        """
         with self._partnering:
             if self._has_ended:
                 return
             self._has_ended = True
         self._stop_syphon()
-        self.secondary.close()
-        self.options.secondary_manager.close()
+        if close_secondary:
+            self.secondary.close()
+        self.options.secondary_namespace_manager.close()
         self._write_ledger(self._clock.now_us())
 
     def _keep(self, event: PairingEvent) -> None:
@@ -221,16 +324,22 @@ class SendAvailabilityPairing:
 def _check_partners(
     primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
 ) -> None:
-    secondary = options.secondary_factory
-    if any(_is_same(primary, other) for other in (secondary, options.secondary_manager)):
+    secondaries = (options.messaging_factory, options.secondary_namespace_manager)
+    if any(_is_same(primary, other) for other in secondaries):
         raise InvalidArgumentError(
             f"the secondary is the primary {primary.name!r} itself; pair it with another namespace"
         )
-    if not primary.name:
-        raise InvalidArgumentError(
-            "the primary has no name, and backlog queues are called after it; give the factory "
-            "one, or put Name=... into the connection string"
-        )
+
+
+E = TypeVar("E", bound=MessagingError)
+
+
+def _about_secondary(secondary: MessagingFactory, error: E) -> E:
+    """Return an error that says which of the two namespaces it is about."""
+    where = " ".join(part for part in (secondary.name, secondary.address) if part)
+    named = type(error)(f"the secondary namespace {where}: {error.text}", **error.facts)
+    named.facts = {**error.facts, "namespace": "secondary"}
+    return named
 
 
 def _installed_syphon() -> SyphonStarter:

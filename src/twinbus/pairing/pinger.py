@@ -7,11 +7,12 @@ waiting, so that an entity that does not answer holds up neither the others nor 
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from random import Random
 
 from twinbus.broker.commands import Send, SendReceipt
 from twinbus.client.courier import Courier
-from twinbus.errors import MessagingError, ServerBusyError
+from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError
 from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
 from twinbus.message import BrokeredMessage
 from twinbus.pairing.board import Board, DuePing
@@ -44,15 +45,12 @@ class Pinger:
             if error is not None:
                 self._primary.note(error)
             self._board.pinged(ping, error if error and _leaves_it_down(error) else None)
-        busy_until = self._primary.busy_until(now)
-        if busy_until > now:
-            self._board.look(now)
-            return self._board.next_due(busy_until)
-        for ping in self._board.due_pings(now):
+        held_until = partial(self._primary.busy_until, now=now)
+        for ping in self._board.due_pings(now, held_until):
             probe = Send(ping.path, [ping_message(self._primary.random)])
             answer = self._primary.submit(probe)
             answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
-        return self._board.next_due()
+        return self._board.next_due(held_until)
 
     def _end(self, ping: DuePing, done: "Future[SendReceipt]") -> None:
         error = done.exception()
@@ -63,9 +61,9 @@ class Pinger:
 
 
 def _leaves_it_down(error: MessagingError) -> bool:
-    """Whether a ping's refusal leaves its entity unavailable.
+    """Whether a ping's refusal leaves its entity failed over.
 
-    One that is the caller's fault (no such entity, no claim) is an answer: from now on callers are
-    to hear it themselves.
+    A busy entity, or a key that lacks the right, says nothing about the entity. Any other fault of
+    the caller, such as an entity that does not exist, ends the failover: callers must hear it.
     """
-    return says_unavailable(error) or isinstance(error, ServerBusyError)
+    return says_unavailable(error) or isinstance(error, ServerBusyError | UnauthorizedError)

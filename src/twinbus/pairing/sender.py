@@ -1,8 +1,8 @@
-"""The route of a paired factory: to the primary while an entity is well, else to the backlog.
+"""The route of a paired factory: to the primary while an entity is healthy, else to the backlog.
 
-A batch goes whole to one place or the other. What was tried at the primary and is diverted after
-all carries the number it was tried with, so that the primary can tell when it comes home that it
-was there before.
+A batch goes whole to one place or the other. Messages that were tried at the primary and diverted
+afterwards carry the numbers they were tried with: when they are brought home, the primary
+recognises those that it had accepted although its reply was lost.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from twinbus.broker.commands import CancelScheduled, Send, SendReceipt
 from twinbus.client.courier import Courier, Submitted
+from twinbus.client.retry import UnlimitedTries
 from twinbus.client.route import Lane, Wait
 from twinbus.client.state import FactoryState
 from twinbus.errors import (
@@ -21,11 +22,12 @@ from twinbus.errors import (
     MessagingError,
     ServerBusyError,
 )
+from twinbus.limits import NEVER_US
 from twinbus.message import conform, sizes, to_batch
-from twinbus.pairing.backlog import check_divertible, diverted, no_head_room
+from twinbus.pairing.backlog import check_divertible, check_reserved, diverted, no_head_room
 from twinbus.pairing.board import Board
 from twinbus.pairing.cancelling import Cancellations
-from twinbus.pairing.failures import says_unavailable
+from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
 
 
@@ -42,6 +44,37 @@ class _Diversion:
     def to(self, queue: str) -> Send:
         """Return the send to a queue; the secondary recognises what it took in any of them."""
         return Send(queue, self.batch, self.command.origin)
+
+
+class _PrimaryTries:
+    """The tries of one send at the primary: they end when its entity fails over."""
+
+    __slots__ = ("_path", "_route")
+
+    def __init__(self, route: "PairedRoute", path: str) -> None:
+        self._route = route
+        self._path = path
+
+    def end_at(self) -> int:
+        """Return when the entity fails over, as far as is known now."""
+        return self._route.tries_end_at(self._path)
+
+    def failed(self, error: MessagingError) -> None:
+        """Count a try that timed out or found nobody."""
+        if counts_at_once(error):
+            self._route.note_failure(self._path, error)
+
+
+class _QueueTries(UnlimitedTries):
+    """The tries at one backlog queue: they end when the queue leaves the rotation."""
+
+    def __init__(self, board: Board, queue: int) -> None:
+        self._board = board
+        self._queue = queue
+
+    def end_at(self) -> int:
+        """Return a time that has passed once the queue has left the rotation."""
+        return 0 if self._board.is_pulled(self._queue) else NEVER_US
 
 
 class PairedRoute:
@@ -67,10 +100,10 @@ class PairedRoute:
         """Send, and return when the messages are durable at the primary or in the backlog."""
         path = command.path
         self._check(command)
-        if self._board.is_failed_over(path):
+        if self._board.is_diverting(path):
             return self._divert(command, lane, was_tried=was_tried)
         try:
-            receipt = self._primary.ask(command, lambda: self._board.is_failed_over(path))
+            receipt = self._primary.ask(command, _PrimaryTries(self, path))
         except MessagingError as error:
             return self._rescue(command, lane, error)
         self._board.succeeded(path)
@@ -78,7 +111,16 @@ class PairedRoute:
 
     def is_diverting(self, path: str) -> bool:
         """Whether sends to this entity go to the backlog now."""
-        return self._board.is_failed_over(path)
+        return self._board.is_diverting(path)
+
+    def tries_end_at(self, path: str) -> int:
+        """Return when tries of a send at the primary end."""
+        return self._board.tries_end_at(path)
+
+    def note_failure(self, path: str, error: MessagingError) -> None:
+        """Count a failure that says that an entity is unavailable."""
+        self._board.failed(path, error)
+        self._ticker.expect(self._board.next_due())
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
         """Begin to send; what is diverted is sent while it is waited for."""
@@ -93,23 +135,26 @@ class PairedRoute:
 
     def _conclude(self, command: Send, lane: Lane, begun: Submitted) -> SendReceipt:
         try:
-            receipt = begun.wait(lambda: self._board.is_failed_over(command.path))
+            receipt = begun.wait(_PrimaryTries(self, command.path))
         except MessagingError as error:
             return self._rescue(command, lane, error)
         self._board.succeeded(command.path)
         return receipt
 
     def _check(self, command: Send) -> None:
+        """Refuse messages that could not be diverted, on healthy sends, too."""
         if self._check_head_room and command.origin is not None:
             check_divertible(_columns(command), command.path, command.origin)
+        else:
+            check_reserved(command.messages)
 
     def _rescue(self, command: Send, lane: Lane, error: MessagingError) -> SendReceipt:
         """Divert what the primary did not take, if its entity has failed over; else raise."""
         if not says_unavailable(error):
             raise error
-        has_failed_over = self._board.failed(command.path, error)
-        self._ticker.expect(self._board.next_due())
-        if not has_failed_over:
+        if not counts_at_once(error):  # else its tries were counted one by one
+            self.note_failure(command.path, error)
+        if not self._board.is_diverting(command.path):
             raise error
         return self._divert(command, lane, was_tried=True)
 
@@ -137,11 +182,11 @@ class PairedRoute:
             try:
                 receipt = self._secondary.ask(
                     diversion.to(self._board.queues[queue]),
-                    lambda queue=queue: self._board.is_pulled(queue),  # type: ignore[misc]
+                    _QueueTries(self._board, queue),
                     left // choice.usable,
                 )
             except ServerBusyError as error:
-                self._await_gate(diversion, error)
+                self._await_gate(self._board.queues[queue], diversion, error)
             except MessagingError as error:
                 self._pull(queue, diversion, error)
                 tried.add(queue)
@@ -151,10 +196,10 @@ class PairedRoute:
                     command.path, columns, queue, receipt, was_tried=was_tried
                 )
 
-    def _await_gate(self, diversion: _Diversion, error: ServerBusyError) -> None:
-        """Wait for a busy secondary, if the operation has time for that."""
+    def _await_gate(self, queue: str, diversion: _Diversion, error: ServerBusyError) -> None:
+        """Wait for a busy backlog queue, if the operation has time for that."""
         clock = self._primary.clock
-        pause = self._secondary.busy_until(clock.now_us()) - clock.now_us()
+        pause = self._secondary.busy_until(queue, clock.now_us()) - clock.now_us()
         if clock.now_us() + pause >= diversion.deadline:
             raise self._unavailable(diversion.path, error) from error
         clock.sleep_us(pause)

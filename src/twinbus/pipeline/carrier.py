@@ -30,11 +30,12 @@ from twinbus.errors import (
     QuotaExceededError,
 )
 from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
-from twinbus.message import Int64s, body_bytes
+from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
-from twinbus.pairing.backlog import Restored, restored
+from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.pipeline.transfers import Passed, TransferLedger
 
+NOT_DIVERTED = f"messages without {PATH}"  # stands for their destination
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
 _OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # a refusal of one of many, perhaps
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
@@ -156,10 +157,27 @@ class Carrier:
         primary: Namespace,
         secondary: Namespace,
         transfers: TransferLedger | None = None,
+        extra_queues: Iterable[str] = (),
     ) -> None:
         self._primary = primary
         self._secondary = secondary
         self.transfers = transfers or TransferLedger(None)
+        self._extra_queues = {canonical(queue) for queue in extra_queues}
+
+    def own_rows(self, batch: pa.RecordBatch, carried: Carried) -> pa.RecordBatch:
+        """Return the messages that somebody diverted; in an extra queue the others are kept.
+
+        A message without a path in any other backlog queue is dead-lettered.
+        """
+        if canonical(carried.queue) not in self._extra_queues:
+            return batch
+        is_own = byte_lengths(restored(batch).paths) > 0
+        foreign = int((~is_own).sum())
+        if foreign:
+            carried.note_kept(NOT_DIVERTED, foreign)
+            text = f"nobody diverted them; they stay in {carried.queue}"
+            carried.failures[NOT_DIVERTED] = Failure("NotDiverted", text)
+        return batch.filter(pa.array(is_own))
 
     def carry(
         self,
@@ -201,6 +219,7 @@ class Carrier:
                 carried.reading_s += time.monotonic() - began
                 if batch is None:
                     break
+                batch = self.own_rows(batch, carried)
                 found = restored(batch)
                 self.deliver(found, _numbers(batch), carried, blocked, passed)
                 self.transfers.note(carried, Passed.of(batch, found))
@@ -314,6 +333,8 @@ class Carrier:
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:
     try:
         return future.result(max(deadline - time.monotonic(), 0.0))
+    except MessagingError:
+        raise
     except TimeoutError:
         raise OperationTimeoutError(
             f"no answer within {_TIMEOUT_S:.0f} s; whether the work was done is unknown"

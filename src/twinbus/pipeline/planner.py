@@ -52,6 +52,7 @@ class PlannerSettings:
     lease: timedelta = SYPHON_LEASE
     range_messages: int = RANGE_MESSAGES
     ranges_per_queue: int = 1  # in one batch; more of them give up the order of a client's messages
+    extra_queues: tuple[str, ...] = ()  # of the queues: only diverted messages are taken from them
 
 
 class Planner:

@@ -305,11 +305,11 @@ class _Keeper:
             self._poll = self._namespace.submit(command)
         try:
             lease = self._poll.result(_PATIENCE_S if wait else _TIMEOUT_S)
-        except TimeoutError:
-            return None
         except MessagingError:
             self._poll = None
             raise
+        except TimeoutError:
+            return None
         self._poll = None
         return lease
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString, Place
-from twinbus.entities import backlog_queue_path
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
@@ -32,6 +31,7 @@ from twinbus.limits import (
     RANGE_MESSAGES,
     SYPHON_LEASE,
 )
+from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.pipeline.desk import Desk, SyphonProgress
 from twinbus.pipeline.planner import PlannerSettings
@@ -58,6 +58,7 @@ class SyphonSettings:
     primary: str = field(repr=False)  # connection strings
     secondary: str = field(repr=False)
     queues: tuple[str, ...]  # of the backlog
+    extra_queues: tuple[str, ...] = ()  # of those: only messages with x-ms-path are taken from them
     retry_interval: timedelta = DEFAULT_RETRY_INTERVAL  # of a destination that failed
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
     range_messages: int = RANGE_MESSAGES  # of a queue in one batch
@@ -97,6 +98,7 @@ class SyphonSettings:
             lease=self.lease,
             range_messages=self.range_messages,
             ranges_per_queue=self.ranges_per_queue,
+            extra_queues=self.extra_queues,
         )
 
 
@@ -110,15 +112,17 @@ def _check_count(name: str, count: int, most: int) -> None:
         raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
 
 
-def find_backlog_queues(manager: NamespaceManager, primary: str) -> tuple[str, ...]:
-    """Return the backlog queues of a primary on a secondary, extra ones too: none is forgotten."""
-    prefix = backlog_queue_path(primary, 0).removesuffix("0")
-    paths = [queue.path for queue in manager.list_queues()]
-    indices = {
-        path: path[len(prefix) :] for path in paths if path.lower().startswith(prefix.lower())
-    }
-    found = {path: int(index) for path, index in indices.items() if index.isdecimal()}
-    return tuple(sorted(found, key=lambda path: found[path]))
+def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[str]:
+    """Return a line for each extra backlog queue that holds messages: nobody brings them home."""
+    lines = []
+    for path in queues.extra.values():
+        count = manager.get_runtime_properties(path).active_message_count
+        if count:
+            lines.append(
+                f"{path} holds {count:,} message(s) and is not drained: its index is not below the "
+                "number of backlog queues. `twinbus syphon --include-extra-queues` drains it"
+            )
+    return lines
 
 
 class Syphon(Closable):
@@ -325,13 +329,16 @@ def start_for(pairing: SendAvailabilityPairing) -> Syphon:
             "the workers of the syphon need connection strings; make the factories with "
             "from_connection_string, or give another syphon=..."
         )
-    manager = pairing.options.secondary_manager
+    manager, options = pairing.options.secondary_namespace_manager, pairing.options
+    found = find_backlog_queues(manager, pairing.identity, options.wanted_backlog_queues)
+    for line in note_extra_queues(manager, found):
+        _log.warning("%s", line)
     syphon = Syphon(
         SyphonSettings(
             primary=primary.to_text(),
             secondary=secondary.to_text(),
-            queues=find_backlog_queues(manager, pairing.primary.name),
-            ledger=pairing.options.ledger,
+            queues=tuple(found.paths.values()),
+            ledger=options.ledger,
         )
     )
     try:

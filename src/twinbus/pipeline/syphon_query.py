@@ -83,6 +83,7 @@ class SyphonOptions:
             "ledger": str(self.ledger or ""),
             "owner": settings.owner,
             "queues": "\n".join(settings.queues),
+            "extra_queues": "\n".join(settings.extra_queues),
             "retry_interval_s": str(settings.retry_interval.total_seconds()),
             "lease_s": str(settings.lease.total_seconds()),
             "range_messages": str(settings.range_messages),
@@ -95,6 +96,7 @@ class SyphonOptions:
         settings = PlannerSettings(
             owner=options["owner"],
             queues=tuple(options["queues"].split("\n")),
+            extra_queues=tuple(filter(None, options["extra_queues"].split("\n"))),
             retry_interval=timedelta(seconds=float(options["retry_interval_s"])),
             lease=timedelta(seconds=float(options["lease_s"])),
             range_messages=int(options["range_messages"]),
@@ -107,7 +109,8 @@ class SyphonOptions:
     def carrier(self) -> Carrier:
         """Return what carries between the two, in whichever process."""
         primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
-        return Carrier(primary, secondary, TransferLedger(self.ledger))
+        transfers = TransferLedger(self.ledger)
+        return Carrier(primary, secondary, transfers, self.settings.extra_queues)
 
 
 class SyphonDataSource(DataSource):

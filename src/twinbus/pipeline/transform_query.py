@@ -219,7 +219,8 @@ class RowWriter(RangeWriter):
         try:
             self._settle_part(carried, release=False)
             carrier = self._options.carrier()
-            for batch in carrier.pieces(task.queue, leased):
+            for piece in carrier.pieces(task.queue, leased):
+                batch = carrier.own_rows(piece, carried)
                 _classify(batch, carried, passed_over)
                 carrier.transfers.note(carried, Passed.of(batch, restored(batch)))
             carrier.write_transfers()

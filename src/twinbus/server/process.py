@@ -70,6 +70,7 @@ class Server(Closable):
                 ) from error
             opened.callback(self.admin.close)
             self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
+            self.namespace_id = namespace.id
             self._opened = opened.pop_all()
 
     @property
@@ -81,6 +82,7 @@ class Server(Closable):
             host=_reachable(self._settings.host),
             port=self.door.port,
             name=self._settings.name,
+            namespace_id=self.namespace_id,
             key_name=key.name if key else "",
             key=key.primary if key else "",
             tls=self._settings.tls_certificate is not None,

@@ -102,6 +102,11 @@ class Watched:
         self.accepted: defaultdict[str, list[str]] = defaultdict(list)  # ids in order, by path
         self.operations: Counter[Stage] = Counter()  # what it should have metered
 
+    @property
+    def id(self) -> str:
+        """The unique id of the namespace behind it."""
+        return self.inner.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over."""
         if isinstance(command, SettleRange) and self.fails_next_settle:

@@ -70,6 +70,11 @@ class FaultyNamespace:
         lowered = path.lower() if path else None
         self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
 
+    @property
+    def id(self) -> str:
+        """The unique id of the namespace behind it."""
+        return self.inner.id
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over, unless a fault has it."""
         injected = next((i for i in self._injected if i.applies_to(command)), None)

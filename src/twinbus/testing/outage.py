@@ -496,6 +496,7 @@ class _Unclosable:
 
     def __init__(self, inner: FaultyNamespace | Watched) -> None:
         self._inner = inner
+        self.id = inner.id
         self.submit = inner.submit
         self.ask = inner.ask
 

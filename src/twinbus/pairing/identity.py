@@ -1,0 +1,114 @@
+"""Which primary a backlog queue belongs to.
+
+The path of a backlog queue begins with the first label of the primary's host name. Two primaries
+may share that label, so each queue also names its primary in full in `user_metadata`:
+
+    twinbus-primary Name=contoso;Address=contoso.eu.example:4617;NamespaceId=5f0c...
+
+Pairing and the syphon compare that text with the primary they work for. The namespace id decides
+where both sides know it; else the address does. Neither needs the primary to be reachable.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import quote, unquote
+
+from twinbus.client.factory import MessagingFactory
+from twinbus.connection import ConnectionString
+from twinbus.entities import QueueDescription
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
+from twinbus.limits import MAX_USER_METADATA_CHARACTERS
+
+_MARK = "twinbus-primary "
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_READABLE = "/:[]"  # characters that stay as they are in the text
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryIdentity:
+    """A primary namespace, named in full."""
+
+    name: str  # the paths of its backlog queues begin with it
+    address: str = ""  # host and port, or a directory; empty: unknown
+    namespace_id: str = ""  # from the birth of the namespace; empty: unknown
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgumentError(
+                f"the primary {self.address or 'namespace'} has no name, and its backlog queues "
+                "are named after it: an IP address has no first label. Put Name=... into its "
+                "connection string, for example Name=contoso"
+            )
+        if not _NAME.fullmatch(self.name):
+            usable = re.sub(r"[^A-Za-z0-9-]+", "-", self.name).strip("-") or "contoso"
+            raise InvalidArgumentError(
+                f"the primary's name {self.name!r} cannot begin the paths of its backlog queues: "
+                "use letters, digits, '.', '-' and '_'. Put Name=... into its connection string, "
+                f"for example Name={usable}"
+            )
+
+    @classmethod
+    def of_factory(cls, primary: MessagingFactory) -> Self:
+        """Return the identity of the namespace that a factory uses."""
+        return cls(primary.name, primary.address, primary.courier.namespace.id)
+
+    @classmethod
+    def of_connection(cls, connection: ConnectionString) -> Self:
+        """Return the identity of the namespace that a connection string names."""
+        return cls(connection.name, connection.address, connection.namespace_id)
+
+    @classmethod
+    def of_queue(cls, queue: QueueDescription) -> Self | None:
+        """Return the primary that a backlog queue names; None if it names none."""
+        text = queue.user_metadata or ""
+        if not text.startswith(_MARK):
+            return None
+        parts = dict(part.partition("=")[::2] for part in text.removeprefix(_MARK).split(";"))
+        named = {key: unquote(parts.get(key, "")) for key in ("Name", "Address", "NamespaceId")}
+        if not _NAME.fullmatch(named["Name"]):
+            return None
+        return cls(named["Name"], named["Address"], named["NamespaceId"])
+
+    def to_metadata(self) -> str:
+        """Return the text that names this primary in a backlog queue."""
+        parts = {"Name": self.name, "Address": self.address, "NamespaceId": self.namespace_id}
+        text = _encoded(parts)
+        if len(text) > MAX_USER_METADATA_CHARACTERS:  # a long directory: its id names it, too
+            text = _encoded(parts | {"Address": ""})
+        return text
+
+    def is_same_as(self, other: "PrimaryIdentity") -> bool:
+        """Whether both are one namespace, as far as they know."""
+        if self.namespace_id and other.namespace_id:
+            return self.namespace_id == other.namespace_id
+        if self.address and other.address:
+            return self.address.lower() == other.address.lower()
+        return self.name.lower() == other.name.lower()
+
+    def check_owns(self, queue: QueueDescription) -> None:
+        """Refuse a backlog queue that names another primary."""
+        owner = self.of_queue(queue)
+        if owner is None or self.is_same_as(owner):
+            return
+        raise InvalidOperationError(
+            f"the backlog queue {queue.path} on the secondary belongs to another primary: it names "
+            f"{owner}, and this primary is {self}. If they are two namespaces, give this one a "
+            "name of its own (Name=... in its connection string, the same in all its "
+            "applications and syphons). If they are one namespace, put its NamespaceId=... into "
+            "the connection string, or change the user_metadata of the queue",
+            path=queue.path,
+            owner=str(owner),
+            primary=str(self),
+        )
+
+    def __str__(self) -> str:
+        known = [self.address, self.namespace_id and f"namespace id {self.namespace_id}"]
+        told = ", ".join(part for part in known if part)
+        return f"{self.name} ({told})" if told else self.name
+
+
+def _encoded(parts: Mapping[str, str]) -> str:
+    shown = (f"{key}={quote(value, _READABLE)}" for key, value in parts.items() if value)
+    return _MARK + ";".join(shown)

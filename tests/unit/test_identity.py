@@ -1,0 +1,122 @@
+"""Whose backlog a queue is: what it says of its primary, and who may use it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.properties import replayed
+from twinbus import InvalidArgumentError, InvalidOperationError, QueueDescription
+from twinbus.connection import ConnectionString
+from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
+
+EU = PrimaryIdentity("contoso", "contoso.eu.example:4617")
+US = PrimaryIdentity("contoso", "contoso.us.example:4617")
+
+
+def named(text: str) -> PrimaryIdentity:
+    return PrimaryIdentity.of_connection(ConnectionString.parse(text))
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("endpoint", ["twinbus://10.0.0.1:4617", "twinbus://[::1]:4617"])
+def test_an_ip_address_needs_a_name(endpoint: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="Name=contoso"):
+        named(f"Endpoint={endpoint}")
+    assert named(f"Endpoint={endpoint};Name=contoso").name == "contoso"
+
+
+def test_two_ip_addresses_do_not_share_a_first_label() -> None:
+    names = {
+        ConnectionString.parse(f"Endpoint=twinbus://10.0.0.{last}:4617").name for last in (1, 2)
+    }
+    assert names == {""}
+
+
+@pytest.mark.parametrize(("directory", "usable"), [("my orders", "my-orders"), ("-", "contoso")])
+def test_a_directory_that_cannot_begin_a_path_is_refused_with_a_name_to_type(
+    directory: str, usable: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"Name={usable}"):
+        named(f"Endpoint=embedded:///var/lib/{directory}")
+
+
+# -- what a queue says -----------------------------------------------------------------------------
+
+
+@replayed
+@given(
+    st.builds(
+        PrimaryIdentity,
+        st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True),
+        st.text(max_size=60),
+        st.from_regex(r"[0-9a-f]{0,32}", fullmatch=True),
+    )
+)
+def test_a_queue_names_its_primary_in_full(primary: PrimaryIdentity) -> None:
+    queue = describe_backlog_queue(primary, 0)
+    assert PrimaryIdentity.of_queue(queue) == primary
+    primary.check_owns(queue)
+
+
+def test_a_directory_too_long_for_the_metadata_is_left_to_the_namespace_id() -> None:
+    primary = PrimaryIdentity("contoso", "/" + "d" * 2000, "5f0c")
+    owner = PrimaryIdentity.of_queue(describe_backlog_queue(primary, 0))
+    assert owner == PrimaryIdentity("contoso", "", "5f0c")
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "of team orders", "twinbus-primary ", "twinbus-primary Name=-"]
+)
+def test_a_queue_that_names_no_primary_is_anybodys(text: str | None) -> None:
+    queue = QueueDescription(path="contoso/x-servicebus-transfer/0", user_metadata=text)
+    assert PrimaryIdentity.of_queue(queue) is None
+    EU.check_owns(queue)
+
+
+# -- who is who ------------------------------------------------------------------------------------
+
+
+def test_a_queue_of_another_primary_is_refused_with_both_names_and_a_way_out() -> None:
+    with pytest.raises(InvalidOperationError) as caught:
+        US.check_owns(describe_backlog_queue(EU, 3))
+    text = str(caught.value)
+    for part in (
+        "contoso/x-servicebus-transfer/3",
+        EU.address,
+        US.address,
+        "Name=",
+        "NamespaceId=",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (("c", "a:1", "1"), ("c", "a:1", "1"), True),
+        (("c", "a:1", "1"), ("c", "b:1", "1"), True),  # it moved
+        (("c", "a:1", "1"), ("c", "a:1", "2"), False),  # another server at its address
+        (("c", "a:1", "1"), ("c", "a:1", ""), True),
+        (("c", "a:1", "1"), ("c", "b:1", ""), False),
+        (("c", "a:1", ""), ("c", "A:1", ""), True),
+        (("c", "a:1", ""), ("c", "a:2", ""), False),
+        (("c", "", ""), ("c", "a:1", "1"), True),
+    ],
+)
+def test_the_namespace_id_decides_and_else_the_address(
+    one: tuple[str, str, str], other: tuple[str, str, str], same: bool
+) -> None:
+    assert PrimaryIdentity(*one).is_same_as(PrimaryIdentity(*other)) is same
+    assert PrimaryIdentity(*other).is_same_as(PrimaryIdentity(*one)) is same
+
+
+def test_a_connection_string_carries_the_namespace_id() -> None:
+    text = "Endpoint=twinbus://10.0.0.1:4617;Name=contoso;NamespaceId=5f0c"
+    connection = ConnectionString.parse(text)
+    assert connection.namespace_id == "5f0c"
+    assert connection.to_text() == text
+    with pytest.raises(InvalidArgumentError, match="NamespaceId"):
+        ConnectionString.parse("Endpoint=twinbus://a;NamespaceId=a b")
