@@ -244,6 +244,33 @@ def test_an_entity_created_during_a_full_disk_is_refused_and_is_not_there(site: 
     queue(site)
 
 
+def metered(site: Site) -> dict[tuple[str, str], int]:
+    """Return the operations by kind and outcome."""
+    rows = site.engine.namespace.meter.table().to_pylist()
+    return {(row["operation"], row["outcome"]): row["count"] for row in rows}
+
+
+def test_an_operation_that_the_log_refuses_is_metered_as_refused(site: Site) -> None:
+    queue(site)
+    send(site, "a")
+    site.disk.full = site.spill_disk.full = True
+    with pytest.raises(StoreUnavailableError):
+        take(site)
+    with pytest.raises(StoreUnavailableError):
+        send(site, "b")
+    with pytest.raises(StoreUnavailableError):
+        queue(site, path="other")
+    counts = metered(site)
+    for kind in ("Receive", "Send", "CreateEntity"):
+        assert counts[kind, "StoreUnavailable"] == 1
+    assert ("Receive", "ok") not in counts
+    assert (counts["Send", "ok"], counts["CreateEntity", "ok"]) == (1, 1)
+    site.spill_disk.full = False
+    mend(site)
+    assert take(site) == ["a"]
+    assert metered(site)["Receive", "ok"] == 1
+
+
 def test_a_message_completed_during_the_trouble_stays_completed(site: Site) -> None:
     queue(site)
     send(site, "a", "b")

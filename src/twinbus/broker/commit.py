@@ -16,6 +16,7 @@ import pyarrow as pa
 from twinbus.broker.access import Principal
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
+from twinbus.broker.meter import Operation
 from twinbus.broker.origins import sender_number
 from twinbus.broker.transfers import Intervals
 from twinbus.errors import MessagingError
@@ -138,10 +139,13 @@ class Commit:
         self.on_refused: list[Callable[[], None]] = []
         self.replies: list[tuple[Ticket, Any]] = []
         self.refusals: list[tuple[Ticket, MessagingError]] = []
+        self.operations: list[Operation] = []  # of the replies; counted when they are answered
 
-    def reply(self, ticket: Ticket, value: Any) -> None:
-        """Answer a request when the turn is over."""
+    def reply(self, ticket: Ticket, value: Any, operation: Operation | None = None) -> None:
+        """Answer a request when the turn is over; sends are counted together, elsewhere."""
         self.replies.append((ticket, value))
+        if operation is not None:
+            self.operations.append(operation)
 
     def refuse(self, ticket: Ticket, error: MessagingError) -> None:
         """Refuse a request when the turn is over."""
@@ -183,6 +187,7 @@ class Commit:
             self.on_refused,
             self.replies,
             self.refusals,
+            self.operations,
         )
 
     def savepoint(self) -> Savepoint:

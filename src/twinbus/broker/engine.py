@@ -35,6 +35,7 @@ from twinbus.broker.intake import counted, full
 from twinbus.broker.ledgers import Ledgers, Lineage, Standing
 from twinbus.broker.lifecycle import BrokenInvariantError
 from twinbus.broker.log import Log
+from twinbus.broker.meter import Operation
 from twinbus.broker.namespace import Namespace, NamespaceSettings, cause_of
 from twinbus.broker.replay import Replay, restore
 from twinbus.broker.shared import Shared
@@ -147,6 +148,7 @@ class Engine:
         self.stranded: list[Ticket] = []  # callers that wait while it heals
         self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
         self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
+        self._uncounted: list[Operation] = []  # the operations of these replies
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
@@ -365,7 +367,8 @@ class Engine:
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # rather than make the sick log sicker
             self._held += commit.replies
-            commit.replies = []
+            self._uncounted += commit.operations
+            commit.replies, commit.operations = [], []
             self._answer(commit)
             return
         try:
@@ -376,9 +379,14 @@ class Engine:
             return
         for hook in commit.on_durable:
             hook()
-        held, self._held = self._held, []
-        commit.replies += held
+        self._release_held(commit)
         self._answer(commit)
+
+    def _release_held(self, commit: Commit) -> None:
+        """Let replies that waited for the log be answered with this commit."""
+        commit.replies += self._held
+        commit.operations += self._uncounted
+        self._held, self._uncounted = [], []
 
     def _append(self, commit: Commit) -> None:
         frees_space = commit.brings_nothing
@@ -429,8 +437,11 @@ class Engine:
                 ticket.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("a refusal could not be handed on")
+        for operation in commit.operations:
+            self._ledgers.meter.count(operation)
         commit.replies.clear()
         commit.refusals.clear()
+        commit.operations.clear()
 
     # -- storage trouble -----------------------------------------------------------------------
 
@@ -443,11 +454,15 @@ class Engine:
             hook()
         self._kept = commit.kept
         self.health.refused(self._time.now_us())
-        held, self._held = self._held, []
-        commit.replies += held
+        self._release_held(commit)
+        for operation in commit.operations:
+            self._ledgers.meter.count(operation.refused(error))
         promised = {id(ticket) for ticket, _ in commit.replies}
         sends = [a for a in askers if isinstance(a.command, Send) and id(a) in promised]
         left = {id(asker) for asker in self._spill_sends(sends)}
+        for asker in sends:
+            if id(asker) in left and isinstance(asker.command, Send):
+                self.namespace.meter_refused(asker.command, error)
         spilled = {id(asker) for asker in sends} - left
         for ticket, _ in commit.replies:
             if id(ticket) not in spilled:
@@ -466,6 +481,7 @@ class Engine:
             error = self.namespace.alone(work, Commit(0), f"a send to {asker.command.path}")
             if error is not None:
                 asker.fail(error)
+                self.namespace.meter_refused(asker.command, error)
         return left
 
     def _spill_one(self, asker: Asker, command: Send, left: list[Asker]) -> None:
@@ -574,7 +590,7 @@ class Engine:
             )
         waiting = [*self.namespace.waiting_tickets(), *(ticket for ticket, _ in self._held)]
         self.stranded = [*askers, *waiting]
-        self._held = []
+        self._held, self._uncounted = [], []
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
         gc.collect()

@@ -1,7 +1,8 @@
 """What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity.
 
-Operations are told apart by their purpose, so that the price of pairing can be told from the price
-of what the application would have done anyway.
+Each operation has a purpose, so that reports separate the price of pairing from the price of what
+the application would have done anyway. An operation is counted when it is answered: with the
+outcome that the caller gets, also when the log refuses what the broker had decided.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ import pyarrow as pa
 from twinbus.broker import commands as c
 from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.entities import is_backlog_path
+from twinbus.errors import MessagingError
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import DELIVERY_SCHEMA, Int64s, is_ping, sizes
 
@@ -78,6 +80,21 @@ class Load:
     units: int = 1  # an operation that carries nothing is still one
 
 
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation to be counted when it is answered."""
+
+    path: str
+    kind: str
+    purpose: Purpose
+    outcome: str
+    load: Load
+
+    def refused(self, error: MessagingError) -> "Operation":
+        """Return the same operation, refused instead."""
+        return Operation(self.path, self.kind, self.purpose, error.code, Load())
+
+
 def load_of(value: object) -> Load:
     """Return what a reply carried."""
     if not isinstance(value, pa.RecordBatch) or value.schema != DELIVERY_SCHEMA:
@@ -127,6 +144,10 @@ class Meter:
         totals[1] += load.messages
         totals[2] += load.size
         totals[3] += load.units
+
+    def count(self, done: Operation) -> None:
+        """Count an operation that is answered."""
+        self.record(done.path, done.kind, done.purpose, done.outcome, done.load)
 
     def shift(self, by: int) -> None:
         """Begin another bucket: the wall clock was set by so much."""

@@ -37,6 +37,7 @@ from twinbus.broker.management import Management, key_fact
 from twinbus.broker.meter import (
     EMPTY,
     Load,
+    Operation,
     found_nothing,
     load_of,
     load_of_sizes,
@@ -245,8 +246,8 @@ class Namespace:
         is_idle = found_nothing(command, value)
         purpose = purpose_of(command, path, is_idle=is_idle)
         outcome = EMPTY if is_idle else "ok"
-        commit.reply(ticket, value)
-        self.meter.record(self._metered(path), c.kind_of(command), purpose, outcome, load)
+        operation = Operation(self._metered(path), c.kind_of(command), purpose, outcome, load)
+        commit.reply(ticket, value, operation)
 
     def _metered(self, path: str) -> str:
         """Return the path operations are metered under; unknown ones share one."""
@@ -438,6 +439,11 @@ class Namespace:
         entity = self.directory.find(path)
         if entity is not None:
             self._accessed(entity, now)
+
+    def meter_refused(self, send: c.Send, error: MessagingError) -> None:
+        """Count a send that neither the log nor the spill store took."""
+        purpose = purpose_of_send(send)
+        self.meter.record(self._metered(send.path), c.kind_of(send), purpose, error.code, Load())
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
@@ -664,13 +670,13 @@ class Namespace:
         """Let requests that wait go unanswered: those who asked are gone."""
         for queue in self.directory.queues():
             for waiter in queue.waiters.withdraw(tickets):
-                queue.meter(waiter.command, Load(), "Withdrawn", is_idle=True)
+                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def meter_waiting(self) -> None:
         """Count the requests that wait: the namespace closes, and they end with it."""
         for queue in self.directory.queues():
             for waiter in queue.waiters:
-                queue.meter(waiter.command, Load(), "Withdrawn", is_idle=True)
+                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def faults(self) -> list[str]:
         """Return every inconsistency between counters and columns."""

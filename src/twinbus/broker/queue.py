@@ -31,7 +31,7 @@ from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
-from twinbus.broker.meter import EMPTY, Load, load_of, purpose_of
+from twinbus.broker.meter import EMPTY, Load, Operation, load_of, purpose_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
@@ -622,32 +622,32 @@ class Queue:
             return True
         if reply is None:
             return False
-        self.meter(command, load_of(reply))
-        commit.reply(waiter.ticket, reply)
+        commit.reply(waiter.ticket, reply, self.operation(command, load_of(reply)))
         return True
 
-    def meter(
+    def operation(
         self,
         command: Command[Any],
         load: Load,
         outcome: str = "ok",
         *,
         is_idle: bool = False,
-    ) -> None:
-        """Count a request that waited here."""
+    ) -> Operation:
+        """Return a request that waited here, as it is counted."""
         purpose = purpose_of(command, self.path, is_idle=is_idle)
-        self.shared.meter.record(self.path, kind_of(command), purpose, outcome, load)
+        return Operation(self.path, kind_of(command), purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
         for waiter in self.waiters.leave(now):
             outcome = "ok" if isinstance(waiter.command, AcceptSession) else EMPTY
-            self.meter(waiter.command, Load(), outcome, is_idle=True)
+            operation = self.operation(waiter.command, Load(), outcome, is_idle=True)
             if isinstance(waiter.command, AcceptSession):
                 commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
+                self.shared.meter.count(operation)
             else:
                 nothing = NOTHING if isinstance(waiter.command, Receive) else None
-                commit.reply(waiter.ticket, nothing)
+                commit.reply(waiter.ticket, nothing, operation)
 
     def dissolve(self, commit: Commit) -> None:
         """Let go of the messages and of those who wait: the entity is deleted."""
@@ -656,7 +656,7 @@ class Queue:
         self.shared.touched.pop(self.entity, None)
         for waiter in self.waiters.leave():
             error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
-            self.meter(waiter.command, Load(), error.code)
+            self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
             commit.refuse(waiter.ticket, error)
 
     def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:
