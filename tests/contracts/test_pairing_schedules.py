@@ -1,5 +1,7 @@
 """Scheduled messages of a paired factory, and how they are cancelled wherever they are."""
 
+from datetime import timedelta
+
 import pytest
 
 from tests.contracts.pairing_words import (
@@ -21,7 +23,8 @@ from twinbus import (
     MessageState,
     MessagingFactory,
 )
-from twinbus.testing import Fault
+from twinbus.broker.commands import LeaseRange, RangeLease, ReleaseRange
+from twinbus.testing import Fault, Mover
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
@@ -202,3 +205,73 @@ def test_a_diverted_message_can_be_cancelled_by_another_process(local: Pair) -> 
     other.pair_namespace(local.options(backlog_queue_count=2))
     other.create_message_sender(ORDERS).cancel_scheduled(number)
     assert local.diverted() == ["first"]
+
+
+# -- lost replies, and a syphon at work ------------------------------------------------------------
+
+
+def test_a_cancel_whose_reply_was_lost_succeeds(pair: Pair) -> None:
+    sender = pair.sender()
+    first, second = sender.schedule(messages("a", "b"), pair.clock.now() + HOUR)
+    pair.primary.faults.inject(Fault.REPLY_LOST, ORDERS, times=1)
+    sender.cancel_scheduled(first)
+    assert bodies(pair.primary.peek()) == ["b"]
+    with pytest.raises(MessageNotFoundError):
+        sender.cancel_scheduled(first)
+    pair.primary.faults.inject(Fault.REPLY_LOST, ORDERS, times=2)
+    sender.cancel_scheduled([second])
+    assert pair.primary.peek() == []
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_cancelling_a_diverted_message_survives_a_lost_reply(pair: Pair, lost: int) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    sender = pair.sender()
+    number, _ = sender.schedule(messages("a", "b"), pair.clock.now() + HOUR)
+    for _ in range(lost - 1):
+        pair.secondary.faults.inject(Fault.REPLY_LOST, backlog(0), times=1)
+        pair.secondary.faults.inject(Fault.REPLY_LOST, backlog(1), times=1)
+    sender.cancel_scheduled(number)
+    assert pair.diverted() == ["b"]
+
+
+def lease_backlog(pair: Pair) -> RangeLease:
+    """Lease the backlog queue that holds something, as a syphon does."""
+    (queue,) = (one.path for one in pair.pairing.backlog_queues() if pair.secondary.peek(one.path))
+    lease = pair.secondary.inner.ask(
+        LeaseRange(queue, "syphon 1", 10, duration=timedelta(seconds=20))
+    )
+    assert lease is not None
+    return lease
+
+
+def test_a_message_leased_by_a_syphon_that_dies_is_cancelled_when_its_lease_ends(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    sender = pair.sender()
+    (number,) = sender.schedule(message("later"), pair.clock.now() + HOUR)
+    lease_backlog(pair)
+    sender.cancel_scheduled(number)
+    assert pair.diverted() == []
+
+
+def test_a_message_that_a_syphon_is_bringing_home_is_cancelled_there(local: Pair) -> None:
+    local.begin(failover_interval=AT_ONCE)
+    local.break_down()
+    sender = local.sender()
+    (number,) = sender.schedule(message("later"), local.clock.now() + HOUR)
+    lease = lease_backlog(local)
+    local.heal()
+
+    def finish() -> None:
+        for queue in local.pairing.backlog_queues():
+            if local.secondary.peek(queue.path):
+                local.secondary.inner.ask(ReleaseRange(queue.path, lease.epoch))
+                Mover(local.primary.inner, local.secondary.inner).move(queue.path)
+
+    local.clock.on_advance(finish)
+    sender.cancel_scheduled(number)
+    assert (local.diverted(), local.primary.peek()) == ([], [])

@@ -102,7 +102,11 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
 }
 FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     c.Send: {"path": PATH, "messages": MESSAGES, "origin": st.none() | ORIGIN},
-    c.CancelScheduled: {"path": PATH, "sequence_numbers": NUMBERS},
+    c.CancelScheduled: {
+        "path": PATH,
+        "sequence_numbers": NUMBERS,
+        "origin": st.none() | st.just(c.Origin("sender/00000000000000aa", [7])),
+    },
     c.Receive: {
         "path": PATH,
         "max_messages": st.integers(1, 10_000),

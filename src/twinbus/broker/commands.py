@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.access import SharedAccessKey
-from twinbus.broker.origins import origin_kind
+from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
@@ -206,13 +206,26 @@ class Send(EntityCommand[SendReceipt]):
 
 @dataclass(frozen=True, slots=True)
 class CancelScheduled(EntityCommand[None]):
-    """Cancel scheduled messages by the numbers their receipt gave; all or nothing."""
+    """Cancel scheduled messages by the numbers their receipt gave; all or nothing.
+
+    `origin` is one number of a sender. A caller that repeats a cancel, because its reply was lost,
+    gives the same origin: the broker then knows that it did the work before.
+    """
 
     sequence_numbers: Sequence[int]
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("sequence_numbers", self.sequence_numbers)
+        check_type("origin", self.origin, Origin, NoneType)
+        origin = self.origin
+        if origin is not None and (
+            origin_kind(origin.source) is not OriginKind.SENDER
+            or len(origin.numbers) != 1
+            or origin.also is not None
+        ):
+            raise InvalidArgumentError("the origin of a cancel is one number of one sender")
 
 
 # -- receiving ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twinbus.broker.commands import Origin, Send, SendReceipt
-from twinbus.broker.commit import Commit, Ticket, Transferred
+from twinbus.broker.commit import Commit, Fact, Ticket, Transferred, owner_fact
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.meter import (
@@ -286,8 +286,11 @@ class Intake:
         origins = list(_origins(asked.command.origin))
         if _is_brought_home(asked.command.origin):
             return origins
-        owners = (None, ANYBODY, asked.ticket.principal.id)
-        return [one for one in origins if self._owner(one.source, commit) in owners]
+        user = asked.ticket.principal.id
+        return [one for one in origins if self._may_use(one, user, commit)]
+
+    def _may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
+        return self._owner(origin.source, commit) in (None, ANYBODY, user)
 
     def _owner(self, source: str, commit: Commit) -> str | None:
         owner = self._transfers.owner(source)
@@ -321,6 +324,13 @@ class Intake:
 
     def _note_transfer(self, origin: Origin, asked: Asked, commit: Commit) -> None:
         """Remember what was taken from an origin, now or before, in the same commit."""
+        is_home = _is_brought_home(asked.command.origin)
+        taken = self._taken(origin, ANYBODY if is_home else asked.ticket.principal.id, commit)
+        commit.note_transferred(taken)
+        commit.on_durable.append(partial(self._remember, taken))
+
+    def _taken(self, origin: Origin, user: str, commit: Commit) -> Transferred:
+        """Return the numbers of an origin; a new sender or sink belongs to its user."""
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
             taken = [(numbers[0], numbers[-1])]
@@ -329,11 +339,33 @@ class Intake:
         known = self._owner(source, commit)
         owner = ""
         if origin_kind(source) in (OriginKind.SENDER, OriginKind.SINK):
-            own = ANYBODY if _is_brought_home(asked.command.origin) else asked.ticket.principal.id
-            owner = own if known is None else known
-        is_new = known is None and bool(owner)
-        commit.note_transferred(Transferred(source, owner, is_new, taken))
-        commit.on_durable.append(partial(self._transfers.take, source, taken, owner))
+            owner = user if known is None else known
+        return Transferred(source, owner, known is None and bool(owner), taken)
+
+    def _remember(self, taken: Transferred) -> None:
+        self._transfers.take(taken.source, taken.intervals, taken.owner)
+
+    def was_done_before(self, origin: Origin | None, ticket: Ticket, commit: Commit) -> bool:
+        """Whether the broker carried out this numbered command, and only its reply was lost."""
+        if origin is None or not self._may_use(origin, ticket.principal.id, commit):
+            return False
+        return not self._untransferred(origin, commit).any()
+
+    def note_done(self, origin: Origin | None, ticket: Ticket, commit: Commit) -> None:
+        """Remember a numbered command whose effect stays even if the log refuses this record."""
+        if origin is None or not self._may_use(origin, ticket.principal.id, commit):
+            return
+        taken = self._taken(origin, ticket.principal.id, commit)
+
+        def keep() -> None:
+            if taken.is_new:
+                commit.kept.facts.append(owner_fact(taken.source, taken.owner))
+            commit.kept.facts.append(Fact.of("transferred", taken.source, taken.intervals))
+            self._remember(taken)
+
+        commit.note_transferred(taken)
+        commit.on_durable.append(partial(self._remember, taken))
+        commit.on_refused.append(keep)
 
     def _drop_duplicates(
         self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit

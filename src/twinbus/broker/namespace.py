@@ -458,10 +458,12 @@ class Namespace:
             asked = [Asked(_Nobody(_Sender(owner)), command)]
             self._intake.take(entity, asked, now, commit, unbounded=True)
 
-    def _cancel(self, command: c.CancelScheduled, _: Ticket, now: int, commit: Commit) -> Any:
+    def _cancel(self, command: c.CancelScheduled, ticket: Ticket, now: int, commit: Commit) -> Any:
         entity = self.directory.entity(command.path)
         self._accessed(entity, now)
-        entity.queue.cancel(_numbers(command.sequence_numbers), commit)
+        if not self._intake.was_done_before(command.origin, ticket, commit):
+            entity.queue.cancel(_numbers(command.sequence_numbers), commit)
+            self._intake.note_done(command.origin, ticket, commit)
         return _Settled(len(command.sequence_numbers))
 
     # -- receiving -----------------------------------------------------------------------------

@@ -79,11 +79,18 @@ class Courier:
     def new_send(self, path: str, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Send:
         """Return a send that the namespace recognises when it comes again."""
         count = len(messages) if isinstance(messages, list | tuple | pa.RecordBatch) else 0
+        return Send(path, messages, self._origin(path, count))
+
+    def new_cancel(self, path: str, sequence_numbers: Sequence[int]) -> CancelScheduled:
+        """Return a cancel that the namespace recognises when it comes again."""
+        return CancelScheduled(path, sequence_numbers, self._origin(path, 1))
+
+    def _origin(self, path: str, count: int) -> Origin:
         numbers = self._numbers.get(path)
         if numbers is None:
             source = sender_source(self.random.getrandbits(64) or 1)
             numbers = self._numbers.setdefault(path, _Numbers(source))
-        return Send(path, messages, Origin(numbers.source, numbers.take(count)))
+        return Origin(numbers.source, numbers.take(count))
 
     def ask(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinbus.broker.commands import CancelScheduled, SendReceipt
+from twinbus.broker.commands import SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.pipelined import PipelinedSender
 from twinbus.client.route import Lane
@@ -72,7 +72,7 @@ class MessageSender(EntityClient):
         """Cancel scheduled messages, all or none, before their time has come."""
         self._check()
         numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
-        self._courier.route.cancel(CancelScheduled(self.path, numbers))
+        self._courier.route.cancel(self._courier.new_cancel(self.path, numbers))
 
     def pipelined(self) -> PipelinedSender:
         """Return a sender that keeps many single sends in flight."""

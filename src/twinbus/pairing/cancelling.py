@@ -30,7 +30,13 @@ from twinbus.broker.commands import (
 from twinbus.client.courier import Courier
 from twinbus.client.retry import SingleTry
 from twinbus.clock import moment_us, passes_by_itself
-from twinbus.errors import Fault, MessageNotFoundError, MessagingError
+from twinbus.errors import (
+    Fault,
+    MessageNotFoundError,
+    MessagingError,
+    RangeUnavailableError,
+    StaleEpochError,
+)
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
 from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState, to_messages
 from twinbus.pairing.backlog import (
@@ -105,7 +111,7 @@ class Cancellations:
         """Cancel scheduled messages: at the primary together, in the backlog one by one."""
         at_primary = [number for number in command.sequence_numbers if number >= 0]
         if at_primary:
-            self._primary.ask(CancelScheduled(command.path, at_primary))
+            self._primary.ask(CancelScheduled(command.path, at_primary, command.origin))
         for number in command.sequence_numbers:
             if number < 0:
                 self._cancel_diverted(command.path, number)
@@ -121,7 +127,7 @@ class Cancellations:
         index, sequence = place_in_backlog(number)
         if index == NOWHERE_KNOWN and known is not None:
             index, sequence = self._find_in_backlog(known)
-        is_gone = self._remove_from_backlog(path, index, sequence)
+        is_gone = self._remove_from_backlog(path, index, sequence)  # waits while it is leased
         if known is not None and (known.was_tried or not is_gone):
             try:
                 is_gone |= self._cancel_at_primary(known)
@@ -150,21 +156,26 @@ class Cancellations:
         return 0, 0
 
     def _remove_from_backlog(self, path: str, index: int, sequence: int) -> bool:
-        """Take a message out of its backlog queue; say whether it was there."""
+        """Take a message out of its backlog queue; return whether it was there.
+
+        While a syphon has leased it, nobody else can take it out: the operation tries again under
+        the retry policy. By then the syphon has brought it home, or released it.
+        """
         queue = self._board.queues.get(index)
         if queue is None or not sequence:
             return False
-        ask = self._secondary.ask
-        owner = f"cancel/{self._secondary.random.getrandbits(64):016x}"
-        lease: RangeLease | None = ask(LeaseRange(queue, owner, 1, sequence, sequence))
-        if lease is None:
-            return False
-        found = restored(ask(ReadRange(queue, lease.epoch, sequence, sequence)))
-        if not all(_is_for(where, path) for where in found.paths.to_pylist()):
-            ask(ReleaseRange(queue, lease.epoch))
-            return False
-        ask(SettleRange(queue, lease.epoch, [(sequence, sequence)]))
-        return True
+        courier, clock = self._secondary, self._primary.clock
+        removal = _Removal(courier, queue, sequence, path)
+        deadline = clock.now_us() + courier.timeout_us
+        for failures in itertools.count(1):
+            try:
+                return removal.try_once()
+            except (RangeUnavailableError, StaleEpochError):
+                pause = courier.policy.backoff_us(failures, courier.random.random())
+                if failures == courier.policy.max_tries or clock.now_us() + pause >= deadline:
+                    raise
+                clock.sleep_us(pause)
+        raise AssertionError("unreachable")
 
     def _cancel_at_primary(self, known: _Schedule) -> bool:
         """Cancel a message that went home, or was there all along; say whether it was found."""
@@ -172,7 +183,8 @@ class Cancellations:
             for message in to_messages(page):
                 if message.state is MessageState.SCHEDULED and known.is_of(message):
                     assert message.sequence_number is not None
-                    self._primary.ask(CancelScheduled(known.path, [message.sequence_number]))
+                    numbers = [message.sequence_number]
+                    self._primary.ask(self._primary.new_cancel(known.path, numbers))
                     return True
         return False
 
@@ -205,6 +217,32 @@ class Cancellations:
                 self._owed.remove(owed)
         finally:
             self._finishing.release()
+
+
+class _Removal:
+    """Takes one message out of a backlog queue, under a lease."""
+
+    def __init__(self, secondary: Courier, queue: str, sequence: int, path: str) -> None:
+        self._ask = secondary.ask
+        self._owner = f"cancel/{secondary.random.getrandbits(64):016x}"
+        self._queue = queue
+        self._sequence = sequence
+        self._path = path
+        self._has_settled = False  # or its reply was lost
+
+    def try_once(self) -> bool:
+        """Return whether the message was there and is gone now; raise while it is leased."""
+        queue, at = self._queue, self._sequence
+        lease: RangeLease | None = self._ask(LeaseRange(queue, self._owner, 1, at, at))
+        if lease is None:
+            return self._has_settled
+        found = restored(self._ask(ReadRange(queue, lease.epoch, at, at)))
+        if not all(_is_for(where, self._path) for where in found.paths.to_pylist()):
+            self._ask(ReleaseRange(queue, lease.epoch))
+            return False
+        self._has_settled = True
+        self._ask(SettleRange(queue, lease.epoch, [(at, at)]))
+        return True
 
 
 def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBatch]:
