@@ -28,7 +28,7 @@ from twinbus.pipeline import planner
 from twinbus.pipeline.estimate import Plan, diverted_operations
 from twinbus.pipeline.ledger import survey
 from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import TABLES, ReportSettings, make_report, priced
+from twinbus.pipeline.report import TABLES, Billed, ReportSettings, make_report, priced
 from twinbus.pipeline.report_page import report_page
 from twinbus.pipeline.stages import DIVERTED, Stage
 
@@ -248,5 +248,8 @@ def run() -> Callable[..., Any]:
 
 
 def test_prices_of_a_month_are_shared_out_by_stage() -> None:
-    rows = list(priced({"2026-11": {"send": 50_000_000, "ping": 50_000_000}}, STANDARD))
+    month = {"send": Billed(50_000_000, 2**30), "ping": Billed(50_000_000)}
+    rows = list(priced({"2026-11": month}, STANDARD))
     assert [row["price"] for row in rows] == [Decimal("34.800000")] * 2
+    bandwidth = {row["stage"]: row["bandwidth_price"] for row in rows}
+    assert bandwidth == {"send": Decimal("0.020000"), "ping": 0}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.properties import replayed, replayed_at_length
 from twinbus.errors import InvalidArgumentError
 from twinbus.pipeline.estimate import (
+    PING_BYTES,
     Plan,
     estimate,
     idle_polls,
@@ -19,6 +20,7 @@ from twinbus.pipeline.estimate import (
     time_away,
     units_of,
 )
+from twinbus.pipeline.estimate_page import figures
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
 
@@ -75,7 +77,7 @@ def test_pings_are_those_of_the_seconds_lived_through(
 @replayed_at_length
 @given(plans)
 def test_every_message_of_the_outage_is_accounted_for(plan: Plan) -> None:
-    spans = (plan.outage, plan.failover_interval, plan.ping_interval)
+    spans = (plan.outage, plan.until_diverted, plan.ping_interval)
     failed, away, pings = lived_through(*(int(span.total_seconds()) for span in spans))
     found = estimate(plan, ZERO)
     assert found.failed == failed * plan.rate
@@ -113,7 +115,11 @@ def test_operations_are_four_or_six_per_message_and_their_prices_add_up(
     assert found.prices.keys() == found.operations.keys()
     before = used + found.idle_operations
     price = sheet.price_of(before + sum(found.operations.values())) - sheet.price_of(before)
-    assert abs(found.price - price) < Decimal("1e-15")
+    assert abs(sum(found.prices.values()) - price) < Decimal("1e-15")
+    carried = 4 * found.diverted * plan.size + found.pings * PING_BYTES
+    assert sum(found.carried.values()) == carried
+    assert found.bandwidth_price == Decimal("0.02") * carried / 2**30
+    assert found.price == sum(found.prices.values(), found.bandwidth_price)
 
 
 @replayed
@@ -145,6 +151,26 @@ def test_a_failed_over_entity_costs_one_ping_a_minute_and_process(minutes: int) 
     assert estimate(plan, ZERO).pings == minutes * 3 * 2
 
 
+def test_each_syphon_adds_its_idle_polls() -> None:
+    assert estimate(Plan(syphons=3), ZERO).idle_operations == 3 * 28_800
+
+
+@pytest.mark.parametrize("seconds", [0, 5, 60])
+def test_the_time_until_sends_are_diverted_includes_one_try(seconds: int) -> None:
+    plan = Plan(rate=10, try_timeout=timedelta(seconds=seconds), outage=HOUR)
+    assert plan.until_diverted == MINUTE + timedelta(seconds=seconds)
+    assert estimate(plan, ZERO).failed == 600 + 10 * seconds
+
+
+def test_what_the_included_operations_cover_is_not_shown_as_a_price_of_nothing() -> None:
+    shown = dict(figures(estimate(Plan(), STANDARD)))
+    assert "within the included operations" in shown["operations: ping"]
+    assert shown["their price a month"] == "within the included operations"
+    paid = dict(figures(estimate(Plan(), STANDARD, USED_UP)))
+    assert "USD" in paid["operations: ping"]
+    assert "0.0000 USD" in dict(figures(estimate(Plan(), ZERO)))["operations: ping"]
+
+
 @pytest.mark.parametrize("outage", [timedelta(0), timedelta(seconds=59.999999)])
 def test_an_outage_shorter_than_the_failover_interval_diverts_nothing(outage: timedelta) -> None:
     found = estimate(Plan(outage=outage), STANDARD, USED_UP)
@@ -154,7 +180,7 @@ def test_an_outage_shorter_than_the_failover_interval_diverts_nothing(outage: ti
 
 def test_an_hour_in_numbers() -> None:
     found = estimate(Plan(rate=100.0, drain_rate=500.0, outage=HOUR), STANDARD, USED_UP)
-    assert (found.failed, found.diverted, found.pings) == (6_000, 354_000, 59)
+    assert (found.failed, found.diverted, found.pings) == (6_500, 354_000, 59)
     assert found.drain == timedelta(seconds=708)
     prices = {stage: round(price, 9) for stage, price in found.prices.items()}
     assert prices == dict.fromkeys(DIVERTED, Decimal("0.2832")) | {Stage.PING: Decimal("0.0000472")}

@@ -15,9 +15,12 @@ from twinbus.pipeline.prices import load_sheet
 from twinbus.spans import format_span, parse_span
 
 _DEFAULTS = Plan()
-_SPANS = {"outage", "failover_interval", "ping_interval"}
+_SPANS = {"outage", "failover_interval", "try_timeout", "ping_interval"}
 _NUMBERS = {"rate": float, "drain_rate": float}
-_SWEPT = ("processes", "entities", "rate", "size", "queues", "drain_rate", *sorted(_SPANS))
+_SWEPT = (
+    *("processes", "entities", "rate", "size", "queues", "syphons", "drain_rate"),
+    *sorted(_SPANS),
+)
 
 
 def _sweep(
@@ -77,6 +80,12 @@ Examples:
 )
 @click.option("--queues", default=_DEFAULTS.queues, show_default=True, help="Backlog queues.")
 @click.option(
+    "--syphons",
+    default=_DEFAULTS.syphons,
+    show_default=True,
+    help="Processes that run a syphon; each polls every backlog queue.",
+)
+@click.option(
     "--outage",
     type=Span(),
     default=format_span(_DEFAULTS.outage),
@@ -89,6 +98,13 @@ Examples:
     default=format_span(_DEFAULTS.failover_interval),
     show_default=True,
     help="How long failures are tolerated before sends are diverted.",
+)
+@click.option(
+    "--try-timeout",
+    type=Span(),
+    default=format_span(_DEFAULTS.try_timeout),
+    show_default=True,
+    help="Timeout of one try, which a silent primary costs before a failure counts.",
 )
 @click.option(
     "--ping-interval",
@@ -171,6 +187,8 @@ def _plain(found: Estimate) -> dict[str, Any]:
         "failed": found.failed,
         "pings": found.pings,
         "operations": {stage.value: count for stage, count in found.operations.items()},
+        "bytes": {stage.value: size for stage, size in found.carried.items()},
+        "bandwidth_price": str(found.bandwidth_price),
         "price": str(found.price),
         "price_by_stage": {stage.value: str(price) for stage, price in found.prices.items()},
         "idle_polls_a_month": found.idle_operations,

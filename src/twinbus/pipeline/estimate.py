@@ -3,7 +3,7 @@
 The outage as the formulas see it:
 
     0 ------ outage begins; sends fail
-    f ------ the failover interval is over: from here on sends are diverted
+    f ------ the failover interval and one try are over: from here on sends are diverted
     f + kp - pings, one per interval p, entity and paired process
     r ------ the first ping after the end of the outage passes: r = f + ceil((end - f) / p) * p
              what was diverted between f and r goes home at the drain rate
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+from random import Random
 
 from twinbus.broker.meter import UNIT_BYTES
 from twinbus.errors import InvalidArgumentError
@@ -31,11 +32,15 @@ from twinbus.limits import (
     MAX_SIZE_MEGABYTES,
     MIN_PING_INTERVAL,
     SYPHON_POLL,
+    TRY_TIMEOUT,
 )
+from twinbus.message import sizes, to_batch
+from twinbus.pairing.pinger import ping_message
 from twinbus.pipeline.prices import PriceSheet
 from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
 
 MONTH = timedelta(days=30)
+PING_BYTES = int(sizes(to_batch([ping_message(Random(0))]))[0])  # noqa: S311 - only its size
 MOST_A_SECOND = 1_000_000_000
 MOST_USED = 10**15
 _NOTHING = timedelta(0)
@@ -70,9 +75,14 @@ def time_away(outage: timedelta, failover: timedelta, interval: timedelta) -> ti
     return pings_until_return(outage, failover, interval) * interval
 
 
-def idle_polls(queues: int, span: timedelta) -> int:
-    """Return how often a syphon looks into idle backlog queues."""
-    return queues * (span // SYPHON_POLL)
+def idle_polls(queues: int, span: timedelta, syphons: int = 1) -> int:
+    """Return how often syphons look into idle backlog queues."""
+    return syphons * queues * (span // SYPHON_POLL)
+
+
+def bytes_carried(messages: int, size: int, pings: int) -> dict[Stage, int]:
+    """Return the bytes of each stage: a diverted message travels four times, a ping once."""
+    return {**dict.fromkeys(DIVERTED, messages * size), Stage.PING: pings * PING_BYTES}
 
 
 # -- the estimate ------------------------------------------------------------------------------
@@ -87,8 +97,10 @@ class Plan:
     rate: float = 100.0  # messages a second, to all of these entities together
     size: int = 1024  # bytes of a message with its properties
     queues: int = DEFAULT_BACKLOG_QUEUES
+    syphons: int = 1  # processes that run one; each polls every backlog queue
     outage: timedelta = timedelta(hours=1)
     failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL
+    try_timeout: timedelta = TRY_TIMEOUT  # what a silent primary costs before a failure counts
     ping_interval: timedelta = DEFAULT_PING_INTERVAL
     drain_rate: float = 1000.0  # messages a second that the syphon brings home
     queue_megabytes: int = BACKLOG_SIZE_MEGABYTES
@@ -99,6 +111,7 @@ class Plan:
             ("entities", 1_000_000),
             ("size", MAX_MESSAGE_BYTES),
             ("queues", MAX_BACKLOG_QUEUES),
+            ("syphons", 1_000_000),
             ("queue_megabytes", MAX_SIZE_MEGABYTES),
         ):
             value = getattr(self, name)
@@ -115,11 +128,17 @@ class Plan:
         for name, low, high in (
             ("outage", _NOTHING, MONTH),
             ("failover_interval", _NOTHING, MAX_FAILOVER_INTERVAL),
+            ("try_timeout", _NOTHING, MAX_FAILOVER_INTERVAL),
             ("ping_interval", MIN_PING_INTERVAL, MAX_PING_INTERVAL),
         ):
             span = getattr(self, name)
             if not isinstance(span, timedelta) or not low <= span <= high:
                 raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
+
+    @property
+    def until_diverted(self) -> timedelta:
+        """How long after the beginning of the outage the first send is diverted."""
+        return self.failover_interval + self.try_timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +153,9 @@ class Estimate:
     failed: int  # messages whose sends fail or wait before the failover
     pings: int
     operations: Mapping[Stage, int]  # billed, of the outage
-    prices: Mapping[Stage, Decimal]  # of the outage, at the marginal price
+    prices: Mapping[Stage, Decimal]  # of these operations, at the marginal price
+    carried: Mapping[Stage, int]  # bytes, of the outage
+    bandwidth_price: Decimal  # of these bytes
     idle_operations: int  # polls a month
     idle_price: Decimal  # of them, a month
     base_price: Decimal  # of both namespaces, a month
@@ -150,25 +171,26 @@ class Estimate:
 
     @property
     def price(self) -> Decimal:
-        """What the outage costs."""
-        return sum(self.prices.values(), Decimal(0))
+        """What the outage costs: its operations and its bandwidth."""
+        return sum(self.prices.values(), self.bandwidth_price)
 
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
     """Return what a plan comes to; `used` operations of the month were used up before."""
     if type(used) is not int or not 0 <= used <= MOST_USED:
         raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MOST_USED}")
-    away = time_away(plan.outage, plan.failover_interval, plan.ping_interval)
+    away = time_away(plan.outage, plan.until_diverted, plan.ping_interval)
     wanted = round(plan.rate * away.total_seconds())
     capacity = plan.queues * plan.queue_megabytes * 1024 * 1024
     diverted = min(wanted, plan.queues * (capacity // plan.queues // plan.size))
     pings = (
         plan.processes
         * plan.entities
-        * pings_until_return(plan.outage, plan.failover_interval, plan.ping_interval)
+        * pings_until_return(plan.outage, plan.until_diverted, plan.ping_interval)
     )
     operations = sheet.billable({**diverted_operations(diverted, plan.size), Stage.PING: pings})
-    polls = idle_polls(plan.queues, MONTH)
+    carried = bytes_carried(diverted, plan.size, pings)
+    polls = idle_polls(plan.queues, MONTH, plan.syphons)
     full_after = None
     if diverted < wanted:
         full_after = timedelta(seconds=diverted / plan.rate)
@@ -178,10 +200,12 @@ def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
         away=away,
         diverted=diverted,
         refused=wanted - diverted,
-        failed=round(plan.rate * min(plan.outage, plan.failover_interval).total_seconds()),
+        failed=round(plan.rate * min(plan.outage, plan.until_diverted).total_seconds()),
         pings=pings,
         operations=operations,
         prices=_share_out(sheet, operations, used + polls),
+        carried=carried,
+        bandwidth_price=sheet.bandwidth_price(sum(carried.values())),
         idle_operations=polls,
         idle_price=sheet.price_of(used + polls) - sheet.price_of(used),
         base_price=sheet.base_price(Decimal(MONTH // timedelta(hours=1)), 2),

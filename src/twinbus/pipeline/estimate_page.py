@@ -1,6 +1,7 @@
 """An estimate as a page: what an outage costs, and how that changes with one parameter."""
 
 from collections.abc import Sequence
+from decimal import Decimal
 from html import escape
 
 from twinbus.charts import Bar, bar_chart, duration, grid, page, table
@@ -14,23 +15,33 @@ def figures(found: Estimate) -> list[tuple[str, str]]:
     """Return an estimate as names and values."""
     sheet = found.sheet
     stages = [
-        (f"operations: {stage.value}", f"{count:,}   {found.prices[stage]:,.4f} {sheet.currency}")
+        (f"operations: {stage.value}", f"{count:,}   {_price(found.prices[stage], found)}")
         for stage, count in found.operations.items()
     ]
+    carried = sum(found.carried.values())
     return [
+        ("the first send is diverted after", duration(found.plan.until_diverted.total_seconds())),
         ("sends are diverted for", duration(found.away.total_seconds())),
         ("messages diverted", f"{found.diverted:,}"),
         ("messages that fail or wait before", f"{found.failed:,}"),
         ("messages that find the backlog full", f"{found.refused:,}"),
         *stages,
-        ("price of the outage", f"{found.price:,.4f} {sheet.currency}"),
+        ("bandwidth", f"{carried:,} bytes   {found.bandwidth_price:,.4f} {sheet.currency}"),
+        ("price of the outage", _price(found.price, found)),
         ("backlog", f"{found.backlog_bytes:,} of {found.capacity_bytes:,} bytes"),
         ("the backlog is full after", _full(found)),
         ("drained in", duration(found.drain.total_seconds())),
-        ("idle polls a month", f"{found.idle_operations:,}"),
-        ("their price a month", f"{found.idle_price:,.4f} {sheet.currency}"),
+        (f"idle polls a month, {found.plan.syphons} syphon(s)", f"{found.idle_operations:,}"),
+        ("their price a month", _price(found.idle_price, found)),
         ("base charge a month, two namespaces", f"{found.base_price:,.2f} {sheet.currency}"),
     ]
+
+
+def _price(amount: Decimal, found: Estimate) -> str:
+    """Return an amount of money; nothing is paid for included operations."""
+    if not amount and found.sheet.included:
+        return "within the included operations"
+    return f"{amount:,.4f} {found.sheet.currency}"
 
 
 def sweep_row(found: Estimate) -> tuple[str, ...]:

@@ -17,8 +17,10 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.pipeline.stages import Stage, is_billed
 
 _MILLION = 1_000_000
+_GIGABYTE = 2**30
 _MOST = 1_000_000  # of a price
 _MOST_OPERATIONS = 10**15
+_TEXTS = ("name", "source", "currency")
 _COUNTED_PER = ("account", "namespace")
 
 
@@ -45,6 +47,7 @@ class PriceSheet:
     tiers: Sequence[Tier] = ()
     bill_completions: bool = False
     bill_management: bool = True
+    bandwidth_per_gigabyte: Decimal = Decimal(0)  # of 2**30 bytes, in every stage
 
     def bills(self, stage: Stage) -> bool:
         """Whether operations of a stage are counted at all."""
@@ -63,6 +66,10 @@ class PriceSheet:
                 total += tier.per_million * (ends - begins) / _MILLION
                 begins = ends
         return total
+
+    def bandwidth_price(self, size: int) -> Decimal:
+        """Return what it costs to carry so many bytes."""
+        return self.bandwidth_per_gigabyte * size / _GIGABYTE
 
     def base_price(self, hours: Decimal, namespaces: int) -> Decimal:
         """Return what it costs to have the namespaces for so long, whatever they do."""
@@ -106,13 +113,15 @@ def load_sheet(wanted: str) -> PriceSheet:
 
 
 def _sheet(found: Mapping[str, Any]) -> PriceSheet:
-    _check_names("the sheet", found, {"name", "as_of", "source", "currency", "base", "operations"})
-    for name in ("name", "source", "currency"):
+    _check_names("the sheet", found, {*_TEXTS, "as_of", "base", "operations", "bandwidth"})
+    for name in _TEXTS:
         if not isinstance(found.get(name), str) or not found[name].strip():
             raise InvalidArgumentError(f"{name} is missing; it must be a text")
     if type(found.get("as_of")) is not date:
         raise InvalidArgumentError("as_of must be a date, such as 2026-11-16")
     base, operations = found.get("base", {}), found.get("operations", {})
+    bandwidth = found.get("bandwidth", {})
+    _check_names("[bandwidth]", bandwidth, {"per_gigabyte"})
     _check_names("[base]", base, {"per_hour", "counted_per", "units"})
     _check_names(
         "[operations]", operations, {"included", "bill_completions", "bill_management", "tier"}
@@ -135,6 +144,7 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
         tiers=_tiers(operations.get("tier", [])),
         bill_completions=operations.get("bill_completions", False),
         bill_management=operations.get("bill_management", True),
+        bandwidth_per_gigabyte=_number("bandwidth.per_gigabyte", bandwidth.get("per_gigabyte", 0)),
     )
 
 

@@ -49,6 +49,8 @@ _MONEY = pa.schema(
         ("stage", pa.string()),
         ("operations", pa.int64()),
         ("price", pa.decimal128(18, 6)),
+        ("bytes", pa.int64()),
+        ("bandwidth_price", pa.decimal128(18, 6)),
     ]
 )
 _PERCENTILES = (0.5, 0.9, 0.99)
@@ -83,7 +85,7 @@ class Report:
     stages: list[Row] = field(default_factory=list)  # ledger, stage, operations, messages, bytes
     days: list[Row] = field(default_factory=list)  # day, stage, operations
     entities: list[Row] = field(default_factory=list)  # the busiest
-    money: list[Row] = field(default_factory=list)  # month, stage, operations, price
+    money: list[Row] = field(default_factory=list)  # month, stage, operations, price ...
     outages: list[Row] = field(default_factory=list)
     pulled: list[Row] = field(default_factory=list)  # backlog queues
     transfers: list[Row] = field(default_factory=list)
@@ -261,9 +263,10 @@ class _Job:
         report.stages = _grouped_by(rows, "ledger", "stage")
         report.days = _grouped_by(rows, "day", "stage")
         report.entities = _grouped_by(rows, "ledger", "path")
-        months: dict[str, dict[str, int]] = {}
+        months: dict[str, dict[str, Billed]] = {}
         for row in _grouped_by(rows, "month", "stage"):
-            months.setdefault(row["month"], {})[row["stage"]] = row["operations"]
+            billed = Billed(row["operations"], row["bytes"])
+            months.setdefault(row["month"], {})[row["stage"]] = billed
         self._money(months)
 
     def _staged(self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[Row]) -> DataFrame:
@@ -294,7 +297,7 @@ class _Job:
             .agg(*(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")))
         )
 
-    def _money(self, months: Mapping[str, Mapping[str, int]]) -> None:
+    def _money(self, months: "Mapping[str, Mapping[str, Billed]]") -> None:
         """Price each month as a whole: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
         if self._output is not None:
@@ -543,18 +546,32 @@ def _each_named(what: str, percentiles: Column) -> Iterator[Column]:
         yield percentiles[at].alias(f"{what}_p{point * 100:.0f}")
 
 
-def priced(months: Mapping[str, Mapping[str, int]], sheet: PriceSheet) -> Iterator[Row]:
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a stage is billed for."""
+
+    operations: int
+    size: int = 0  # bytes
+
+
+def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Iterator[Row]:
     """Give each stage's part of the price of its month; the base charge is not in it."""
     order = {stage.value: at for at, stage in enumerate(Stage)}
     for month in sorted(months):
         counts = months[month]
-        total = sum(counts.values())
+        total = sum(billed.operations for billed in counts.values())
         price = sheet.price_of(total)
         for stage in sorted(counts, key=lambda name: order[name]):
-            share = price * counts[stage] / total if total else Decimal(0)
+            billed = counts[stage]
+            share = price * billed.operations / total if total else Decimal(0)
             yield {
                 "month": month,
                 "stage": stage,
-                "operations": counts[stage],
-                "price": share.quantize(Decimal("0.000001")),
+                "operations": billed.operations,
+                "price": share.quantize(_CENTS),
+                "bytes": billed.size,
+                "bandwidth_price": sheet.bandwidth_price(billed.size).quantize(_CENTS),
             }
+
+
+_CENTS = Decimal("0.000001")

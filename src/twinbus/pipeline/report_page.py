@@ -79,6 +79,13 @@ def _money(amount: Decimal, report: Report) -> str:
     return f"{amount:,.4f} {report.sheet.currency}"
 
 
+def _price(amount: Decimal, report: Report) -> str:
+    """Return the price of operations; nothing is paid for included ones."""
+    if not amount and report.sheet.included:
+        return "within the included operations"
+    return _money(amount, report)
+
+
 def _stage_total(report: Report, stage: Stage, what: str) -> int:
     return sum(row[what] for row in report.stages if row["stage"] == stage.value)
 
@@ -135,7 +142,9 @@ def _key_figures(report: Report) -> Iterable[tuple[str, str]]:
     yield "delay by the backlog, 99 of 100 below", "-" if slowest is None else duration(slowest)
     yield "billed operations", f"{sum(row['operations'] for row in report.stages):,}"
     price = sum((row["price"] for row in report.money), Decimal(0))
-    yield f"their price, {report.sheet.name}", _money(price, report)
+    yield f"their price, {report.sheet.name}", _price(price, report)
+    bandwidth = sum((row["bandwidth_price"] for row in report.money), Decimal(0))
+    yield "price of their bandwidth", _money(bandwidth, report)
 
 
 def _timeline(report: Report) -> str:
@@ -228,7 +237,7 @@ def _cost(report: Report) -> str:
         Bar(
             stage.value,
             count,
-            f"{count:,}   {_money(prices.get(stage.value, Decimal(0)), report)}",
+            f"{count:,}   {_price(prices.get(stage.value, Decimal(0)), report)}",
             _COLORS.get(stage, _GREY),
         )
         for stage, count in operations.items()
@@ -244,14 +253,21 @@ def _cost(report: Report) -> str:
         for row in _ordered(report.stages)
     ]
     months = [
-        (row["month"], row["stage"], f"{row['operations']:,}", _money(row["price"], report))
+        (
+            row["month"],
+            row["stage"],
+            f"{row['operations']:,}",
+            _price(row["price"], report),
+            f"{row['bytes']:,}",
+            _money(row["bandwidth_price"], report),
+        )
         for row in report.money
     ]
     return (
         bar_chart("Cost by stage: operations and their price", bars)
         + grid(("ledger", "stage", "operations", "messages", "bytes"), rows)
         + "<h2>Price by month</h2>"
-        + grid(("month", "stage", "operations", "price"), months)
+        + grid(("month", "stage", "operations", "price", "bytes", "bandwidth"), months)
     )
 
 
