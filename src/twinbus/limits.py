@@ -99,8 +99,14 @@ SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
 SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
+SPILL_BOUND_US: Final = 900 * SECOND_US  # sends that wait in the spill store longer: degraded
+SLOW_FLUSH_US: Final = SECOND_US // 2  # of one commit: logged, and half of what counts as trouble
 SPILL_FAILURE_PAUSE_US: Final = 60 * SECOND_US  # before a send that could not be moved is tried
 MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are refused
+
+# Logging
+LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
+LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
 
 # Time
 CLOCK_STEP_US: Final = 1 * SECOND_US  # a larger difference is a clock that was set, not a drift
@@ -224,3 +230,4 @@ assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
 assert HELD_RANGES <= MAX_LEASES
 assert RESERVE_BYTES <= SEGMENT_BYTES
+assert SLOW_FLUSH_US <= SLOW_COMMIT_US

@@ -15,7 +15,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.trail import Trail
 from twinbus.broker.undo import Undo
+from twinbus.broker.watch import Degradation, StoreWatch
 from twinbus.clock import BrokerTime, Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import (
@@ -58,11 +59,14 @@ from twinbus.limits import (
     NEVER_US,
     NONCE_BYTES,
     RECENT_COMMANDS,
+    SECOND_US,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
     SPILL_DRAIN_SENDS,
     SPILL_FAILURE_PAUSE_US,
+    SPILL_RETRY_US,
 )
+from twinbus.loglines import facts as facts_of_line
 from twinbus.message import sizes
 
 _log = logging.getLogger("twinbus.broker")
@@ -107,6 +111,17 @@ class Snapshot:
     meter: pa.RecordBatch  # METER_SCHEMA
     failed_commands: int = 0  # internal errors that one command or timer met alone
     rule_failures: int = 0  # messages that a rule failed for
+    spilled_sends: int = 0  # that wait in the spill store
+    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the broker read from its log when it opened the directory."""
+
+    messages: int  # that the namespace holds
+    records: int  # of the log
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +133,8 @@ class Vitals:
     is_spilling: bool
     restarts: int
     trouble: str  # why it stopped or heals; empty: it works
+    refusal: str = ""  # why the log takes no records; empty: it takes them
+    degradation: Degradation | None = None  # sends wait in the spill store for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +163,13 @@ class Engine:
         self.trouble = ""
         self.stranded: list[Ticket] = []  # callers that wait while it heals
         self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
+        self.watch = StoreWatch(settings.directory)
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
     def _open(self) -> None:
         settings = self._settings
+        began = self._clock.now_us()
         self.log = Log(
             settings.directory / "log",
             self._storages.log,
@@ -159,9 +178,8 @@ class Engine:
             keeps_reserve=True,
         )
         try:
-            self._restore()
-            folder = settings.spill_directory or settings.directory / "spill"
-            self.spill = Spill(folder, self._storages.spill)
+            records = self._restore()
+            self.spill = Spill(self.spill_folder, self._storages.spill, self._now)
         except BaseException:
             self.log.close()
             raise
@@ -172,9 +190,36 @@ class Engine:
                 "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
                 settings.directory,
                 self.log.cut_bytes,
+                extra=facts_of_line(event="torn_tail", cut_bytes=self.log.cut_bytes),
+            )
+        messages = sum(len(queue.waiting) for queue in self.namespace.directory.queues())
+        seconds = (self._clock.now_us() - began) / SECOND_US
+        self.recovery = Recovery(messages, records, seconds)
+        if self.restarts:
+            _log.info(
+                "The broker of %s has restarted from its log: %d messages from %d records in "
+                "%.2f s. It has restarted %d times since the process began",
+                settings.directory,
+                messages,
+                records,
+                seconds,
+                self.restarts,
+                extra=facts_of_line(
+                    event="restarted",
+                    messages=messages,
+                    records=records,
+                    seconds=seconds,
+                    restarts=self.restarts,
+                ),
             )
 
-    def _restore(self) -> None:
+    @property
+    def spill_folder(self) -> Path:
+        """Where the spill store lives."""
+        return self._settings.spill_directory or self._settings.directory / "spill"
+
+    def _restore(self) -> int:
+        """Read the log into a new namespace; return how many records there were."""
         undo = Undo()
         bodies = Bodies(self.log, undo)
         replay = Replay(self._ledgers.covered)
@@ -210,6 +255,7 @@ class Engine:
         self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
+        return replay.records
 
     def _lineage(self, *, is_new: bool) -> Lineage:
         """Return which log this is, after finding out whether it is older than what was seen.
@@ -257,6 +303,8 @@ class Engine:
         _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
         self.namespace.shift(by)
         self.health.shift(by)
+        self.spill.shift(by)
+        self.watch.shift(by)
         self.healing.shift(by)
         self._ledgers.shift(by)
         self._next_check += by
@@ -278,7 +326,7 @@ class Engine:
         if self._reopens_at is not None:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
-            due = min(self.namespace.next_event, self.health.retry_at)
+            due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
         elif self._kept or (not self._is_short and self._compaction.has_work):
             due = 0
         else:
@@ -349,6 +397,7 @@ class Engine:
             self._compaction.drop_empty()
         self.namespace.reclaim()
         self._ledgers.end_turn(now, self.log.last_record, self._standing)
+        self.watch.look(self.health, self.spill, now)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -400,7 +449,9 @@ class Engine:
                 bodies.add(part.number, place, part.columns.num_rows)
         for _, _, times in commit.history:
             self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
-        self.health.succeeded(self._clock.now_us() - began, self._time.now_us())
+        duration, now = self._clock.now_us() - began, self._time.now_us()
+        self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
+        self.watch.flushed(duration, now)
 
     def _facts(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
@@ -435,11 +486,11 @@ class Engine:
         self, commit: Commit, askers: Sequence[Asker], error: StoreUnavailableError
     ) -> None:
         """Undo what was tentative, keep the rest for the next record, spill the sends."""
-        _log.warning("%s", error)
+        _log.debug("a commit was refused: %s", error)
         for hook in reversed(commit.on_refused):
             hook()
         self._kept = commit.kept
-        self.health.refused(self._time.now_us())
+        self.health.refused(self._time.now_us(), error.text)
         held, self._held = self._held, []
         commit.replies += held
         promised = {id(ticket) for ticket, _ in commit.replies}
@@ -471,7 +522,7 @@ class Engine:
             left.append(asker)  # its number, needed to cancel it, is not known here
             return
         self._check_spill_room(command.path, batch)
-        self.spill.append(command.path, batch, command.origin, asker.principal.id)
+        self.spill.append(command.path, batch, command.origin, asker.principal.id, self._now)
         asker.answer(SendReceipt([0] * batch.num_rows))
         self.namespace.meter_spilled(command, batch)
 
@@ -497,7 +548,7 @@ class Engine:
                 break
             sends.append((send, owner))
         if not sends:
-            self.health.recovered()
+            self._try_log(now, commit)
             return
         self.health.retry_at = now
         taken = 0
@@ -518,6 +569,16 @@ class Engine:
                 self.health.recovered()
 
         commit.on_durable.append(moved)
+
+    def _try_log(self, now: int, commit: Commit) -> None:
+        """End the trouble if the log takes records; one that refused must take one first."""
+        if not self.health.is_refusing:
+            self.health.recovered()
+            return
+        self.health.retry_at = now + SPILL_RETRY_US
+        commit.tentative.facts.append(Fact("namespace", "id", self.id.encode()))
+        commit.must_sync = True
+        commit.on_durable.append(self.health.recovered)
 
     # -- self-healing --------------------------------------------------------------------------
 
@@ -540,7 +601,13 @@ class Engine:
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
-        _log.error("restarting from the log after %r; see %s", error, folder)
+        _log.error(
+            "The broker found its state inconsistent and restarts from its log: %r. A diagnostic "
+            "bundle is in %s",
+            error,
+            folder,
+            extra=facts_of_line(event="restarting", cause=cause, bundle=str(folder)),
+        )
         error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold the old state
         self.trouble = f"{cause}; a report is in {folder}"
         restarting = BrokerRestartingError(
@@ -629,7 +696,17 @@ class Engine:
             meter,
             sum(namespace.failures.values()),
             sum(getattr(entity, "rule_failures", 0) for entity in namespace.directory),
+            len(self.spill),
+            self._oldest_ages_s(),
         )
+
+    def _oldest_ages_s(self) -> dict[str, float]:
+        now, ages = self._time.now_us(), {}
+        for entity in self.namespace.directory:
+            oldest = entity.queue.waiting.oldest_enqueued()
+            age = 0 if oldest is None else max(0, now - oldest)
+            ages[entity.description.path] = age / SECOND_US
+        return ages
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""

@@ -177,6 +177,8 @@ class Writer:
             is_spilling=health is not None and health.spilling,
             restarts=engine.restarts,
             trouble=trouble,
+            refusal=engine.watch.refusal,
+            degradation=engine.watch.degradation,
         )
 
     @contextmanager
@@ -275,7 +277,7 @@ class Writer:
         except (KeyboardInterrupt, SystemExit):
             raise  # of the caller that has the turn; the engine has healed
         except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
-            _log.exception("the namespace stops")
+            _log.exception("The namespace stops: the broker cannot restart from its log")
             stopped = MessagingError(f"the namespace stopped and must be opened anew: {error!r}")
             stopped.__cause__ = error
             self._stop(stopped, group)

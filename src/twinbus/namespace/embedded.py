@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
-from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages, Vitals
+from twinbus.broker.engine import Asker, EngineSettings, Recovery, Snapshot, Storages, Vitals
 from twinbus.broker.ledgers import Lineage
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
@@ -68,6 +68,11 @@ class EmbeddedNamespace(Closable):
     def lineage(self) -> Lineage:
         """Which log this is, and how much of it was found to be lost when it was opened."""
         return self._writer.engine.lineage
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the broker read from its log when it opened the directory."""
+        return self._writer.engine.recovery
 
     @property
     def id(self) -> str:
