@@ -1110,7 +1110,7 @@ def test_a_real_writer_thread_tells_everything(tmp_path: Path) -> None:
     Site.open(site)
     site.embedded.close()
     site.namespace = site.embedded = EmbeddedNamespace(
-        site.embedded._writer.engine._settings, site.clock
+        site.embedded._writer.engine.settings, site.clock
     )
     queue(site)
     for _ in range(20):

@@ -16,7 +16,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -151,7 +151,7 @@ class Engine:
     def __init__(
         self, settings: EngineSettings, clock: Clock, storages: Storages, *, threaded: bool
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._storages = storages
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
@@ -168,7 +168,7 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        settings = self._settings
+        settings = self.settings
         began = self._clock.now_us()
         self.log = Log(
             settings.directory / "log",
@@ -216,7 +216,7 @@ class Engine:
     @property
     def spill_folder(self) -> Path:
         """Where the spill store lives."""
-        return self._settings.spill_directory or self._settings.directory / "spill"
+        return self.settings.spill_directory or self.settings.directory / "spill"
 
     def _restore(self) -> int:
         """Read the log into a new namespace; return how many records there were."""
@@ -227,7 +227,7 @@ class Engine:
         bodies.start_at(replay.number("next", "batch", 1))
         locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
         shared = Shared(bodies, Deaths(undo), locks, self._ledgers.meter, undo, _nonce)
-        self.namespace = Namespace(shared, self._settings.namespace)
+        self.namespace = Namespace(shared, self.settings.namespace)
         self._kept = Entries()
         self._unwritten: list[Fact] = []  # facts of this start, for the next record
         self.clock_steps = replay.clock_steps
@@ -240,7 +240,7 @@ class Engine:
             replay,
             self._start,
             self._now,
-            accept_damage=self._settings.accept_damage,
+            accept_damage=self.settings.accept_damage,
         )
         self._unwritten += news.facts
         self._kept.changes += news.changes
@@ -272,7 +272,7 @@ class Engine:
                 "%s: the log ends with record %d, but record %d had been written: the directory "
                 "was restored from an older copy, or its end is lost, and so is what came in "
                 "between. `twinbus report` names what the ledger knows of it",
-                self._settings.directory,
+                self.settings.directory,
                 last,
                 seen,
             )
@@ -657,7 +657,7 @@ class Engine:
     def _report(self, error: BaseException) -> Path | None:
         """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
         recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
-        directory = self._settings.directory / "diagnostics"
+        directory = self.settings.directory / "diagnostics"
         try:
             return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
         except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
@@ -665,6 +665,13 @@ class Engine:
             return None
 
     # -- from outside --------------------------------------------------------------------------
+
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Take new limits and ledger settings; a restart of the broker keeps them."""
+        self._ledgers.reconfigure(ledger)
+        self.settings = replace(self.settings, namespace=namespace, ledger=self._ledgers.settings)
+        if not self.is_healing:
+            self.namespace.reconfigure(namespace)
 
     @property
     def is_healing(self) -> bool:

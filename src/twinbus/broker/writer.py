@@ -20,8 +20,10 @@ from twinbus.broker.access import OWNER
 from twinbus.broker.commands import Command, size_of
 from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages, Vitals
 from twinbus.broker.management import CHANGES_DIRECTORY
+from twinbus.broker.namespace import NamespaceSettings
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.ledger import LedgerSettings
 from twinbus.limits import CLOCK_LOOK_S, GATHER_S, MAX_BATCH_BYTES, NEVER_US
 from twinbus.wakeup import Wakeup
 
@@ -160,6 +162,11 @@ class Writer:
         with self._turn_kept():
             self.engine.withdraw(gone)
             self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
+
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Change the limits and the ledger settings, between two turns."""
+        with self._turn_kept():
+            self.engine.reconfigure(namespace, ledger)
 
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation."""
