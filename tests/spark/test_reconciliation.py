@@ -214,3 +214,26 @@ def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
         ("orders", "accepted again"): 1,
         ("orders", "lost"): 1,
     }
+
+
+def test_messages_whose_rows_were_deleted_with_old_files_are_not_reported(
+    spark: SparkSession, books: Books
+) -> None:
+    home = "contoso"
+    # The files up to record 50 and 12:00:10 are gone. They named the transfers' acceptance, the
+    # acceptance of a message that stands, and the end of one whose row is in a later file.
+    deleted_until = NOON + 10 * SECOND
+    books.message(home, "gap", 0, path="", number=0, record=50, at=deleted_until)
+    books.message(home, "accepted", 7, "odd order", record=49, at=deleted_until)
+    books.message(home, "accepted", 8, "home", record=60, at=NOON + 25 * SECOND)
+    books.message(home, "completed", 4, record=61, at=NOON + 26 * SECOND)
+    books.message(home, "standing", 3, record=70, at=NOON + 60 * SECOND)
+    books.message(home, "standing", 8, record=70, at=NOON + 60 * SECOND)
+    books.inventory(home, 70)
+    books.transfer("deleted at home", 1, NOON + 12 * SECOND)  # the backlog took it at 12:00:02
+    books.transfer("home", 2, NOON + 25 * SECOND)
+    books.transfer("truly lost", 3, NOON + 30 * SECOND)  # the backlog took it at 12:00:20
+    told = books.report(spark)
+    assert named(told) == {("truly lost", "not home")}
+    statuses = {row["status"]: row["messages"] for row in told.statuses}
+    assert statuses == {"untold": 1, "older": 2, "waiting": 1}

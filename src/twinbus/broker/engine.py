@@ -490,7 +490,9 @@ class Engine:
         for hook in reversed(commit.on_refused):
             hook()
         self._kept = commit.kept
-        self.health.refused(self._time.now_us(), error.text)
+        code = error.facts.get("errno")
+        cause = os.strerror(code) if isinstance(code, int) else error.text
+        self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
         held, self._held = self._held, []
         commit.replies += held
         promised = {id(ticket) for ticket, _ in commit.replies}

@@ -454,7 +454,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one connection."""
-        connection = _Connection(self, context.get_middleware("guard").admission, reader, writer)
+        admission = context.get_middleware("guard").admission
+        connection = _Connection(self, admission, reader, writer)
         with self._lock:
             refusal = self._refusal(descriptor)
             if refusal is None:
@@ -464,9 +465,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             self.refused += 1
             self._note_refused_connection(refusal)
             raise _refused(refusal)
+        _log.debug("a connection of key %s begins", admission.key.name)
         try:
             connection.run()
         finally:
+            _log.debug("a connection of key %s ends", admission.key.name)
             with self._lock:
                 self._connections.discard(connection)
                 self._ended_latencies.add(connection.latencies)
