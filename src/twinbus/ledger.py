@@ -17,13 +17,14 @@ says in its metadata which ledger it belongs to and in which version it was writ
 
 import itertools
 import os
+import re
 import secrets
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ FOLDER = "ledger"
 VERSION = 1
 _KIND_KEY, _VERSION_KEY = "twinbus.ledger", "twinbus.ledger.version"
 _MARK = ".covered"
+_NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]+-\d+\.parquet")
 _MOMENT = pa.timestamp("us", "UTC")
 
 
@@ -155,11 +157,16 @@ class LedgerFile:
     size: int
 
     @property
+    def until(self) -> str:
+        """The moment of its newest row, in whole seconds, as its name says."""
+        digits = self.path.stem.partition("-")[0]
+        return datetime.strptime(digits, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).isoformat()
+
+    @property
     def order(self) -> tuple[str, int]:
         """What sorts files by time: the moment in the name, then the number of its writer."""
-        moment, _, rest = self.path.stem.partition("-")
-        number = rest.rpartition("-")[2]
-        return moment, int(number) if number.isdecimal() else 0
+        moment, _, number = self.path.stem.split("-")
+        return moment, int(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +282,12 @@ class Ledger:
 
 
 def _files_in(folder: Path) -> list[LedgerFile]:
-    """Return the complete files of a day, oldest first."""
+    """Return the complete files of a day, oldest first; files of other names are not ours."""
     found = []
-    for path in folder.glob("[!.]*.parquet"):
+    for path in folder.glob("*.parquet"):
         with suppress(OSError):
-            found.append(LedgerFile(path, path.stat().st_size))
+            if _NAME.fullmatch(path.name):
+                found.append(LedgerFile(path, path.stat().st_size))
     return sorted(found, key=lambda file: file.order)
 
 

@@ -1176,7 +1176,8 @@ def test_the_oldest_files_are_deleted_when_the_ledgers_exceed_their_bound(
     assert sum(line["files"] for line in lines) > 0
     assert "Reports will not cover that time" in caplog.text
     kept = files(site, OPERATIONS) + files(site, MESSAGES)
-    assert min(path.name for path in kept) >= lines[-1]["until"]
+    until = datetime.fromisoformat(lines[-1]["until"])
+    assert min(path.name for path in kept) >= f"{until:%Y%m%dT%H%M%S}"
     found = closed(site)
     assert found.gaps == [max(found.gaps)]
     told_records = [row["record"] for row in rows_of(site, MESSAGES) if row["event"] == "accepted"]

@@ -443,3 +443,10 @@ def test_the_size_of_ledgers_is_that_of_all_their_files(ledger: Ledger, tmp_path
         assert size.total() == sum(path.stat().st_size for path in files)
     files[-1].unlink()
     assert size.total() == sum(path.stat().st_size for path in files if path.exists())
+
+
+def test_files_that_are_not_of_a_ledger_are_never_chosen_for_deletion(ledger: Ledger) -> None:
+    ours = write(ledger)
+    for name in ("notes.parquet", ".20261116T000000-00000000-1.parquet", "20261116T000000.txt"):
+        (ours.parent / name).write_bytes(b"kept")
+    assert [file.path for file in ledger.files()] == [ours]

@@ -266,7 +266,7 @@ class Ledgers:
             )
         try:
             self._delete_oldest(job.now)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - as above
             _log.warning(
                 "Old files of the ledgers in %s cannot be deleted, so that they take more than "
                 "max_bytes: %s. Delete them by hand",
@@ -330,10 +330,10 @@ class Ledgers:
         self._messages.write(trail.table_of([gap(end.at, end.record)], lambda _: ""), now)
 
     def _log_deleted(self, files: Sequence[LedgerFile]) -> None:
-        size, last = sum(file.size for file in files), files[-1].path.stem.partition("-")[0]
+        size, last = sum(file.size for file in files), files[-1].until
         _log.warning(
             "The ledgers in %s exceeded max_bytes (%d): the %d oldest files with %d bytes were "
-            "deleted, up to %s UTC. Reports will not cover that time",
+            "deleted, with rows up to %s. Reports will not cover that time",
             self._messages.folder.parent,
             self.settings.max_bytes,
             len(files),
