@@ -183,6 +183,20 @@ def test_a_namespace_whose_log_refuses_records_is_not_ready_until_it_takes_one(s
         assert admin.ask("/ready").status == 200
 
 
+def test_a_namespace_that_starts_with_spilled_sends_is_ready_when_its_log_takes_them(
+    site: Site,
+) -> None:
+    spill_for(site, SECOND)
+    site.embedded.close()
+    site.open()
+    site.disk.full = True
+    site.clock.advance(SECOND)
+    with admin_of(site) as admin:
+        assert admin.ask("/ready").status == 503
+        mend(site)
+        assert admin.ask("/ready").status == 200
+
+
 def test_a_namespace_that_restarts_is_not_ready(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,13 @@ def test_health_is_told(running: Server) -> None:
     status, kind, text = running.get("/health")
     assert (status, kind) == (200, "application/json")
     assert json.loads(text) == {"status": "ok", "name": "shop", "restarts": 0}
+    assert running.get("/health", "HEAD") == (200, "application/json", "")
+
+
+def test_readiness_is_told(running: Server) -> None:
+    status, _, text = running.get("/ready")
+    assert (status, json.loads(text)) == (200, {"ready": True, "name": "shop"})
+    assert running.get("/ready", "HEAD") == (200, "application/json", "")
 
 
 def test_metrics_are_what_prometheus_reads(running: Server) -> None:
@@ -255,6 +262,13 @@ def test_metrics_are_what_prometheus_reads(running: Server) -> None:
     assert {"twinbus_operations", "twinbus_bytes", "twinbus_waiting_messages"} <= set(found)
     assert {"twinbus_connections", "twinbus_spilling", "twinbus_restarts"} <= set(found)
     assert found["twinbus_up"].samples[0].value == 1
+    answered = {
+        sample.labels["operation"]: sample.value
+        for sample in found["twinbus_request_seconds"].samples
+        if sample.name == "twinbus_request_seconds_count"
+    }
+    assert answered["Send"] >= 1
+    assert answered["Settle"] >= 1
     assert all(metric.documentation for metric in found.values())
 
 

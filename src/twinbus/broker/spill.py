@@ -54,6 +54,7 @@ class StoreHealth:
         """Note a commit that failed, and why."""
         self.is_refusing = True
         self._begin(now, reason)
+        self.reason = reason  # of this refusal: a start with spilled sends has none yet
 
     def _begin(self, now: int, reason: str) -> None:
         if not self.spilling:
