@@ -1,6 +1,7 @@
 """What files need beyond Python's own: durability of names, and privacy."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +13,25 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def tree_bytes(folder: str | os.PathLike[str], *, leave_out: str = "") -> int:
+    """Return the size of all files under a folder, but for one of its subfolders.
+
+    A file or folder that disappears meanwhile counts nothing.
+    """
+    total = 0
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if not entry.is_dir(follow_symlinks=False):
+                        total += entry.stat(follow_symlinks=False).st_size
+                    elif entry.name != leave_out:
+                        total += tree_bytes(entry.path)
+    except OSError:
+        return total
+    return total
 
 
 def create_private(path: Path) -> BinaryIO:

@@ -8,20 +8,23 @@
 
 A file appears whole, under its name, when it is on the disk, and is never changed: whoever lists a
 folder sees complete files only. Files of a day lie together, so that a reader leaves out the days
-it does not need, and whole days are given up when they are old. Each file says in its metadata
-which ledger it belongs to and in which version it was written.
+it does not need, and whole days are deleted when they are older than the retention. When the
+ledgers of a namespace exceed their size bound, its broker deletes the oldest files first. Each file
+says in its metadata which ledger it belongs to and in which version it was written.
 
 `read_footer` tells whether a file is one of ours. It opens the footer only.
 """
 
 import itertools
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,15 +33,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from twinbus.clock import from_us
+from twinbus.clock import from_us, moment_us
 from twinbus.errors import InvalidArgumentError
-from twinbus.files import create_private, sync_directory
-from twinbus.limits import DAY_US, LEDGER_BUCKET, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
+from twinbus.files import create_private, sync_directory, tree_bytes
+from twinbus.limits import (
+    DAY_US,
+    LEDGER_BUCKET,
+    LEDGER_BYTES,
+    LEDGER_RETENTION,
+    LEDGER_ROLL_INTERVAL,
+    LEDGER_TRIM_RATIO,
+    MIN_LEDGER_BYTES,
+)
+from twinbus.values import check_whole
 
 FOLDER = "ledger"
 VERSION = 1
 _KIND_KEY, _VERSION_KEY = "twinbus.ledger", "twinbus.ledger.version"
 _MARK = ".covered"
+_NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]+-\d+\.parquet")
 _MOMENT = pa.timestamp("us", "UTC")
 
 
@@ -114,7 +127,8 @@ class LedgerSettings:
     messages: bool = True  # what became of each message, too: for reconciliation
     bucket: timedelta = LEDGER_BUCKET  # how finely operations are told apart in time
     roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
-    retention: timedelta = LEDGER_RETENTION  # days older than this are removed
+    retention: timedelta = LEDGER_RETENTION  # days older than this are deleted
+    max_bytes: int = LEDGER_BYTES  # of all files; beyond, the oldest are deleted
 
     def __post_init__(self) -> None:
         second, day = timedelta(seconds=1), timedelta(days=1)
@@ -125,6 +139,7 @@ class LedgerSettings:
         ):
             if not isinstance(span, timedelta) or not low <= span <= high:
                 raise InvalidArgumentError(f"ledger {name} is {span}; it must be {low} to {high}")
+        check_whole("ledger max_bytes", self.max_bytes, MIN_LEDGER_BYTES, 2**63 - 1)
         if day % self.bucket:
             raise InvalidArgumentError(
                 f"ledger bucket is {self.bucket}; a day must be a whole number of buckets"
@@ -134,13 +149,42 @@ class LedgerSettings:
 NO_LEDGER = LedgerSettings(is_on=False)
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerFile:
+    """A complete file of a ledger."""
+
+    path: Path
+    size: int
+
+    @property
+    def until(self) -> str:
+        """The moment of its newest row, in whole seconds, as its name says."""
+        digits = self.path.stem.partition("-")[0]
+        return datetime.strptime(digits, "%Y%m%dT%H%M%S").replace(tzinfo=UTC).isoformat()
+
+    @property
+    def order(self) -> tuple[str, int]:
+        """What sorts files by time: the moment in the name, then the number of its writer."""
+        moment, _, number = self.path.stem.split("-")
+        return moment, int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """The newest row of files that were deleted."""
+
+    at: int  # microseconds since 1970
+    record: int  # of the log
+
+
 class Ledger:
     """One kind of ledger in one folder; any number of processes may write there."""
 
     def __init__(self, folder: Path, kind: LedgerKind, retention: timedelta) -> None:
         self.kind = kind
         self.folder = folder / FOLDER / kind.value
-        self._retention = retention
+        self.retention = retention
+        self.deleted: LedgerEnd | None = None  # the newest row that retention has deleted
         self._writer = secrets.token_hex(4)  # so that no two write one file
         self._files = itertools.count(1)
         self._cleared: date | None = None
@@ -216,13 +260,108 @@ class Ledger:
             return "", "", ""
 
     def _clear_away(self, now: datetime) -> None:
-        """Remove the days that are too old; looked at once a day. What resists stays."""
+        """Delete the days that are too old, once a day.
+
+        Files that cannot be deleted are left in place.
+        """
         if self._cleared == now.date():
             return
         self._cleared = now.date()
         for day, folder in days(self.folder):
-            if day < (now - self._retention).date():
+            if day < (now - self.retention).date():
+                files = _files_in(folder)
+                end = newest_row(files[-1].path) if files else None
+                if end is not None and (self.deleted is None or self.deleted.record < end.record):
+                    self.deleted = end
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def files(self) -> "list[LedgerFile]":
+        """Return its complete files, oldest first."""
+        found = [file for _, folder in days(self.folder) for file in _files_in(folder)]
+        return sorted(found, key=lambda file: file.order)
+
+
+def _files_in(folder: Path) -> list[LedgerFile]:
+    """Return the complete files of a day, oldest first; files of other names are not ours."""
+    found = []
+    for path in folder.glob("*.parquet"):
+        with suppress(OSError):
+            if _NAME.fullmatch(path.name):
+                found.append(LedgerFile(path, path.stat().st_size))
+    return sorted(found, key=lambda file: file.order)
+
+
+def beyond_bound(ledgers: Sequence[Sequence[LedgerFile]], max_bytes: int) -> list[LedgerFile]:
+    """Return the files to delete, oldest first, so that ledgers of one folder fit a bound.
+
+    Nothing is deleted within the bound. The newest file of each ledger stays.
+    """
+    size = sum(file.size for files in ledgers for file in files)
+    if size <= max_bytes:
+        return []
+    chosen = []
+    for file in sorted((f for files in ledgers for f in files[:-1]), key=lambda f: f.order):
+        if size <= max_bytes * LEDGER_TRIM_RATIO:
+            break
+        chosen.append(file)
+        size -= file.size
+    return chosen
+
+
+def newest_row(path: Path) -> LedgerEnd | None:
+    """Return the latest moment and the highest record of a file of messages.
+
+    None: the file cannot be read, or is of another kind.
+    """
+    try:
+        found = pq.read_metadata(path)
+        names = found.schema.to_arrow_schema().names
+        at, record = (
+            max(
+                found.row_group(group).column(names.index(name)).statistics.max
+                for group in range(found.num_row_groups)
+            )
+            for name in ("at", "record")
+        )
+        return LedgerEnd(moment_us(at), int(record))
+    except (OSError, ValueError, AttributeError, TypeError, pa.ArrowException):
+        return None  # names without `record`, no row group, no statistics
+
+
+class LedgerSize:
+    """Measures the ledgers of a directory; reads only the days again that have changed.
+
+    Files never change, so the size of a day follows from the time its folder was changed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / FOLDER
+        self._lock = threading.Lock()
+        self._days: dict[Path, tuple[int, int]] = {}  # when the folder was changed, its size
+
+    def total(self) -> int:
+        """Return the size of all files."""
+        with self._lock:
+            before, self._days = self._days, {}
+            try:
+                kinds = [path for path in self._folder.iterdir() if path.is_dir()]
+            except OSError:
+                return 0
+            return sum(self._kind(kind, before) for kind in kinds)
+
+    def _kind(self, kind: Path, before: dict[Path, tuple[int, int]]) -> int:
+        folders = [folder for _, folder in days(kind)]
+        with suppress(OSError):
+            for folder in folders:
+                changed = folder.stat().st_mtime_ns
+                known = before.get(folder, (0, 0))
+                is_known = known[0] == changed and folder != folders[-1]
+                size = known[1] if is_known else tree_bytes(folder)
+                self._days[folder] = (changed, size)
+        marks = [path for path in kind.iterdir() if path.is_file()]
+        return sum(path.stat().st_size for path in marks) + sum(
+            self._days.get(folder, (0, 0))[1] for folder in folders
+        )
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:

@@ -99,8 +99,14 @@ SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
 SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
+SPILL_BOUND_US: Final = 900 * SECOND_US  # sends that wait in the spill store longer: degraded
+SLOW_FLUSH_US: Final = SECOND_US // 2  # of one commit: logged, and half of what counts as trouble
 SPILL_FAILURE_PAUSE_US: Final = 60 * SECOND_US  # before a send that could not be moved is tried
 MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are refused
+
+# Logging
+LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
+LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
 
 # Time
 CLOCK_STEP_US: Final = 1 * SECOND_US  # a larger difference is a clock that was set, not a drift
@@ -178,6 +184,9 @@ SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 LEDGER_BUCKET: Final = timedelta(minutes=1)
 LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of the counts
 LEDGER_RETENTION: Final = timedelta(days=90)
+LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
+MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
+LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
 LEDGER_FILE_ROWS: Final = 1_000_000  # about 40 MB with message ids
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
@@ -196,6 +205,10 @@ MAX_FRAME_ASKS: Final = 1000  # a client with more sends several frames
 FRAMES_IN_FLIGHT: Final = 2  # one at work, one at hand; what comes meanwhile shares the next
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
+LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond, a try 5 seconds
+    *(500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
+    *(1 * SECOND_US, 2_500_000, 5 * SECOND_US, 10 * SECOND_US),
+)
 WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs
 QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
@@ -226,3 +239,5 @@ assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
 assert HELD_RANGES <= MAX_LEASES
 assert RESERVE_BYTES <= SEGMENT_BYTES
+assert MIN_LEDGER_BYTES <= LEDGER_BYTES
+assert SLOW_FLUSH_US <= SLOW_COMMIT_US

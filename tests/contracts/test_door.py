@@ -558,3 +558,69 @@ def test_a_file_of_trust_that_is_not_there_is_the_callers_mistake(sealed: Sealed
     error = refused(client)
     assert not error.is_transient
     assert "CaFile" in str(error)
+
+
+# -- what the door says about requests -------------------------------------------------------------
+
+
+def refusals(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
+    """Return the keys of the refusals that were logged, and how many were suppressed before."""
+    found = [getattr(line, "facts", {}) for line in caplog.records]
+    return [
+        (told["key"], told["suppressed"]) for told in found if told.get("event") == "refused_key"
+    ]
+
+
+def test_refusals_of_a_key_are_one_line_per_ten_seconds_with_a_count(
+    server: Server, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = server.put(Claim.LISTEN, name="reader")
+    client = server.client(key)
+    for _ in range(3):
+        assert isinstance(refused(client, Send(ORDERS, [ORDER])), UnauthorizedError)
+    assert refusals(caplog) == [("reader", 0)]
+    clock.advance(timedelta(seconds=10))
+    refused(client, Send(ORDERS, [ORDER]))
+    refused(server.client(replace(key, name="nobody")))
+    assert refusals(caplog) == [("reader", 0), ("reader", 2), ("nobody", 0)]
+    for secret in (key.primary, key.secondary, "SharedAccessSignature"):
+        assert secret not in caplog.text
+
+
+def test_answered_requests_are_counted_by_operation_and_time_also_after_the_client_has_gone(
+    server: Server, clock: ManualClock
+) -> None:
+    with FlightNamespace(server.connection(), clock) as client:
+        for _ in range(3):
+            client.ask(Send(ORDERS, [ORDER]))
+        refused(client, Receive("nowhere"))
+        waiting = client.submit(Receive(PAYMENTS, wait=timedelta(minutes=1)))
+        until_waiting(server)
+        clock.advance(timedelta(seconds=3))
+        server.namespace.ask(Send(PAYMENTS, [ORDER]))
+        assert waiting.result(20).num_rows == 1
+        during = histograms(server)
+    server.door.close()
+    assert during == histograms(server)
+    assert {labels: counts[-1] for labels, (counts, _) in during.items()} == {
+        ("Send", "no"): 3,
+        ("Receive", "no"): 1,
+        ("Receive", "yes"): 1,
+    }
+    buckets, seconds = during["Receive", "yes"]
+    assert buckets == (0,) * 12 + (1, 1, 1)  # over 2.5 s, and within 5 s
+    assert seconds == 3
+
+
+def histograms(server: Server) -> dict[tuple[str, ...], tuple[tuple[float, ...], float]]:
+    """Return the cumulative counts and the sum of seconds by labels."""
+    return {
+        tuple(labels): (tuple(count for _, count in buckets), seconds)
+        for labels, buckets, seconds in server.door.latencies().histograms()
+    }
+
+
+def until_waiting(server: Server) -> None:
+    """Return when a receive waits at the broker."""
+    while not server.namespace.snapshot().open_receives:
+        threading.Event().wait(0.01)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.scenarios.server_process import Server
 from tests.scenarios.site import Site
 
 
@@ -33,3 +34,12 @@ def make_site(tmp_path: Path) -> Iterator[Callable[..., Site]]:
 @pytest.fixture
 def site(make_site: Callable[..., Site]) -> Site:
     return make_site()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    if made.process is not None:
+        with made.process as process:
+            process.kill()  # how it stops in good order is tested where that matters

@@ -1110,7 +1110,7 @@ def test_a_real_writer_thread_tells_everything(tmp_path: Path) -> None:
     Site.open(site)
     site.embedded.close()
     site.namespace = site.embedded = EmbeddedNamespace(
-        site.embedded._writer.engine._settings, site.clock
+        site.embedded._writer.engine.settings, site.clock
     )
     queue(site)
     for _ in range(20):
@@ -1147,6 +1147,76 @@ def test_old_days_go_whole_and_the_others_stay(make_site: MakeSite) -> None:
         kept = sorted({date.fromisoformat(path.parent.name[4:]) for path in files(site, kind)})
         assert kept[-1] >= date(2030, 1, 6)
         assert kept == [kept[-1] - timedelta(days=ago) for ago in (2, 1, 0)]
+
+
+def ledger_bytes(site: Site) -> int:
+    return sum(path.stat().st_size for path in files(site, OPERATIONS) + files(site, MESSAGES))
+
+
+def fill(site: Site, rolls: int) -> None:
+    """Send and receive messages with long ids, and write a file after each batch."""
+    for _ in range(rolls):
+        send(site, *(message("a", message_id=os.urandom(60).hex()) for _ in range(100)))
+        take(site)
+        roll(site)
+
+
+def test_the_oldest_files_are_deleted_when_the_ledgers_exceed_their_bound(
+    make_site: MakeSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = make_site(ledger=LedgerSettings(max_bytes=200_000))
+    queue(site)
+    send(site, "stays")
+    assert receive(site)  # locked: it stands when its row is gone
+    fill(site, 30)
+    assert 100_000 < ledger_bytes(site) <= 200_000
+    lines = [line.facts for line in caplog.records if hasattr(line, "facts")]
+    assert {line["event"] for line in lines} == {"ledger_deleted"}
+    assert 0 < len(lines) < 30
+    assert sum(line["files"] for line in lines) > 0
+    assert "Reports will not cover that time" in caplog.text
+    kept = files(site, OPERATIONS) + files(site, MESSAGES)
+    until = datetime.fromisoformat(lines[-1]["until"])
+    assert min(path.name for path in kept) >= f"{until:%Y%m%dT%H%M%S}"
+    found = closed(site)
+    assert found.gaps == [max(found.gaps)]
+    told_records = [row["record"] for row in rows_of(site, MESSAGES) if row["event"] == "accepted"]
+    assert min(told_records) > max(found.gaps)
+
+
+def test_files_within_the_bound_stay(make_site: MakeSite, caplog: pytest.LogCaptureFixture) -> None:
+    site = make_site(ledger=LedgerSettings(max_bytes=2_000_000))
+    queue(site)
+    fill(site, 10)
+    assert len(files(site, MESSAGES)) >= 10
+    assert caplog.records == []
+
+
+def test_a_day_that_retention_deletes_leaves_a_gap_in_the_trail(make_site: MakeSite) -> None:
+    site = make_site(ledger=LedgerSettings(retention=timedelta(days=2)))
+    queue(site)
+    for _ in range(5):
+        send(site, "a")
+        take(site)
+        roll(site)
+        site.wait(days=1)
+    found = closed(site)
+    assert found.gaps
+    first = min(row["record"] for row in rows_of(site, MESSAGES) if row["event"] == "accepted")
+    assert max(found.gaps) < first
+
+
+def test_a_ledger_that_cannot_be_written_is_logged_once_and_when_it_is_mended(
+    blocked: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(blocked)
+    for _ in range(5):
+        work(blocked)
+        roll(blocked)
+    unblock(blocked)
+    roll(blocked)
+    lines = [getattr(line, "facts", {}).get("event") for line in caplog.records]
+    assert [line for line in lines if line] == ["ledger_trouble", "ledger_trouble_ended"]
 
 
 def test_an_idle_broker_writes_next_to_nothing(noted: Site) -> None:

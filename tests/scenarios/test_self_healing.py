@@ -1,6 +1,7 @@
 """Self-healing: a broker that finds itself inconsistent says so, restarts, and loses nothing."""
 
 import json
+import logging
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -358,3 +359,19 @@ def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
         with pytest.raises(CommandFailedError):
             namespace.submit(Peek(QUEUE)).result(timeout=10)
         assert namespace.ask(ListEntities(EntityKind.QUEUE)) == []
+
+
+def test_a_restart_is_logged_with_what_was_recovered(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue(site)
+    send(site, "a", "b")
+    caplog.set_level(logging.INFO, "twinbus.broker")
+    break_next(site)
+    with pytest.raises(CommandFailedError):
+        peek(site)
+    told = [getattr(line, "facts", {}) for line in caplog.records]
+    events = {one.get("event"): one for one in told}
+    assert "RuntimeError" in events["restarting"]["cause"]
+    assert (events["restarted"]["messages"], events["restarted"]["restarts"]) == (2, 1)
+    assert events["restarted"]["records"] > 0

@@ -1,140 +1,28 @@
 """A server as a process: how it starts, what it serves, what it refuses, how it stops."""
 
-import http.client
 import json
-import re
 import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import trustme
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
+from tests.scenarios.server_process import NOW, ORDERS, Server, until
 from twinbus import (
     BrokeredMessage,
     Claim,
     CommunicationError,
     MessageSizeExceededError,
     MessagingError,
-    MessagingFactory,
-    NamespaceManager,
     RetryPolicy,
     ServerBusyError,
 )
 from twinbus.broker.access import ROOT_KEY
 from twinbus.connection import ConnectionString
-
-SERVE = [sys.executable, "-c", "from twinbus.cli import main; main()", "serve"]
-READY = re.compile(r"(\S+) is ready at (\S+):(\d+), health and metrics at http://(.+):(\d+)")
-ORDERS = "[[queue]]\npath = 'orders'\n"
-ONCE = RetryPolicy.once(timedelta(seconds=10))
-NOW = timedelta(0)
-
-
-@dataclass
-class Server:
-    """A `twinbus serve` on a directory."""
-
-    folder: Path
-    connection: str = ""  # known from the first start on
-    options: list[str] = field(default_factory=list)
-    process: subprocess.Popen[str] | None = None
-    port: int = 0
-    admin_port: int = 0
-
-    def command(self, *options: str) -> list[str]:
-        ports = ["--port", str(self.port), "--admin-port", str(self.admin_port)]
-        return [*SERVE, str(self.folder / "shop"), *ports, *self.options, *options]
-
-    def start(self, config: str = "", *options: str) -> list[str]:
-        """Start, keeping the ports of earlier starts; return the lines it printed."""
-        path = self.folder / "entities.toml"
-        path.write_text(config)
-        self.options = ["--config", str(path), *options] if config else list(options)
-        with (self.folder / "stderr.txt").open("a") as errors:
-            self.process = subprocess.Popen(
-                self.command(), stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        assert self.process.stdout is not None
-        lines = []
-        for line in self.process.stdout:
-            lines.append(line.strip())
-            ready = READY.fullmatch(lines[-1])
-            if ready:
-                self.port, self.admin_port = int(ready[3]), int(ready[5])
-                self.connection = self.connection or lines[0]
-                return lines
-        raise AssertionError((self.folder / "stderr.txt").read_text())
-
-    def refused(self, *options: str) -> str:
-        """Start one that cannot be; return what it says."""
-        done = subprocess.run(
-            self.command(*options), capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode not in (0, 130)
-        assert done.stdout == ""
-        assert "Traceback" not in done.stderr
-        return done.stderr
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to stop; return its exit code."""
-        assert self.process is not None
-        process, self.process = self.process, None
-        assert process.stdout is not None
-        with process, process.stdout as rest:
-            process.send_signal(number)
-            code = process.wait(timeout=30)
-            assert rest.read() == ""
-        return code
-
-    def factory(self, policy: RetryPolicy = ONCE) -> MessagingFactory:
-        return MessagingFactory.from_connection_string(self.connection, retry_policy=policy)
-
-    def manager(self) -> NamespaceManager:
-        return NamespaceManager.from_connection_string(self.connection, retry_policy=ONCE)
-
-    def send(self, *bodies: bytes) -> None:
-        with self.factory() as factory:
-            factory.create_message_sender("orders").send_batch([BrokeredMessage(b) for b in bodies])
-
-    def take(self) -> list[bytes]:
-        """Receive all there is."""
-        with self.factory() as factory:
-            receiver = factory.create_message_receiver("orders")
-            messages = receiver.receive_batch(100, NOW)
-            receiver.complete(messages)
-        return [message.body for message in messages]
-
-    def get(self, path: str, method: str = "GET") -> tuple[int, str, str]:
-        """Ask the admin door; return status, content type and text."""
-        asking = http.client.HTTPConnection("127.0.0.1", self.admin_port, timeout=10)
-        try:
-            asking.request(method, path)
-            answer = asking.getresponse()
-            return answer.status, answer.getheader("Content-Type", ""), answer.read().decode()
-        finally:
-            asking.close()
-
-    def metrics(self) -> dict[str, Metric]:
-        return {one.name: one for one in text_string_to_metric_families(self.get("/metrics")[2])}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path)
-    yield made
-    if made.process is not None:
-        with made.process as process:
-            process.kill()  # how it stops in good order is tested where that matters
 
 
 @pytest.fixture(scope="module")
@@ -144,15 +32,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.start(ORDERS)
     yield made
     made.stop()
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    """Wait a little for something to become so."""
-    for _ in range(500):
-        if is_so():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not become so")
 
 
 def open_receives(server: Server) -> float:
@@ -355,6 +234,13 @@ def test_health_is_told(running: Server) -> None:
     status, kind, text = running.get("/health")
     assert (status, kind) == (200, "application/json")
     assert json.loads(text) == {"status": "ok", "name": "shop", "restarts": 0}
+    assert running.get("/health", "HEAD") == (200, "application/json", "")
+
+
+def test_readiness_is_told(running: Server) -> None:
+    status, _, text = running.get("/ready")
+    assert (status, json.loads(text)) == (200, {"ready": True, "name": "shop"})
+    assert running.get("/ready", "HEAD") == (200, "application/json", "")
 
 
 def test_metrics_are_what_prometheus_reads(running: Server) -> None:
@@ -376,6 +262,13 @@ def test_metrics_are_what_prometheus_reads(running: Server) -> None:
     assert {"twinbus_operations", "twinbus_bytes", "twinbus_waiting_messages"} <= set(found)
     assert {"twinbus_connections", "twinbus_spilling", "twinbus_restarts"} <= set(found)
     assert found["twinbus_up"].samples[0].value == 1
+    answered = {
+        sample.labels["operation"]: sample.value
+        for sample in found["twinbus_request_seconds"].samples
+        if sample.name == "twinbus_request_seconds_count"
+    }
+    assert answered["Send"] >= 1
+    assert answered["Settle"] >= 1
     assert all(metric.documentation for metric in found.values())
 
 

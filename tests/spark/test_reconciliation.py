@@ -1,5 +1,6 @@
 """Reconciliation of ledgers written by hand: what is wrong is named, what only looks so is not."""
 
+import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from twinbus.clock import moment_us
-from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
+from twinbus import BrokeredMessage, QueueDescription
+from twinbus.broker.commands import CreateEntity, Receive, ReceiveMode, Send
+from twinbus.broker.engine import EngineSettings
+from twinbus.clock import ManualClock, moment_us
+from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
+from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import Report, ReportSettings, make_report
 
@@ -214,3 +219,49 @@ def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
         ("orders", "accepted again"): 1,
         ("orders", "lost"): 1,
     }
+
+
+def test_messages_whose_rows_were_deleted_with_old_files_are_not_reported(
+    spark: SparkSession, books: Books
+) -> None:
+    home = "contoso"
+    # The files up to record 50 and 12:00:10 are gone. They named the transfers' acceptance, the
+    # acceptance of a message that stands, and the end of one whose row is in a later file.
+    deleted_until = NOON + 10 * SECOND
+    books.message(home, "gap", 0, path="", number=0, record=50, at=deleted_until)
+    books.message(home, "accepted", 7, "odd order", record=49, at=deleted_until)
+    books.message(home, "accepted", 8, "home", record=60, at=NOON + 25 * SECOND)
+    books.message(home, "completed", 4, record=61, at=NOON + 26 * SECOND)
+    books.message(home, "standing", 3, record=70, at=NOON + 60 * SECOND)
+    books.message(home, "standing", 8, record=70, at=NOON + 60 * SECOND)
+    books.inventory(home, 70)
+    books.transfer("deleted at home", 1, NOON + 12 * SECOND)  # the backlog took it at 12:00:02
+    books.transfer("home", 2, NOON + 25 * SECOND)
+    books.transfer("truly lost", 3, NOON + 30 * SECOND)  # the backlog took it at 12:00:20
+    told = books.report(spark)
+    assert named(told) == {("truly lost", "not home")}
+    statuses = {row["status"]: row["messages"] for row in told.statuses}
+    assert statuses == {"untold": 1, "older": 2, "waiting": 1}
+
+
+def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    clock = ManualClock(NOON)
+    settings = EngineSettings(
+        directory=tmp_path / "contoso", ledger=LedgerSettings(max_bytes=200_000)
+    )
+    with EmbeddedNamespace(settings, clock, threaded=False) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path="orders")))
+        namespace.ask(Send("orders", [BrokeredMessage(b"it stands the whole time")]))
+        namespace.ask(Receive("orders"))
+        for _ in range(20):
+            ids = [os.urandom(60).hex() for _ in range(100)]
+            namespace.ask(Send("orders", [BrokeredMessage(b"", message_id=one) for one in ids]))
+            namespace.ask(Receive("orders", 90, mode=ReceiveMode.RECEIVE_AND_DELETE))
+            clock.advance(60 * SECOND)
+    told = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
+    assert told.suspects == []
+    statuses = {row["status"]: row["messages"] for row in told.statuses}
+    assert set(statuses) == {"completed", "older", "waiting"}
+    assert statuses["older"] > 1

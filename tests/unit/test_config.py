@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.broker.commands import (
     CreateEntity,
     CreateRule,
@@ -391,3 +392,80 @@ def test_a_file_that_was_mended_is_carried_out_whole(
         apply(read(SPORT + RULES.replace("x = 2", "x = = 2")), namespace)
     apply(read(SPORT + RULES), namespace)
     assert rules(namespace) == ["a", "b"]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+KEY = "[[queue]]\npath = 'orders'\n[[key]]\nname = 'shop'\nentity_path = 'Orders'\n"
+SECRETS = f"primary = '{'first' * 8}'\nsecondary = '{'second' * 8}'\n"
+
+
+def key_of_shop(namespace: EmbeddedNamespace) -> SharedAccessKey:
+    found = namespace.keys.get("shop", "orders")
+    assert found is not None
+    return found
+
+
+def test_a_key_of_the_file_is_made_with_secrets_that_stay(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    notes: list[str] = []
+    apply(read(KEY + "claims = ['send']"), namespace, notes.append)
+    made = key_of_shop(namespace)
+    assert made.claims == (Claim.SEND,)
+    apply(read(KEY + "claims = ['send']"), namespace, notes.append)
+    assert key_of_shop(namespace) is made
+    apply(read(KEY + "claims = ['listen', 'send']"), namespace, notes.append)
+    assert key_of_shop(namespace).claims == (Claim.LISTEN, Claim.SEND)
+    assert key_of_shop(namespace).primary == made.primary
+    label = "key 'shop' of 'Orders'"
+    assert notes == ["queue 'orders' created", f"{label} created", f"{label} changed"]
+
+
+def test_secrets_of_the_file_replace_those_of_the_key(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    apply(read(KEY + "claims = ['send']"), namespace)
+    config = read(KEY + "claims = ['send']\n" + SECRETS)
+    apply(config, namespace)
+    assert key_of_shop(namespace).primary == "first" * 8
+    assert "first" not in repr(config)
+
+
+def test_keys_that_the_file_does_not_name_stay(read: Read, namespace: EmbeddedNamespace) -> None:
+    apply(read(KEY + "claims = ['send']"), namespace)
+    apply(read(""), namespace)
+    assert key_of_shop(namespace).claims == (Claim.SEND,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("claims = ['all']", "claims must be a list"),
+        ("claims = 7", "claims must be a list"),
+        ("claims = []", "needs claims"),
+        ("", "needs claims"),
+        ("claims = ['send']\nprimary = 'hush'", "has 4 characters"),
+        ("claims = ['send']\nprimary = 7", "must be str"),
+        ("claims = ['send']\nsecret = 'hush'", "there is no setting 'secret'"),
+    ],
+)
+def test_a_wrong_key_is_refused_without_showing_a_secret(
+    read: Read, wrong: str, named: str
+) -> None:
+    said = refusal(read, KEY + wrong)
+    assert "key 'shop'" in said
+    assert named in said
+    assert "hush" not in said
+
+
+def test_a_secret_in_place_of_the_name_is_not_shown(read: Read) -> None:
+    assert "hush" not in refusal(read, "[[key]]\nname = 'hush/hush='\nclaims = ['send']")
+
+
+def test_a_key_of_an_entity_that_is_missing_is_refused_by_name(
+    read: Read, namespace: EmbeddedNamespace
+) -> None:
+    config = read("[[key]]\nname = 'shop'\nclaims = ['send']\nentity_path = 'nowhere'")
+    with pytest.raises(MessagingError, match=r"entities\.toml: key 'shop' of 'nowhere'"):
+        apply(config, namespace)

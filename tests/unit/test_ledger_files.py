@@ -20,8 +20,11 @@ from twinbus.ledger import (
     VERSION,
     Footer,
     Ledger,
+    LedgerFile,
     LedgerKind,
     LedgerSettings,
+    LedgerSize,
+    beyond_bound,
     days,
     read_footer,
 )
@@ -388,8 +391,62 @@ def test_whatever_is_wrong_with_a_file_is_told_and_not_raised(
         {"roll_interval": timedelta(milliseconds=999)},
         {"retention": timedelta(hours=23)},
         {"retention": "ever"},
+        {"max_bytes": 1000},
+        {"max_bytes": 2.5e9},
+        {"max_bytes": True},
     ],
 )
 def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=f"ledger {next(iter(wrong))} is"):
         LedgerSettings(**wrong)
+
+
+# -- size --------------------------------------------------------------------------------------
+
+
+def a_file(moment: str, size: int, number: int = 1, writer: str = "4f2a9c1e") -> LedgerFile:
+    return LedgerFile(Path(f"{moment}-{writer}-{number}.parquet"), size)
+
+
+def test_the_oldest_files_of_all_ledgers_go_first_and_some_room_is_made() -> None:
+    operations = [a_file("20261116T100000", 100), a_file("20261118T100000", 100)]
+    messages = [a_file(f"202611{day}T100000", 300) for day in (15, 16, 17, 18)]
+    files = beyond_bound([operations, messages], 1300)
+    assert files == [messages[0]]
+    files = beyond_bound([operations, messages], 1000)
+    assert files == [messages[0], operations[0], messages[1]]
+
+
+def test_nothing_is_deleted_within_the_bound() -> None:
+    assert (
+        beyond_bound([[a_file("20261116T100000", 500), a_file("20261117T100000", 500)]], 1000) == []
+    )
+    assert beyond_bound([], 1000) == []
+
+
+def test_the_newest_file_of_each_ledger_stays_however_large_it_is() -> None:
+    assert beyond_bound([[a_file("20261116T100000", 5000)]], 1000) == []
+
+
+def test_files_of_one_second_are_deleted_in_the_order_they_were_written() -> None:
+    files = [a_file("20261116T100000", 500, number) for number in (2, 9, 10, 11)]
+    assert [file.order[1] for file in beyond_bound([files], 1600)] == [2, 9]
+
+
+def test_the_size_of_ledgers_is_that_of_all_their_files(ledger: Ledger, tmp_path: Path) -> None:
+    size = LedgerSize(tmp_path)
+    assert size.total() == 0
+    for day in range(3):
+        write(ledger, NOON + day * DAY)
+        ledger.put_mark(day)
+        files = [path for path in (tmp_path / "ledger").rglob("*") if path.is_file()]
+        assert size.total() == sum(path.stat().st_size for path in files)
+    files[-1].unlink()
+    assert size.total() == sum(path.stat().st_size for path in files if path.exists())
+
+
+def test_files_that_are_not_of_a_ledger_are_never_chosen_for_deletion(ledger: Ledger) -> None:
+    ours = write(ledger)
+    for name in ("notes.parquet", ".20261116T000000-00000000-1.parquet", "20261116T000000.txt"):
+        (ours.parent / name).write_bytes(b"kept")
+    assert [file.path for file in ledger.files()] == [ours]

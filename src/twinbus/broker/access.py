@@ -54,7 +54,7 @@ class SharedAccessKey:
     entity_path: str | None = None  # None: of the whole namespace
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not is_key_name(self.name):
             raise InvalidArgumentError(
                 f"a key's name has 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
             )
@@ -76,6 +76,11 @@ class SharedAccessKey:
     def id(self) -> str:
         """What it is kept under; case does not matter."""
         return key_id(self.name, self.entity_path)
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a key can have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def key_id(name: str, entity_path: str | None) -> str:

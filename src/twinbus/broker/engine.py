@@ -15,8 +15,8 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +44,7 @@ from twinbus.broker.storage import Storage
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.trail import Trail
 from twinbus.broker.undo import Undo
+from twinbus.broker.watch import Degradation, StoreWatch
 from twinbus.clock import BrokerTime, Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import (
@@ -59,11 +60,14 @@ from twinbus.limits import (
     NEVER_US,
     NONCE_BYTES,
     RECENT_COMMANDS,
+    SECOND_US,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
     SPILL_DRAIN_SENDS,
     SPILL_FAILURE_PAUSE_US,
+    SPILL_RETRY_US,
 )
+from twinbus.loglines import facts as facts_of_line
 from twinbus.message import sizes
 
 _log = logging.getLogger("twinbus.broker")
@@ -108,6 +112,17 @@ class Snapshot:
     meter: pa.RecordBatch  # METER_SCHEMA
     failed_commands: int = 0  # internal errors that one command or timer met alone
     rule_failures: int = 0  # messages that a rule failed for
+    spilled_sends: int = 0  # that wait in the spill store
+    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the broker read from its log when it opened the directory."""
+
+    messages: int  # that the namespace holds
+    records: int  # of the log
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +134,8 @@ class Vitals:
     is_spilling: bool
     restarts: int
     trouble: str  # why it stopped or heals; empty: it works
+    refusal: str = ""  # why the log takes no records; empty: it takes them
+    degradation: Degradation | None = None  # sends wait in the spill store for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +152,7 @@ class Engine:
     def __init__(
         self, settings: EngineSettings, clock: Clock, storages: Storages, *, threaded: bool
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._storages = storages
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
@@ -149,11 +166,13 @@ class Engine:
         self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
         self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
         self._uncounted: list[Operation] = []  # the operations of these replies
+        self.watch = StoreWatch(settings.directory)
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
     def _open(self) -> None:
-        settings = self._settings
+        settings = self.settings
+        began = self._clock.now_us()
         self.log = Log(
             settings.directory / "log",
             self._storages.log,
@@ -162,9 +181,8 @@ class Engine:
             keeps_reserve=True,
         )
         try:
-            self._restore()
-            folder = settings.spill_directory or settings.directory / "spill"
-            self.spill = Spill(folder, self._storages.spill)
+            records = self._restore()
+            self.spill = Spill(self.spill_folder, self._storages.spill, self._now)
         except BaseException:
             self.log.close()
             raise
@@ -175,9 +193,36 @@ class Engine:
                 "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
                 settings.directory,
                 self.log.cut_bytes,
+                extra=facts_of_line(event="torn_tail", cut_bytes=self.log.cut_bytes),
+            )
+        messages = sum(len(queue.waiting) for queue in self.namespace.directory.queues())
+        seconds = (self._clock.now_us() - began) / SECOND_US
+        self.recovery = Recovery(messages, records, seconds)
+        if self.restarts:
+            _log.info(
+                "The broker of %s has restarted from its log: %d messages from %d records in "
+                "%.2f s. It has restarted %d times since the process began",
+                settings.directory,
+                messages,
+                records,
+                seconds,
+                self.restarts,
+                extra=facts_of_line(
+                    event="restarted",
+                    messages=messages,
+                    records=records,
+                    seconds=seconds,
+                    restarts=self.restarts,
+                ),
             )
 
-    def _restore(self) -> None:
+    @property
+    def spill_folder(self) -> Path:
+        """Where the spill store lives."""
+        return self.settings.spill_directory or self.settings.directory / "spill"
+
+    def _restore(self) -> int:
+        """Read the log into a new namespace; return how many records there were."""
         undo = Undo()
         bodies = Bodies(self.log, undo)
         replay = Replay(self._ledgers.covered)
@@ -185,7 +230,7 @@ class Engine:
         bodies.start_at(replay.number("next", "batch", 1))
         locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
         shared = Shared(bodies, Deaths(undo), locks, self._ledgers.meter, undo, _nonce)
-        self.namespace = Namespace(shared, self._settings.namespace)
+        self.namespace = Namespace(shared, self.settings.namespace)
         self._kept = Entries()
         self._unwritten: list[Fact] = []  # facts of this start, for the next record
         self.clock_steps = replay.clock_steps
@@ -198,7 +243,7 @@ class Engine:
             replay,
             self._start,
             self._now,
-            accept_damage=self._settings.accept_damage,
+            accept_damage=self.settings.accept_damage,
         )
         self._unwritten += news.facts
         self._kept.changes += news.changes
@@ -213,6 +258,7 @@ class Engine:
         self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
         self._next_check = self._now + SELF_CHECK_INTERVAL_US
         self._to_check: list[int] = []
+        return replay.records
 
     def _lineage(self, *, is_new: bool) -> Lineage:
         """Return which log this is, after finding out whether it is older than what was seen.
@@ -229,7 +275,7 @@ class Engine:
                 "%s: the log ends with record %d, but record %d had been written: the directory "
                 "was restored from an older copy, or its end is lost, and so is what came in "
                 "between. `twinbus report` names what the ledger knows of it",
-                self._settings.directory,
+                self.settings.directory,
                 last,
                 seen,
             )
@@ -260,6 +306,8 @@ class Engine:
         _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
         self.namespace.shift(by)
         self.health.shift(by)
+        self.spill.shift(by)
+        self.watch.shift(by)
         self.healing.shift(by)
         self._ledgers.shift(by)
         self._next_check += by
@@ -283,7 +331,7 @@ class Engine:
         if self._reopens_at is not None:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
-            due = min(self.namespace.next_event, self.health.retry_at)
+            due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
         elif self._kept or (not self._is_short and self._compaction.has_work):
             due = 0
         else:
@@ -354,6 +402,7 @@ class Engine:
             self._compaction.drop_empty()
         self.namespace.reclaim()
         self._ledgers.end_turn(now, self.log.last_record, self._standing)
+        self.watch.look(self.health, self.spill, now)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -411,7 +460,9 @@ class Engine:
                 bodies.add(part.number, place, part.columns.num_rows)
         for _, _, times in commit.history:
             self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
-        self.health.succeeded(self._clock.now_us() - began, self._time.now_us())
+        duration, now = self._clock.now_us() - began, self._time.now_us()
+        self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
+        self.watch.flushed(duration, now)
 
     def _facts(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
@@ -449,11 +500,13 @@ class Engine:
         self, commit: Commit, askers: Sequence[Asker], error: StoreUnavailableError
     ) -> None:
         """Undo what was tentative, keep the rest for the next record, spill the sends."""
-        _log.warning("%s", error)
+        _log.debug("a commit was refused: %s", error)
         for hook in reversed(commit.on_refused):
             hook()
         self._kept = commit.kept
-        self.health.refused(self._time.now_us())
+        code = error.facts.get("errno")
+        cause = os.strerror(code) if isinstance(code, int) else error.text
+        self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
         self._release_held(commit)
         for operation in commit.operations:
             self._ledgers.meter.count(operation.refused(error))
@@ -490,7 +543,7 @@ class Engine:
             left.append(asker)  # its number, needed to cancel it, is not known here
             return
         self._check_spill_room(command.path, batch)
-        self.spill.append(command.path, batch, command.origin, asker.principal.id)
+        self.spill.append(command.path, batch, command.origin, asker.principal.id, self._now)
         asker.answer(SendReceipt([0] * batch.num_rows))
         self.namespace.meter_spilled(command, batch)
 
@@ -513,7 +566,7 @@ class Engine:
         to other entities go on.
         """
         if not len(self.spill):
-            self.health.recovered()
+            self._try_log(now, commit)
             return
         pauses = {path: due for path, due in self._spill_pauses.items() if due > now}
         taken: list[int] = []
@@ -553,6 +606,16 @@ class Engine:
             sends.append(spilled)
         return sends
 
+    def _try_log(self, now: int, commit: Commit) -> None:
+        """End the trouble if the log takes records; one that refused must take one first."""
+        if not self.health.is_refusing:
+            self.health.recovered()
+            return
+        self.health.retry_at = now + SPILL_RETRY_US
+        commit.tentative.facts.append(Fact("namespace", "id", self.id.encode()))
+        commit.must_sync = True
+        commit.on_durable.append(self.health.recovered)
+
     # -- self-healing --------------------------------------------------------------------------
 
     def _check_one(self, now: int) -> None:
@@ -574,7 +637,13 @@ class Engine:
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
-        _log.error("restarting from the log after %r; see %s", error, folder)
+        _log.error(
+            "The broker found its state inconsistent and restarts from its log: %r. A diagnostic "
+            "bundle is in %s",
+            error,
+            folder,
+            extra=facts_of_line(event="restarting", cause=cause, bundle=str(folder)),
+        )
         error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold the old state
         self.trouble = f"{cause}; a report is in {folder}"
         restarting = BrokerRestartingError(
@@ -624,7 +693,7 @@ class Engine:
     def _report(self, error: BaseException) -> Path | None:
         """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
         recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
-        directory = self._settings.directory / "diagnostics"
+        directory = self.settings.directory / "diagnostics"
         try:
             return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
         except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
@@ -632,6 +701,13 @@ class Engine:
             return None
 
     # -- from outside --------------------------------------------------------------------------
+
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Take new limits and ledger settings; a restart of the broker keeps them."""
+        self._ledgers.reconfigure(ledger)
+        self.settings = replace(self.settings, namespace=namespace, ledger=self._ledgers.settings)
+        if not self.is_healing:
+            self.namespace.reconfigure(namespace)
 
     @property
     def is_healing(self) -> bool:
@@ -663,7 +739,17 @@ class Engine:
             meter,
             sum(namespace.failures.values()),
             sum(getattr(entity, "rule_failures", 0) for entity in namespace.directory),
+            len(self.spill),
+            self._oldest_ages_s(),
         )
+
+    def _oldest_ages_s(self) -> dict[str, float]:
+        now, ages = self._time.now_us(), {}
+        for entity in self.namespace.directory:
+            oldest = entity.queue.waiting.oldest_enqueued()
+            age = 0 if oldest is None else max(0, now - oldest)
+            ages[entity.description.path] = age / SECOND_US
+        return ages
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""

@@ -88,7 +88,7 @@ class Intake:
         self._router = router
         self._transfers = transfers
         self._meter = meter
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
 
     def refuse(self, one: Asked, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter that."""
@@ -242,14 +242,14 @@ class Intake:
     def _check(self, entity: Entity, incoming: Incoming) -> None:
         columns, size = incoming.columns, incoming.size
         total = int(size.sum())
-        largest = int(size.max()) if total > self._max_message_bytes else total
-        if largest > self._max_message_bytes:
+        largest = int(size.max()) if total > self.max_message_bytes else total
+        if largest > self.max_message_bytes:
             raise MessageSizeExceededError(
                 f"message {int(size.argmax())} has {largest} bytes; the limit is "
-                f"{self._max_message_bytes} with all its properties. Put large content elsewhere "
+                f"{self.max_message_bytes} with all its properties. Put large content elsewhere "
                 "and send a reference",
                 size=largest,
-                limit=self._max_message_bytes,
+                limit=self.max_message_bytes,
             )
         if total > MAX_BATCH_BYTES:
             raise MessageSizeExceededError(

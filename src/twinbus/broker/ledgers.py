@@ -12,7 +12,8 @@ not written yet.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twinbus.broker import meter, trail
@@ -20,8 +21,18 @@ from twinbus.broker.log import Part, Record
 from twinbus.broker.meter import Bucket, Meter
 from twinbus.broker.trail import Step, Trail, beginning, gap, rows_in
 from twinbus.clock import to_us
-from twinbus.ledger import Ledger, LedgerKind, LedgerSettings
+from twinbus.ledger import (
+    Ledger,
+    LedgerEnd,
+    LedgerFile,
+    LedgerKind,
+    LedgerSettings,
+    LedgerSize,
+    beyond_bound,
+    newest_row,
+)
 from twinbus.limits import (
+    DAY_US,
     INVENTORY_INTERVAL,
     LEDGER_FILE_ROWS,
     LEDGER_HELD_ROWS,
@@ -30,9 +41,11 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
 )
+from twinbus.loglines import facts
 from twinbus.message import Int64s
 
 Standing = Iterable[tuple[int, Int64s]]  # queues by number, and the numbers of their messages
+FIXED_SETTINGS = ("is_on", "messages", "bucket")  # of LedgerSettings, from start to start
 _log = logging.getLogger("twinbus.broker")
 
 
@@ -61,9 +74,10 @@ class Ledgers:
     def __init__(
         self, directory: Path, settings: LedgerSettings, now: int, *, background: bool
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._operations = Ledger(directory, LedgerKind.OPERATIONS, settings.retention)
         self._messages = Ledger(directory, LedgerKind.MESSAGES, settings.retention)
+        self._size = LedgerSize(directory)
         self.meter = Meter(to_us(settings.bucket), now)
         self.trail: Trail | None = None
         self._roll_us = to_us(settings.roll_interval)
@@ -81,6 +95,15 @@ class Ledgers:
         self._log_id = self._messages.read_log()  # empty: an earlier version wrote the mark
         self._handed_over = self._covered
         self._is_sick = False
+
+    def reconfigure(self, settings: LedgerSettings) -> None:
+        """Take new settings, but for those that only apply at a start."""
+        fixed = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
+        self.settings = replace(settings, **fixed)
+        self._roll_us = to_us(settings.roll_interval)
+        self._next_roll = min(self._next_roll, self._now + self._roll_us)
+        for ledger in (self._operations, self._messages):
+            ledger.retention = settings.retention
 
     # -- the trail -----------------------------------------------------------------------------
 
@@ -108,7 +131,7 @@ class Ledgers:
         self, begun: Trail, untold: Sequence[Record], lineage: Lineage, now: int
     ) -> None:
         """Begin, at the start or after the broker healed itself, with what the log still has."""
-        if not (self._settings.is_on and self._settings.messages):
+        if not (self.settings.is_on and self.settings.messages):
             return
         self.trail = begun
         last = lineage.last_record
@@ -149,7 +172,7 @@ class Ledgers:
     @property
     def next_event(self) -> int:
         """When `turn` has something to do."""
-        return self._next_roll if self._settings.is_on else NEVER_US
+        return self._next_roll if self.settings.is_on else NEVER_US
 
     def shift(self, by: int) -> None:
         """Move its deadlines, and count under the new time: the wall clock was set by so much."""
@@ -162,12 +185,12 @@ class Ledgers:
     def begin_turn(self, now: int) -> None:
         """Count what comes under this moment."""
         self._now = now
-        if self.meter.turn_to(now) and not self._settings.is_on:
+        if self.meter.turn_to(now) and not self.settings.is_on:
             self.meter.take()
 
     def end_turn(self, now: int, record: int, standing: Callable[[], Standing | None]) -> None:
         """Do what is due: `record` was the last one, `standing` tells what stands, if it can."""
-        if not self._settings.is_on:
+        if not self.settings.is_on:
             return
         many = self.trail is not None and self.trail.rows >= LEDGER_FILE_ROWS
         if now >= self._next_roll or many:
@@ -210,7 +233,7 @@ class Ledgers:
     def close(self, now: int) -> None:
         """Write everything."""
         self._wait()
-        if self._settings.is_on:
+        if self.settings.is_on:
             self._roll(now)
         self._wait()
         if self._thread is not None:
@@ -231,15 +254,36 @@ class Ledgers:
                 self._operations.write(meter.table_of(self._buckets), job.now)
                 self._buckets = []
             self._write_trail(job)
-            self._is_sick = False
         except Exception as error:  # noqa: BLE001 - the broker must go on whatever it is
-            self._is_sick = True
-            lost = self._give_up_oldest(job.now)
+            self._note_sick(error, self._give_up_oldest(job.now))
+            return
+        if self._is_sick:
+            self._is_sick = False
             _log.warning(
-                "the ledger in %s cannot be written and is tried again: %s%s",
+                "The ledger in %s is written again",
+                self._messages.folder.parent,
+                extra=facts(event="ledger_trouble_ended"),
+            )
+        try:
+            self._delete_oldest(job.now)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.warning(
+                "Old files of the ledgers in %s cannot be deleted, so that they take more than "
+                "max_bytes: %s. Delete them by hand",
+                self._messages.folder.parent,
+                error,
+            )
+
+    def _note_sick(self, error: Exception, lost: int) -> None:
+        """Log a failure once until a write works again, and every loss of rows."""
+        was_sick, self._is_sick = self._is_sick, True
+        if lost or not was_sick:
+            _log.warning(
+                "The ledger in %s cannot be written and is tried again: %s%s",
                 self._messages.folder.parent,
                 error,
                 f"; {lost} rows of it were given up" if lost else "",
+                extra=facts(event="ledger_trouble", reason=str(error), lost_rows=lost),
             )
 
     def _write_trail(self, job: _Job) -> None:
@@ -251,6 +295,59 @@ class Ledgers:
         if job.record > self._covered:
             self._messages.put_mark(job.record, self._log_id)
             self._covered = job.record
+
+    def _delete_oldest(self, now: int) -> None:
+        """Delete the oldest files beyond the size bound, and say in the trail what it covers.
+
+        The trail says first that it does not know the records of these files: a kill in between
+        must not make a message look lost whose end was in a deleted file.
+        """
+        deleted, self._messages.deleted = self._messages.deleted, None
+        if deleted is not None:  # by retention: whole days
+            self._note_deleted(LedgerEnd((deleted.at // DAY_US + 1) * DAY_US, deleted.record), now)
+        max_bytes = self.settings.max_bytes
+        if self._size.total() <= max_bytes:
+            return
+        messages = self._messages.files()
+        files = beyond_bound([self._operations.files(), messages], max_bytes)
+        of_messages = [file for file in messages if file in files]
+        if of_messages:
+            self._note_deleted(self._end_of(of_messages, now), now)
+        for file in files:
+            file.path.unlink(missing_ok=True)
+            with suppress(OSError):  # other files of the day are left
+                file.path.parent.rmdir()
+        if files:
+            self._log_deleted(files)
+
+    def _end_of(self, files: Sequence[LedgerFile], now: int) -> LedgerEnd:
+        """Return the newest row of files; one that cannot be read may hold any row."""
+        ends = [newest_row(file.path) for file in files]
+        at = max((end.at for end in ends if end is not None), default=now)
+        return LedgerEnd(at, max(self._covered if end is None else end.record for end in ends))
+
+    def _note_deleted(self, end: LedgerEnd, now: int) -> None:
+        self._messages.write(trail.table_of([gap(end.at, end.record)], lambda _: ""), now)
+
+    def _log_deleted(self, files: Sequence[LedgerFile]) -> None:
+        size, last = sum(file.size for file in files), files[-1].until
+        _log.warning(
+            "The ledgers in %s exceeded max_bytes (%d): the %d oldest files with %d bytes were "
+            "deleted, with rows up to %s. Reports will not cover that time",
+            self._messages.folder.parent,
+            self.settings.max_bytes,
+            len(files),
+            size,
+            last,
+            extra=facts(
+                event="ledger_deleted",
+                directory=str(self._messages.folder.parent),
+                files=len(files),
+                bytes=size,
+                until=last,
+                max_bytes=self.settings.max_bytes,
+            ),
+        )
 
     def _give_up_oldest(self, now: int) -> int:
         """Keep what may stay in memory; return how many rows may not."""

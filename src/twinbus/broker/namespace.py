@@ -135,6 +135,12 @@ class Namespace:
             c.ListKeys: lambda *_: self.keys.all(),
         }
 
+    def reconfigure(self, settings: NamespaceSettings) -> None:
+        """Take new limits; they apply to what is asked from now on."""
+        self._router.max_message_bytes = settings.max_message_bytes
+        self._intake.max_message_bytes = settings.max_message_bytes
+        self._throttle.reconfigure(settings.thresholds)
+
     # -- a turn --------------------------------------------------------------------------------
 
     def tick(self, now: int, commit: Commit) -> None:

@@ -39,6 +39,7 @@ class Replay:
     def __init__(self, told: int) -> None:
         self._told = told  # up to this record the ledger knows everything
         self.untold: list[Record] = []
+        self.records = 0  # that were read
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transfers = Transfers()
         self._owners: dict[str, str] = {}  # of senders and sinks that have one
@@ -53,6 +54,7 @@ class Replay:
     def read(self, log: Log, bodies: Bodies) -> None:
         """Gather the whole log."""
         for record in log.replay():
+            self.records += 1
             if record.number > self._told:
                 self.untold.append(record)
             for part, place in record.parts:

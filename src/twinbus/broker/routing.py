@@ -77,7 +77,7 @@ class Router:
     def __init__(self, directory: Directory, shared: Shared, max_message_bytes: int) -> None:
         self._directory = directory
         self._shared = shared
-        self._max_message_bytes = max_message_bytes
+        self.max_message_bytes = max_message_bytes
 
     def find(self, path: str) -> Entity | None:
         """Return the entity of a path, if there is one."""
@@ -158,13 +158,13 @@ class Router:
             for part in self._left(subscription, copy, error, rows, outbound):
                 yield from self._changed(subscription, part, batch, rows, outbound)
             return
-        fits = sizes(changed) <= self._max_message_bytes
+        fits = sizes(changed) <= self.max_message_bytes
         for name in BOUNDED_TEXTS:
             lengths = pc.utf8_length(changed.column(name)).fill_null(0)
             fits &= lengths.to_numpy() <= MAX_ID_CHARACTERS
         if not fits.all():
             why = (
-                f"its action makes the message larger than {self._max_message_bytes} bytes, or an "
+                f"its action makes the message larger than {self.max_message_bytes} bytes, or an "
                 f"id longer than {MAX_ID_CHARACTERS} characters"
             )
             self._bury(subscription, copy.rule, rows[copy.rows[~fits]], why, outbound)

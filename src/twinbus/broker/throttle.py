@@ -74,6 +74,15 @@ class Throttle:
         self._entities: dict[str, Bucket] = {}
         self._keys: dict[str, Bucket] = {}  # that cannot manage the namespace
 
+    def reconfigure(self, thresholds: Thresholds) -> None:
+        """Take new thresholds; a rate that changed starts with a full bucket."""
+        before, self.thresholds = self.thresholds, thresholds
+        if before.operations_per_second != thresholds.operations_per_second:
+            self._namespace = None
+            self._keys.clear()
+        if before.entity_operations_per_second != thresholds.entity_operations_per_second:
+            self._entities.clear()
+
     @property
     def limits_rates(self) -> bool:
         """Whether any rate is limited."""

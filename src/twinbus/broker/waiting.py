@@ -266,6 +266,17 @@ class Waiting:
             return np.empty(0, np.intp), self._end
         return (found[0] if len(found) == 1 else np.concatenate(found)), int(found[0][0])
 
+    def oldest_enqueued(self) -> int | None:
+        """Return when the first visible message was enqueued that is not scheduled; None: none.
+
+        Rows are in the order of their numbers, which is the order of enqueueing.
+        """
+        if self.counts[_ACTIVE:].sum() == self.counts[State.SCHEDULED]:
+            return None
+        scheduled = State.SCHEDULED.value
+        at, _ = self._scan(0, 1, lambda states: (states > _PENDING) & (states != scheduled))
+        return int(self._columns["enqueued"][at[0]]) if len(at) else None
+
     def due(self, now: int) -> Indices:
         """Return rows whose lock lapsed or whose schedule is up, and renew the bound."""
         if now < self.next_due:

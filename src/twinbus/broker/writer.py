@@ -20,8 +20,10 @@ from twinbus.broker.access import OWNER
 from twinbus.broker.commands import Command, size_of
 from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages, Vitals
 from twinbus.broker.management import CHANGES_DIRECTORY
+from twinbus.broker.namespace import NamespaceSettings
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.ledger import LedgerSettings
 from twinbus.limits import CLOCK_LOOK_S, GATHER_S, MAX_BATCH_BYTES, NEVER_US
 from twinbus.wakeup import Wakeup
 
@@ -161,6 +163,11 @@ class Writer:
             self.engine.withdraw(gone)
             self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
 
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Change the limits and the ledger settings, between two turns."""
+        with self._turn_kept():
+            self.engine.reconfigure(namespace, ledger)
+
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation."""
         with self._turn_kept():
@@ -177,6 +184,8 @@ class Writer:
             is_spilling=health is not None and health.spilling,
             restarts=engine.restarts,
             trouble=trouble,
+            refusal=engine.watch.refusal,
+            degradation=engine.watch.degradation,
         )
 
     @contextmanager
@@ -275,7 +284,7 @@ class Writer:
         except (KeyboardInterrupt, SystemExit):
             raise  # of the caller that has the turn; the engine has healed
         except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
-            _log.exception("the namespace stops")
+            _log.exception("The namespace stops: the broker cannot restart from its log")
             stopped = MessagingError(f"the namespace stopped and must be opened anew: {error!r}")
             stopped.__cause__ = error
             self._stop(stopped, group)

@@ -1,16 +1,17 @@
 """`twinbus serve`: a namespace as a process."""
 
-import logging
 import os
 import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from twinbus.limits import DEFAULT_PORT
+from twinbus.server.logs import LogFormat, configure_logging
 from twinbus.server.process import Server, ServerSettings
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -46,12 +47,21 @@ Examples:
     default=DEFAULT_PORT + 1,
     show_default=True,
     type=click.IntRange(0, 65535),
-    help="Port for /health and /metrics; 0 takes any free one.",
+    help="Port for /health, /ready and /metrics; 0 takes any free one.",
 )
-@click.option("--config", type=_FILE, help="TOML file with entities to create, and limits.")
+@click.option(
+    "--config", type=_FILE, help="TOML file with limits, entities and keys; SIGHUP reloads it."
+)
 @click.option("--tls-certificate", type=_FILE, help="PEM file; clients then use twinbus+tls://.")
 @click.option("--tls-key", type=_FILE, help="PEM file with the certificate's key.")
-@click.option("--verbose", is_flag=True, help="Log more.")
+@click.option(
+    "--log-format",
+    default=LogFormat.TEXT.value,
+    show_default=True,
+    type=click.Choice([log_format.value for log_format in LogFormat]),
+    help="How log lines are written to standard error.",
+)
+@click.option("--verbose", is_flag=True, help="Log at level DEBUG instead of INFO.")
 def serve(
     directory: Path,
     name: str | None,
@@ -61,20 +71,15 @@ def serve(
     config: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
+    log_format: str,
     verbose: bool,
 ) -> None:
-    """Serve the namespace in DIRECTORY until SIGTERM or Ctrl-C.
+    """Serve the namespace in DIRECTORY until SIGTERM or Ctrl-C. SIGHUP reloads the --config file.
 
     The first start creates a root key and prints the connection string with it, once.
     """
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    configure_logging(LogFormat(log_format), verbose=verbose)
+    signals = _Signals()
     settings = ServerSettings(
         directory=directory,
         name=name or _label_of(directory),
@@ -95,11 +100,39 @@ def serve(
         f"health and metrics at http://{at}:{server.admin.port}"
     )
     sys.stdout.flush()
-    stop.wait()
+    signals.wait_for_stop(server.reload)
     server.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # a client that is still connected must not keep the process; all is on disk
+
+
+class _Signals:
+    """Remembers signals from the first moment on, so that none ends the process meanwhile."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Event()
+        self._stops = self._reloads = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note_stop)
+        signal.signal(signal.SIGHUP, self._note_reload)
+
+    def _note_stop(self, *_: object) -> None:
+        self._stops = True
+        self._arrived.set()
+
+    def _note_reload(self, *_: object) -> None:
+        self._reloads = True
+        self._arrived.set()
+
+    def wait_for_stop(self, reload: Callable[[], None]) -> None:
+        """Return when the process shall stop; call `reload`, which must not block, for SIGHUP."""
+        while not self._stops:
+            self._arrived.wait()
+            self._arrived.clear()
+            if self._reloads:
+                self._reloads = False
+                reload()
 
 
 def _label_of(directory: Path) -> str:

@@ -7,10 +7,12 @@ from typing import TypeVar
 
 from twinbus.broker.access import AccessKeys
 from twinbus.broker.commands import Command
-from twinbus.broker.engine import Asker, EngineSettings, Snapshot, Storages, Vitals
+from twinbus.broker.engine import Asker, EngineSettings, Recovery, Snapshot, Storages, Vitals
 from twinbus.broker.ledgers import Lineage
+from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
+from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
 
 R = TypeVar("R")
@@ -60,6 +62,28 @@ class EmbeddedNamespace(Closable):
         return self._writer.vitals()
 
     @property
+    def directory(self) -> Path:
+        """Where its files are."""
+        return self._writer.engine.settings.directory
+
+    @property
+    def spill_directory(self) -> Path:
+        """Where its spill store is; it may lie outside of the directory."""
+        return self._writer.engine.spill_folder
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The settings in effect."""
+        return self._writer.engine.settings
+
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Change the limits and the ledger settings while the namespace runs.
+
+        Whether a ledger is written at all, and how finely it counts, stays until the next start.
+        """
+        self._writer.reconfigure(namespace, ledger)
+
+    @property
     def keys(self) -> AccessKeys:
         """The keys that open this namespace to others."""
         return self._writer.engine.keys
@@ -68,6 +92,11 @@ class EmbeddedNamespace(Closable):
     def lineage(self) -> Lineage:
         """Which log this is, and how much of it was found to be lost when it was opened."""
         return self._writer.engine.lineage
+
+    @property
+    def recovery(self) -> Recovery:
+        """What the broker read from its log when it opened the directory."""
+        return self._writer.engine.recovery
 
     @property
     def id(self) -> str:

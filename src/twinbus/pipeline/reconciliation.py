@@ -216,28 +216,31 @@ def not_home(stood: DataFrame, transfers: DataFrame, at_home: DataFrame) -> Data
 
     Only entities that store messages themselves are looked at, whether or not they ever accepted
     one: a topic keeps none, and hands a message to the subscriptions that want it. And only up to
-    where the ledger of the primary was written. What left the backlog without a line of a transfer
-    counts as home if any queue outside of the backlog has its id.
+    where the ledger of the primary was written, and not before the end of a gap in it: files may
+    have been deleted there that name the message. What left the backlog without a line of a
+    transfer counts as home if any queue outside of the backlog has its id.
     """
     event, path = f.col("event"), f.col("path")
     home = f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home")
     homes = at_home.where((event == ACCEPTED) & ~is_backlog(path)).select(
         "ledger", home, "message_id"
     )
-    until = at_home.groupBy("ledger").agg(f.max("at").alias("until"))
+    gap_end = f.max(f.when(event == GAP, f.col("at"))).alias("gap_end")
+    until = at_home.groupBy("ledger").agg(f.max("at").alias("until"), gap_end)
     exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
     every_home = homes.select("ledger", "home").unionByName(exist).distinct()
     known = every_home.join(until, "ledger").groupBy("home")
-    known_homes = known.agg(f.min("until").alias("until"))
+    known_homes = known.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
+    is_covered = f.col("gap_end").isNull() | (f.col("accepted") > f.col("gap_end"))
     moved = (
         transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
         .withColumn("home", f.lower("path"))
         .join(f.broadcast(known_homes), "home")
-        .where(f.col("moved") <= f.col("until"))
+        .where((f.col("moved") <= f.col("until")) & is_covered)
         .join(homes.select("home", "message_id").distinct(), ["home", "message_id"], "left_anti")
         .select("ledger", "path", "sequence_number", "message_id", "accepted")
     )
-    everywhere = known_homes.agg(f.min("until").alias("until"))
+    everywhere = known_homes.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
     silent = (
         stood.where((f.col("status") == "completed") & is_backlog(path) & ~is_dead_letter(path))
         .where(f.col("message_id").isNotNull())
@@ -247,7 +250,7 @@ def not_home(stood: DataFrame, transfers: DataFrame, at_home: DataFrame) -> Data
             & (stood["sequence_number"] == transfers["sequence_number"]),
             "left_anti",
         )
-        .join(f.broadcast(everywhere), f.col("ended") <= f.col("until"))
+        .join(f.broadcast(everywhere), (f.col("ended") <= f.col("until")) & is_covered)
         .join(homes.select("message_id").distinct(), "message_id", "left_anti")
         .select("ledger", "path", "sequence_number", "message_id", "accepted")
     )

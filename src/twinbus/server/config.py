@@ -1,4 +1,4 @@
-"""The configuration file of a server: the entities it creates, and its limits.
+"""The configuration file of a server: limits, ledgers, and the entities and keys it creates.
 
     [limits]
     max_message_bytes = 262144
@@ -8,6 +8,7 @@
 
     [ledger]
     retention = "90d"
+    max_bytes = 10737418240
     roll_interval = "1m"
 
     [[queue]]
@@ -22,23 +23,39 @@
     name = "sport"
     rules = [{ name = "sport", sql = "category = 'sport'" }]
 
-The server creates entities that are missing, updates entities whose settings differ from the file,
-and adds rules that are missing. It leaves every entity and rule alone that the file does not name.
+    [[key]]
+    name = "shop"
+    claims = ["send", "listen"]
+    entity_path = "orders"
+
+The server creates entities and keys that are missing, updates those whose settings differ from the
+file, and adds rules that are missing. It leaves every entity, rule and key alone that the file does
+not name. A key without `primary` and `secondary` keeps the secrets it has; a new one gets new ones.
 
 `read_config` checks everything that can be checked without a namespace, so that a server with a bad
 file fails before it creates anything. Each error names the file, the entity and the value.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import CreateEntity, CreateRule, GetEntity, ListRules, UpdateEntity
+from twinbus.broker.access import Claim, SharedAccessKey, is_key_name, key_id
+from twinbus.broker.commands import (
+    CreateEntity,
+    CreateRule,
+    GetEntity,
+    ListKeys,
+    ListRules,
+    PutKey,
+    UpdateEntity,
+)
 from twinbus.broker.filters import compile_action, compile_filter
 from twinbus.broker.throttle import Thresholds
+from twinbus.client.manager import new_secret
 from twinbus.entities import (
     EntityDescription,
     EntityStatus,
@@ -109,6 +126,35 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
+class DeclaredKey:
+    """A key of the file. Its secrets are never part of a text."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    entity_path: str | None = None  # None: of the whole namespace
+    primary: str | None = field(default=None, repr=False)  # None: keep it, or draw a new one
+    secondary: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        self.over(None)
+
+    @property
+    def label(self) -> str:
+        """What an error calls it, such as key 'shop' of 'orders'."""
+        return f"key {self.name!r}" + (f" of {self.entity_path!r}" if self.entity_path else "")
+
+    def over(self, existing: SharedAccessKey | None) -> SharedAccessKey:
+        """Return the key that the file wants, in place of one that exists or not."""
+        return SharedAccessKey(
+            name=self.name,
+            claims=self.claims,
+            primary=self.primary or (existing.primary if existing else new_secret()),
+            secondary=self.secondary or (existing.secondary if existing else new_secret()),
+            entity_path=existing.entity_path if existing else self.entity_path,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The content of a file."""
 
@@ -118,6 +164,11 @@ class Config:
     thresholds: Thresholds = field(default_factory=Thresholds)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
     file: Path | None = field(default=None, compare=False)  # for errors
+    keys: tuple[DeclaredKey, ...] = ()
+
+    def with_ledger(self, ledger: LedgerSettings) -> "Config":
+        """Return the same with other settings of the ledger."""
+        return replace(self, ledger=ledger)
 
 
 def read_config(path: Path) -> Config:
@@ -155,18 +206,14 @@ def _text_of(path: Path) -> str:
 
 
 def _config(found: Mapping[str, Any]) -> Config:
-    unknown = sorted(set(found) - {"limits", "ledger", *_KINDS})
+    unknown = sorted(set(found) - {"limits", "ledger", "key", *_KINDS})
     if unknown:
         raise InvalidArgumentError(
             f"there is no section {shown(unknown[0])}. The sections are limits, ledger, "
-            + ", ".join(_KINDS)
+            + ", ".join((*_KINDS, "key"))
         )
-    declared = []
-    for kind in _KINDS:
-        tables = found.get(kind, [])
-        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise InvalidArgumentError(f"write [[{kind}]], with two brackets, for each {kind}")
-        declared += [_declared(kind, table) for table in tables]
+    declared = [_declared(kind, table) for kind in _KINDS for table in _tables(found, kind)]
+    keys = tuple(_key(table) for table in _tables(found, "key"))
     limits = _limits(found.get("limits", {}))
     own = {"max_message_bytes", "max_connections"}
     return Config(
@@ -175,7 +222,32 @@ def _config(found: Mapping[str, Any]) -> Config:
         limits.get("max_connections", MAX_CONNECTIONS),
         Thresholds(**{name: value for name, value in limits.items() if name not in own}),
         _ledger(found.get("ledger", {})),
+        keys=keys,
     )
+
+
+def _tables(found: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    tables = found.get(kind, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidArgumentError(f"write [[{kind}]], with two brackets, for each {kind}")
+    return tables
+
+
+def _key(table: dict[str, Any]) -> DeclaredKey:
+    """Return a key of the file; no error shows a value that may be a secret."""
+    name = table.get("name")
+    named = f"key {name!r}" if isinstance(name, str) and is_key_name(name) else "a key"
+    settings = dict(table)
+    claims = settings.pop("claims", [])
+    try:
+        settings["claims"] = tuple(Claim(claim) for claim in claims)
+    except (TypeError, ValueError):
+        known = ", ".join(claim.value for claim in Claim)
+        raise InvalidArgumentError(f"{named}: claims must be a list out of {known}") from None
+    try:
+        return settings_from(DeclaredKey, settings)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{named}: {error.text}") from error
 
 
 def _limits(table: Any) -> dict[str, Any]:
@@ -290,46 +362,74 @@ def _rule(at: int, table: Any) -> RuleDescription:
         raise InvalidArgumentError(f"{named}: {error.text}") from error
 
 
-def apply(config: Config, namespace: Namespace) -> None:
-    """Create the entities of a file, and update entities whose settings differ."""
+def apply(
+    config: Config, namespace: Namespace, note: Callable[[str], None] = lambda _: None
+) -> None:
+    """Create the entities and keys of a file, and update those whose settings differ.
+
+    `note` is called with each change, after it was made.
+    """
+    _apply_entities(config, namespace, note)
+    keys = {key.id: key for key in namespace.ask(ListKeys())} if config.keys else {}
+    for declared in config.keys:
+        existing = keys.get(key_id(declared.name, declared.entity_path))
+        wanted = declared.over(existing)
+        if existing is not None and _is_same_key(existing, wanted):
+            continue
+        try:
+            namespace.ask(PutKey(wanted))
+        except MessagingError as error:
+            raise _located(error, config, declared.label) from error
+        note(f"{declared.label} {'created' if existing is None else 'changed'}")
+
+
+def _is_same_key(one: SharedAccessKey, other: SharedAccessKey) -> bool:
+    secrets = (one.primary, one.secondary) == (other.primary, other.secondary)
+    return secrets and set(one.claims) == set(other.claims)
+
+
+def _apply_entities(config: Config, namespace: Namespace, note: Callable[[str], None]) -> None:
     left = list(config.entities)
     while left:
         postponed = []
         reasons = []
         for declared in left:
             try:
-                _apply_one(declared, namespace)
+                _apply_one(declared, namespace, note)
             except EntityNotFoundError as error:  # it forwards to an entity later in the file
                 postponed.append(declared)
-                reasons.append(_located(error, config, declared))
+                reasons.append(_located(error, config, declared.label))
             except MessagingError as error:
-                raise _located(error, config, declared) from error
+                raise _located(error, config, declared.label) from error
         if len(postponed) == len(left):
             raise reasons[0]
         left = postponed
 
 
-def _located(error: MessagingError, config: Config, declared: Declared) -> MessagingError:
-    """Return an error that also names the file and the entity."""
+def _located(error: MessagingError, config: Config, label: str) -> MessagingError:
+    """Return an error that also names the file and the entity or key."""
     file = f"{config.file}: " if config.file else ""
-    return type(error)(f"{file}{declared.label}: {error.text}", **error.facts)
+    return type(error)(f"{file}{label}: {error.text}", **error.facts)
 
 
-def _apply_one(declared: Declared, namespace: Namespace) -> None:
+def _apply_one(declared: Declared, namespace: Namespace, note: Callable[[str], None]) -> None:
     wanted = declared.description
     try:
         found = namespace.ask(GetEntity(wanted.path))
     except EntityNotFoundError:
         first = declared.rules[0] if declared.rules else None
         namespace.ask(CreateEntity(wanted, first))
+        note(f"{declared.label} created")
     else:
         if type(found) is not type(wanted) or found != _same_case(wanted, found):
             namespace.ask(UpdateEntity(wanted))
+            note(f"{declared.label} updated")
     if declared.rules:
         existing = {rule.name.lower() for rule in namespace.ask(ListRules(wanted.path))}
         for rule in declared.rules:
             if rule.name.lower() not in existing:
                 namespace.ask(CreateRule(wanted.path, rule))
+                note(f"rule {rule.name!r} of {declared.label} created")
 
 
 def _same_case(wanted: Any, found: Any) -> Any:

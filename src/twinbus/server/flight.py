@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import flight
 
-from twinbus.broker.access import OWNER, Admission, Principal
+from twinbus.broker.access import OWNER, Admission, Principal, is_key_name
 from twinbus.broker.commands import (
     WAITING,
     Command,
@@ -31,6 +31,7 @@ from twinbus.broker.commands import (
     undo_of,
 )
 from twinbus.clock import Clock
+from twinbus.connection import Token
 from twinbus.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -41,12 +42,15 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     GRACE_S,
+    LOG_INTERVAL_US,
+    LOGGED_KEY_NAMES,
     MAX_BATCH_BYTES,
     MAX_CONNECTIONS,
     MAX_FRAME_ASKS,
     MAX_FRAME_BYTES,
     SERVER_BUSY_RETRY_S,
 )
+from twinbus.loglines import LineRate, facts
 from twinbus.message import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.wire import (
@@ -56,6 +60,7 @@ from twinbus.namespace.wire import (
     decode_asks,
     encode_replies,
 )
+from twinbus.server.latencies import Latencies
 
 _log = logging.getLogger("twinbus.server")
 
@@ -63,16 +68,18 @@ _log = logging.getLogger("twinbus.server")
 class _Request:
     """A command of a connection. Answered within a turn, by whoever has it."""
 
-    __slots__ = ("_connection", "command", "number", "principal")
+    __slots__ = ("_connection", "command", "number", "principal", "read_at")
 
     def __init__(
         self,
         connection: "_Connection",
         number: int,
         command: Command[Any],
+        read_at: int,
         principal: Principal = OWNER,
     ) -> None:
         self._connection = connection
+        self.read_at = read_at  # a moment of the clock
         self.number = number
         self.command = command
         self.principal = principal
@@ -96,7 +103,7 @@ class _Orphan:
         """Nobody waits."""
 
     def fail(self, error: MessagingError) -> None:
-        _log.info("what a lost connection held could not be given back: %s", error)
+        _log.debug("locks of a lost connection could not be released: %s", error)
 
 
 class _Connection:
@@ -105,6 +112,8 @@ class _Connection:
     def __init__(self, door: "FlightDoor", admission: Admission, reader: Any, writer: Any) -> None:
         self._door = door
         self._namespace = door.namespace
+        self._now_us = door.clock.now_us
+        self.latencies = Latencies()  # changed under the lock
         self._admission = admission
         self._reader = reader
         self._writer = writer
@@ -133,7 +142,7 @@ class _Connection:
         except MessagingError as error:  # what arrived makes no sense: nothing after it can
             raise _refused(error) from error
         except (pa.ArrowException, OSError) as error:
-            _log.info("a connection broke: %s", str(error).partition(". gRPC")[0])
+            _log.debug("a connection broke: %s", str(error).partition(". gRPC")[0])
         except Exception as error:
             _log.exception("a connection failed")
             raise _refused(MessagingError("the server failed; its log says why")) from error
@@ -149,6 +158,7 @@ class _Connection:
 
     def _take(self, chunk: Any) -> bool:
         """Do what a frame asks; say whether more will come."""
+        read_at = self._now_us()
         frame = decode_asks(chunk.app_metadata, _checked(chunk.data))
         if frame.token is not None:
             self._admission = self._door.admit(frame.token)
@@ -158,15 +168,18 @@ class _Connection:
         requests: list[_Request] = []
         for ask in frame.asks:
             command = ask.command
+            if isinstance(command, MessagingError):
+                self.put(_Request(self, ask.number, _NOTHING, read_at), command)
+                continue
             try:
-                if isinstance(command, MessagingError):
-                    raise command
                 self._admission = self._door.recheck(self._admission)
                 self._admission.check(command)
             except MessagingError as error:
-                self.put(_Request(self, ask.number, _NOTHING), error)
+                if isinstance(error, UnauthorizedError):
+                    self._door.note_refused_key(self._admission.key.name, error.text)
+                self.put(_Request(self, ask.number, command, read_at), error)
                 continue
-            requests.append(_Request(self, ask.number, command, self._admission))
+            requests.append(_Request(self, ask.number, command, read_at, self._admission))
             if _fetches_now(command):  # one large reply after the other: a frame of them could
                 self._hand_over(requests)  # fill the memory while the client does not read
                 self._await_answer(requests[-1])
@@ -194,6 +207,8 @@ class _Connection:
             self._answered.notify_all()
             if not self._gone:
                 self._outbox.append((request, value))
+                if request.command is not _NOTHING:
+                    self.latencies.observe(request.command, self._now_us() - request.read_at)
         if self._gone:
             self._give_back(request, value)
         elif threading.get_ident() != self._thread:
@@ -333,13 +348,17 @@ class _Headers(flight.ServerMiddleware):  # type: ignore[misc]
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
     """Looks at the token before anything else of a call is read."""
 
-    def __init__(self, admit: Callable[[str], Admission]) -> None:
+    def __init__(
+        self, admit: Callable[[str], Admission], note_refused_key: Callable[[str, str], None]
+    ) -> None:
         self._admit = admit
+        self._note_refused_key = note_refused_key
 
     def start_call(self, info: Any, headers: Mapping[str, list[Any]]) -> _Headers:  # noqa: ARG002
         """Admit or refuse a call."""
         tokens = headers.get("authorization", [])
         if len(tokens) != 1 or not isinstance(tokens[0], str):
+            self._note_refused_key("(no token)", "the call brings no token")
             raise flight.FlightUnauthenticatedError(
                 "the call brings no token; give SharedAccessKeyName and SharedAccessKey in the "
                 "connection string"
@@ -364,8 +383,11 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.namespace = namespace
-        self._clock = clock
-        self._max_connections = max_connections
+        self.clock = clock
+        self.max_connections = max_connections
+        self._ended_latencies = Latencies()  # of connections that have ended
+        self._refused_keys = LineRate(LOG_INTERVAL_US, LOGGED_KEY_NAMES)
+        self._refused_connections = LineRate(LOG_INTERVAL_US)
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -376,20 +398,43 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             f"{scheme}://{at}:{port}",
             tls_certificates=[tls] if tls else None,
-            middleware={"guard": _Guard(self.admit)},
+            middleware={"guard": _Guard(self.admit, self.note_refused_key)},
         )
 
     def admit(self, token: str) -> Admission:
         """Check a token."""
         try:
-            return self.namespace.keys.admit(token, self._clock.wall_us())
-        except UnauthorizedError:
+            return self.namespace.keys.admit(token, self.clock.wall_us())
+        except UnauthorizedError as error:
             self.refused += 1
+            self.note_refused_key(_presented_name(token), error.text)
             raise
+
+    def note_refused_key(self, name: str, reason: str) -> None:
+        """Log that a key or token was refused; one line per name and LOG_INTERVAL_US."""
+        suppressed = self._refused_keys.admit(name, self.clock.now_us())
+        if suppressed is not None:
+            _log.warning(
+                "A request with key %s was refused: %s. %d earlier refusals of this key were not "
+                "logged",
+                name,
+                reason,
+                suppressed,
+                extra=facts(event="refused_key", key=name, reason=reason, suppressed=suppressed),
+            )
+
+    def latencies(self) -> Latencies:
+        """Return how long the requests of all connections took."""
+        found = Latencies()
+        with self._lock:
+            found.add(self._ended_latencies)
+            for connection in self._connections:
+                found.add(connection.latencies)
+        return found
 
     def recheck(self, admission: Admission) -> Admission:
         """Check that an admission still holds."""
-        return self.namespace.keys.recheck(admission, self._clock.wall_us())
+        return self.namespace.keys.recheck(admission, self.clock.wall_us())
 
     def told(self, value: Any) -> Any:
         """Return a reply as clients shall see it: that this server stops is not their fault."""
@@ -409,7 +454,8 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         """Serve one connection."""
-        connection = _Connection(self, context.get_middleware("guard").admission, reader, writer)
+        admission = context.get_middleware("guard").admission
+        connection = _Connection(self, admission, reader, writer)
         with self._lock:
             refusal = self._refusal(descriptor)
             if refusal is None:
@@ -417,21 +463,35 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
                 self.accepted += 1
         if refusal is not None:
             self.refused += 1
+            self._note_refused_connection(refusal)
             raise _refused(refusal)
+        _log.debug("a connection of key %s begins", admission.key.name)
         try:
             connection.run()
         finally:
+            _log.debug("a connection of key %s ends", admission.key.name)
             with self._lock:
                 self._connections.discard(connection)
+                self._ended_latencies.add(connection.latencies)
+
+    def _note_refused_connection(self, refusal: MessagingError) -> None:
+        suppressed = self._refused_connections.admit("", self.clock.now_us())
+        if suppressed is not None:
+            _log.warning(
+                "A connection was refused: %s. %d earlier refusals were not logged",
+                refusal.text,
+                suppressed,
+                extra=facts(event="refused_connection", reason=refusal.text, suppressed=suppressed),
+            )
 
     def _refusal(self, descriptor: Any) -> MessagingError | None:
         if descriptor.command != PROTOCOL:
             return InvalidArgumentError(f"this server speaks {PROTOCOL.decode()} and nothing else")
         if self._stopping:
             return _stopping()
-        if len(self._connections) >= self._max_connections:
+        if len(self._connections) >= self.max_connections:
             return ServerBusyError(
-                f"the server has {self._max_connections} connections and takes no more; wait "
+                f"the server has {self.max_connections} connections and takes no more; wait "
                 f"{SERVER_BUSY_RETRY_S} s",
                 retry_after_s=SERVER_BUSY_RETRY_S,
             )
@@ -449,6 +509,18 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         stopper = threading.Thread(target=self.shutdown, daemon=True)
         stopper.start()
         stopper.join(GRACE_S)  # a client that does not hang up is left to the end of the process
+
+
+def _presented_name(token: str) -> str:
+    """Return the key name of a refused token for the log.
+
+    A text that cannot be the name of a key is not shown: it may be a secret in the wrong place.
+    """
+    try:
+        name = Token.parse(token).key_name
+    except UnauthorizedError:
+        return "(malformed token)"
+    return name if is_key_name(name) else "(not a key name)"
 
 
 def _refused(error: MessagingError) -> flight.FlightUnavailableError:

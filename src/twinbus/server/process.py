@@ -1,7 +1,9 @@
 """A namespace as a process: opens the directory, opens the doors, and closes them in order."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
@@ -14,10 +16,14 @@ from twinbus.connection import ConnectionString, Place
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.lifetimes import Closable
 from twinbus.limits import DEFAULT_PORT
+from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.server.config import Config, apply, read_config
 from twinbus.server.flight import FlightDoor
 from twinbus.server.http import AdminDoor
+from twinbus.server.reload import Reloader
+
+_log = logging.getLogger("twinbus.server")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +77,48 @@ class Server(Closable):
             opened.callback(self.admin.close)
             self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
             self.namespace_id = namespace.id
+            self._reloader = Reloader(settings.config, config, namespace, self.door)
+            opened.callback(self._reloader.close)
             self._opened = opened.pop_all()
+        self._log_start(namespace)
+
+    def reload(self) -> None:
+        """Apply the configuration file again, soon; the log says what came of it."""
+        self._reloader.request()
+
+    def _log_start(self, namespace: EmbeddedNamespace) -> None:
+        settings, recovery = self._settings, namespace.recovery
+        ledger = namespace.settings.ledger
+        kept = "off"
+        if ledger.is_on:
+            kept = f"kept for {ledger.retention.days} days and up to {ledger.max_bytes} bytes"
+        address = f"{settings.host}:{self.door.port}"
+        _log.info(
+            "The server of namespace %s has started: directory %s, address %s, health and metrics "
+            "on port %d, Twinbus %s. Recovered %d messages from %d records in %.2f s. Ledgers: %s",
+            settings.name,
+            settings.directory,
+            address,
+            self.admin.port,
+            _version(),
+            recovery.messages,
+            recovery.records,
+            recovery.seconds,
+            kept,
+            extra=facts(
+                event="started",
+                name=settings.name,
+                directory=str(settings.directory),
+                address=address,
+                admin_port=self.admin.port,
+                version=_version(),
+                messages=recovery.messages,
+                records=recovery.records,
+                seconds=recovery.seconds,
+                ledger_retention_days=ledger.retention.days if ledger.is_on else None,
+                ledger_max_bytes=ledger.max_bytes if ledger.is_on else None,
+            ),
+        )
 
     @property
     def connection_string(self) -> str:
@@ -90,7 +137,27 @@ class Server(Closable):
 
     def close(self) -> None:
         """Refuse what is new, finish what is under way, let go of the directory."""
+        name, directory = self._settings.name, self._settings.directory
+        identity = {"name": name, "directory": str(directory)}
+        _log.info(
+            "The server of namespace %s is stopping",
+            name,
+            extra=facts(event="stopping", **identity),
+        )
         self._opened.close()
+        _log.info(
+            "The server of namespace %s has stopped and released %s",
+            name,
+            directory,
+            extra=facts(event="stopped", **identity),
+        )
+
+
+def _version() -> str:
+    try:
+        return version("twinbus")
+    except PackageNotFoundError:  # a copy of the source that was never installed
+        return "unknown"
 
 
 def _reachable(host: str) -> str:

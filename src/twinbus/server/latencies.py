@@ -1,0 +1,52 @@
+"""How long requests take, from the moment the server has read one to the moment its reply is ready.
+
+Each connection counts its own requests under the lock that it takes for a reply anyway, so that
+counting costs no lock of its own. The door adds the counts up when a connection ends and at each
+scrape. Requests that may wait for a message are counted apart: their time is mostly waiting.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+from twinbus.broker.commands import Command
+from twinbus.limits import LATENCY_BOUNDS_US, SECOND_US
+
+_Key = tuple[type[Command[Any]], bool]  # the kind of a command, and whether it may wait
+_BUCKETS = len(LATENCY_BOUNDS_US) + 1
+
+
+class Latencies:
+    """Counts of requests by kind and duration."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[_Key, list[int]] = {}  # one count per bucket, then the sum of times
+
+    def observe(self, command: Command[Any], duration_us: int) -> None:
+        """Count a request that was answered."""
+        key = type(command), bool(getattr(command, "wait", False))
+        counts = self.counts.get(key)
+        if counts is None:
+            counts = self.counts[key] = [0] * (_BUCKETS + 1)
+        counts[bisect_left(LATENCY_BOUNDS_US, duration_us)] += 1
+        counts[_BUCKETS] += duration_us
+
+    def add(self, other: "Latencies") -> None:
+        """Add the counts of another."""
+        for key, counts in list(other.counts.items()):
+            before = self.counts.get(key, [0] * len(counts))
+            self.counts[key] = [one + more for one, more in zip(before, counts, strict=True)]
+
+    def histograms(self) -> Iterator[tuple[list[str], list[tuple[str, float]], float]]:
+        """Yield labels, cumulative buckets and the sum in seconds, as Prometheus reads them."""
+        bounds = [f"{bound / SECOND_US:g}" for bound in LATENCY_BOUNDS_US] + ["+Inf"]
+        for (kind, may_wait), counts in self.counts.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for bound, count in zip(bounds, counts, strict=False):
+                total += count
+                buckets.append((bound, total))
+            labels = [kind.__name__, "yes" if may_wait else "no"]
+            yield labels, buckets, counts[_BUCKETS] / SECOND_US

@@ -1,0 +1,131 @@
+"""Applies the configuration file of a running server again, after SIGHUP.
+
+Limits, ledger settings, entities and keys of the file take effect at once; TLS files, addresses and
+the settings in FIXED_SETTINGS need a restart. A file with a mistake changes nothing. Whatever
+happens, the server goes on: every outcome is one log line. A thread of its own reloads, because a
+command may wait for the disk and the process must still react to SIGTERM.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from twinbus.broker.ledgers import FIXED_SETTINGS
+from twinbus.broker.namespace import NamespaceSettings
+from twinbus.errors import MessagingError
+from twinbus.loglines import facts
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server.config import Config, apply, read_config
+from twinbus.server.flight import FlightDoor
+
+_log = logging.getLogger("twinbus.server")
+
+
+class Reloader:
+    """Reloads in a thread of its own; requests that arrive during a reload share the next one."""
+
+    def __init__(
+        self, file: Path | None, config: Config, namespace: EmbeddedNamespace, door: FlightDoor
+    ) -> None:
+        self._file = file
+        self._config = config  # the one in effect
+        self._namespace = namespace
+        self._door = door
+        self._wanted = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="twinbus-reload", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Have the file reloaded soon; returns at once."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Reload no more; one that is under way ends with its commands."""
+        self._closed = True
+        self._wanted.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._closed:
+                return
+            try:
+                self.reload()
+            except Exception:  # noqa: BLE001 - a reload must never harm the server
+                _log.exception("The configuration was not reloaded because of an internal error")
+
+    def reload(self) -> None:
+        """Read the file and apply what has changed."""
+        if self._file is None:
+            _log.warning(
+                "There is nothing to reload: the server was started without --config",
+                extra=facts(event="reload_skipped"),
+            )
+            return
+        try:
+            wanted = read_config(self._file)
+        except MessagingError as error:
+            _log.error(
+                "The configuration was not reloaded, and the old settings stay in effect: %s",
+                error.text,
+                extra=facts(event="reload_failed", reason=error.text),
+            )
+            return
+        changes, restarts = self._apply_settings(wanted)
+        try:
+            apply(wanted, self._namespace, changes.append)
+        except MessagingError as error:
+            _log.error(
+                "The configuration was reloaded only in part: %s. Applied: %s",
+                error.text,
+                _listed(changes),
+                extra=facts(event="reload_failed", reason=error.text, applied=changes),
+            )
+            return
+        _log.info(
+            "The configuration was reloaded from %s. Applied: %s. Needs a restart: %s",
+            self._file,
+            _listed(changes),
+            _listed(restarts),
+            extra=facts(event="reloaded", applied=changes, needs_restart=restarts),
+        )
+
+    def _apply_settings(self, wanted: Config) -> tuple[list[str], list[str]]:
+        """Apply limits and ledger settings; return what changed, and what would at a restart."""
+        before, after = _settings_of(self._config), _settings_of(wanted)
+        changes: list[str] = []
+        restarts: list[str] = []
+        for name, value in after.items():
+            if value == before[name]:
+                continue
+            is_fixed = name in (f"ledger.{fixed}" for fixed in FIXED_SETTINGS)
+            (restarts if is_fixed else changes).append(f"{name} {before[name]} -> {value}")
+        limits = NamespaceSettings(
+            max_message_bytes=wanted.max_message_bytes, thresholds=wanted.thresholds
+        )
+        self._namespace.reconfigure(limits, wanted.ledger)
+        self._door.max_connections = wanted.max_connections
+        self._config = wanted.with_ledger(self._namespace.settings.ledger)
+        return changes, restarts
+
+
+def _settings_of(config: Config) -> Mapping[str, Any]:
+    """Return the limits and ledger settings by the names they have in the file."""
+    limits = {
+        "max_message_bytes": config.max_message_bytes,
+        "max_connections": config.max_connections,
+        **asdict(config.thresholds),
+    }
+    ledger = asdict(config.ledger)
+    return {f"limits.{name}": value for name, value in limits.items()} | {
+        f"ledger.{name}": value for name, value in ledger.items()
+    }
+
+
+def _listed(texts: list[str]) -> str:
+    return "; ".join(texts) or "nothing"
