@@ -12,8 +12,12 @@ from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
 from twinbus import BrokeredMessage, EntityStatus, MessagingError, QueueDescription
 from twinbus.broker.commands import LeaseRange, Origin, Send
 from twinbus.broker.origins import sender_source
+from twinbus.connection import ConnectionString
 from twinbus.message import to_batch
-from twinbus.pipeline.syphon import Syphon
+from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.pipeline.syphon import Syphon, note_extra_queues
+from twinbus.pipeline.transform_query import Transform
 
 pytestmark = pytest.mark.usefixtures("spark")
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
@@ -248,6 +252,35 @@ def test_a_transform_changes_redirects_and_leaves_out_but_nothing_disappears(
     assert set(dead) == {"unwanted", "no path"}
     assert "transform" in dead["unwanted"]
     assert (progress.moved, progress.dead_lettered, progress.waiting) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("transform", [None, shout], ids=["plain", "transform"])
+def test_an_extra_queue_is_drained_on_request_and_only_of_diverted_messages(
+    twins: Twins, transform: Transform | None
+) -> None:
+    twins.primary.queue()
+    kept, extra = twins.queues[:2], twins.queues[2]
+    ours = twins.divert_ids(["ours"])
+    theirs = twins.divert_ids(["theirs", "theirs, too"], queue=2)
+    twins.secondary.send(extra, BrokeredMessage(b"x", message_id="no path"))
+    with_path = backlog_of(twins, 2)
+    assert list(with_path.extra.values()) == [extra]
+    [line] = note_extra_queues(twins.secondary.manager, with_path)
+    assert line.startswith(f"{extra} holds 3 message(s)")
+    twins.drain(queues=kept, transform=transform)
+    assert (twins.primary.ids(), twins.secondary.count(extra)) == (ours, 3)
+    drained = twins.drain(queues=twins.queues, extra_queues=(extra,), transform=transform)
+    assert twins.primary.ids() == theirs
+    assert [one.message_id for one in twins.secondary.browse(extra)] == ["no path"]
+    assert (twins.secondary.dead(extra), drained.progress.waiting) == ([], 1)
+    [left] = (one for one in drained.progress.destinations if one.trouble)
+    assert (left.path, left.kept) == ("messages without x-ms-path", 1)
+
+
+def backlog_of(twins: Twins, count: int) -> BacklogQueues:
+    connection = ConnectionString.parse(twins.primary.connection)
+    identity = PrimaryIdentity.of_connection(connection)
+    return find_backlog_queues(twins.secondary.manager, identity, count)
 
 
 def test_a_transform_that_drops_what_is_needed_is_told(twins: Twins) -> None:

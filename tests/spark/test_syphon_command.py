@@ -1,0 +1,83 @@
+"""`twinbus syphon` as a process, which may start before anything is paired."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
+from twinbus import (
+    MessagingFactory,
+    NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
+)
+
+_SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Twins]:
+    """Give two namespaces that nobody has paired."""
+    with Twins(tmp_path, queues=0) as twins:
+        yield twins
+
+
+def start(twins: Twins, errors: Path, *options: str) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "TWINBUS_PRIMARY": twins.primary.connection,
+        "TWINBUS_SECONDARY": twins.secondary.connection,
+    }
+    with errors.open("wb") as told:
+        return subprocess.Popen(
+            [*_SYPHON, *options], stdout=subprocess.DEVNULL, stderr=told, env=environment
+        )
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    process.send_signal(signal.SIGINT)
+    return process.wait(DEADLINE_S)
+
+
+def test_a_syphon_that_starts_before_the_first_pairing_waits_for_it(
+    bare: Twins, tmp_path: Path
+) -> None:
+    errors = tmp_path / "errors"
+    process = start(bare, errors)
+    try:
+        until(lambda: "waiting for an application to pair" in errors.read_text(), "it waits")
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager.from_connection_string(bare.secondary.connection),
+            MessagingFactory.from_connection_string(bare.secondary.connection),
+        )
+        with MessagingFactory.from_connection_string(bare.primary.connection) as primary:
+            pairing = primary.pair_namespace(options)
+            bare.queues = tuple(queue.path for queue in pairing.backlog_queues())
+            bare.primary.queue()
+            sent = bare.divert_ids(numbered("m", 10))
+            until(lambda: bare.primary.count(QUEUE) == len(sent), "all is home")
+        assert end(process) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert bare.primary.ids() == sent
+
+
+@pytest.mark.parametrize("options", [["--once"], []], ids=["once", "interrupted"])
+def test_a_syphon_without_backlog_queues_ends_in_good_order(
+    bare: Twins, tmp_path: Path, options: list[str]
+) -> None:
+    errors = tmp_path / "errors"
+    process = start(bare, errors, *options)
+    try:
+        if not options:
+            until(lambda: "waiting for an application to pair" in errors.read_text(), "it waits")
+            process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
