@@ -15,6 +15,7 @@ from tests.contracts.pairing_words import (
     PRIMARY,
     TICK,
     Pair,
+    SyphonStandIn,
     backlog,
     columns,
     message,
@@ -39,6 +40,7 @@ from twinbus import (
     RetryPolicy,
     Returned,
     SendAvailabilityPairedNamespaceOptions,
+    SendAvailabilityPairing,
     ServerBusyError,
     UnauthorizedError,
 )
@@ -391,6 +393,37 @@ def test_the_syphon_of_an_unprotected_pairing_starts_with_its_backlog(pair: Pair
     assert pair.syphon.pairing is pair.pairing
     pair.primary.factory.close()
     assert pair.syphon.stops == 1
+
+
+def test_a_syphon_that_cannot_start_in_the_background_is_tried_again_and_sends_are_protected(
+    local: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusals = [MessagingError("no Spark"), MessagingError("no Spark")]
+
+    def start(pairing: SendAvailabilityPairing) -> SyphonStandIn:
+        if refusals:
+            raise refusals.pop()
+        return local.syphon(pairing)
+
+    local.begin(
+        wait_for_secondary=False, enable_syphon=True, syphon=start, failover_interval=AT_ONCE
+    )
+    local.fail_over(ORDERS, "diverted")
+    local.pass_time(seconds=30)
+    local.pass_time(seconds=30)
+    assert local.syphon.pairing is local.pairing
+    assert caplog.text.count("the syphon cannot start") == 1
+    assert local.diverted() == ["diverted"]
+
+
+def test_a_pairing_that_is_closed_while_unprotected_ends(pair: Pair) -> None:
+    pair.secondary.manager_tap.refuse(UnauthorizedError("not yet"), ListEntities)
+    pair.begin(wait_for_secondary=False)
+    pair.wait_for(Unprotected)
+    pair.primary.factory.close()
+    asked = len(pair.secondary.manager_tap.asked)
+    pair.pass_time(HOUR)
+    assert len(pair.secondary.manager_tap.asked) == asked
 
 
 # -- what is refused and reported ------------------------------------------------------------------

@@ -98,7 +98,7 @@ class SendAvailabilityPairing:
         self._has_ended = False
         self._preparing = threading.Lock()  # of whoever prepares the backlog
         self._prepare_at = NEVER_US  # the next try to prepare it
-        self._unprepared = ""  # why it could not be prepared; empty: it was not tried
+        self._unprepared = ""  # why the last try failed, as it was reported
 
     @classmethod
     def begin(
@@ -171,30 +171,34 @@ class SendAvailabilityPairing:
             self._prepare_now()
 
     def _prepare_now(self) -> None:
+        """Prepare the backlog, then start the syphon; what fails is tried again later."""
         try:
-            prepared = self._prepare()
-            if self._has_ended:
-                return
-            self._open_backlog(prepared)
-            self._start_syphon()
+            if not self.is_protected:
+                prepared = self._prepare()
+                if not self._has_ended:
+                    self._open_backlog(prepared)
+                    self._announce(Protected(self._now(), len(prepared.paths)))
+            if not self._has_ended:
+                self._start_syphon()
             if self._has_ended:
                 self._stop_syphon()
         except Exception as error:  # noqa: BLE001 - reported, and tried again
-            self._board.open_backlog({})
             if not self._has_ended:
-                self._report_unprotected(error)
+                self._report_failure(error)
                 self._prepare_at = self._clock.now_us() + to_us(CREATE_PAUSE)
-        else:
-            self._announce(Protected(self._now(), len(prepared.paths)))
         finally:
             self._preparing.release()
             self._ticker.expect(self._prepare_at)
 
-    def _report_unprotected(self, error: Exception) -> None:
-        """Report why there is no backlog, once for each cause."""
+    def _report_failure(self, error: Exception) -> None:
+        """Report why the set-up in the background failed, once for each cause."""
         cause = f"{error.code}: {error}" if isinstance(error, MessagingError) else repr(error)
-        if cause != self._unprepared:
-            self._unprepared = cause
+        if cause == self._unprepared:
+            return
+        self._unprepared = cause
+        if self.is_protected:
+            _log.error("the syphon cannot start and is tried again: %s", cause)
+        else:
             self._announce(Unprotected(self._now(), cause))
 
     def _announce(self, event: PairingEvent) -> None:
