@@ -376,6 +376,19 @@ def test_a_queue_is_created_with_its_settings() -> None:
     assert ok("queue", "show", name, "--json").json["description"] == made
 
 
+def test_with_exist_ok_what_exists_is_shown_as_it_is() -> None:
+    name, news = queue("--max-delivery-count", "3"), topic()
+    again = ok("queue", "create", name, "--max-delivery-count", "5", "--exist-ok", "--json")
+    assert again.json["max_delivery_count"] == 3
+    assert ok("topic", "create", news, "--exist-ok", "--json").json["path"] == news
+    for _ in range(2):
+        made = ok("subscription", "create", news, "all", "--exist-ok", "--json").json
+        assert made["name"] == "all"
+    refused = run("topic", "create", name, "--exist-ok")
+    assert refused.code == 1
+    assert f"{name} exists already, as a queue" in refused.err
+
+
 def test_a_queue_is_shown_with_what_it_holds() -> None:
     name = queue()
     ok("send", name, "tea")
