@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 from demo_display import Display
@@ -24,6 +24,7 @@ from shop import QUEUE, Server
 
 from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
+from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import ReportSettings, make_report
 from twinbus.pipeline.spark import BorrowedSession
@@ -33,17 +34,34 @@ LEDGERS = ("shop", "backup", "applications")
 PATIENCE_S = 60.0  # for anything here to happen: far longer than it takes
 
 
+INTERRUPTED = 130  # the exit code of Ctrl-C, as shells report it
+
+
 def main() -> None:
     """Tell the story, and say by the exit code how it ended."""
+    try:
+        _tell()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _tell() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8, help="of each act")
     parser.add_argument("--report", type=Path, default=Path("build/outage.html"))
     options = parser.parse_args()
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
-    with tempfile.TemporaryDirectory() as made, closing(_Spark()) as spark:
+    silence_py4j()
+    print("starting Spark ...", flush=True)
+    with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}) as spark:
         folder = Path(made)
         with ExitStack() as stack:
-            audit = _play(options.seconds, folder, stack)
+            try:
+                audit = _play(options.seconds, folder, stack)
+            except KeyboardInterrupt:
+                spark.abandon()  # first: the syphon would finish its batch
+                raise
         print("the report is made from the ledgers ...")
         report = make_report(
             spark.session,
@@ -56,15 +74,6 @@ def main() -> None:
     print(f"the whole report: {options.report}")
     print(f"lost {audit.lost}   doubled {audit.doubled}   not reconciled {report.suspect_count}")
     sys.exit(0 if audit.is_good and report.is_reconciled else 1)
-
-
-class _Spark(BorrowedSession):
-    """One Spark for the syphon and the report."""
-
-    def __init__(self) -> None:
-        super().__init__(None, {})
-
-    close = BorrowedSession.give_back
 
 
 def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:

@@ -1,6 +1,5 @@
 """`twinbus report`: what pairing did and what it cost, from ledgers, on Spark."""
 
-import logging
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +9,7 @@ import click
 
 from twinbus.cli.context import ExitCode, prices_by, print_table, spark_conf
 from twinbus.errors import InvalidArgumentError
+from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.ledger import named_ledgers
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.spark import BorrowedSession
@@ -109,10 +109,9 @@ def report(
         )
     named_ledgers(ledgers)  # say what is wrong before Spark starts
     sheet = load_sheet(prices).with_completions(bill_completions)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    silence_py4j()
     click.echo("starting Spark ...", err=True)
-    borrowed = BorrowedSession(master, conf)
-    try:
+    with BorrowedSession(master, conf) as borrowed:
         from twinbus.pipeline.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
         from twinbus.pipeline.report_page import report_page  # noqa: PLC0415
 
@@ -126,8 +125,6 @@ def report(
             table_format,
             tell=lambda text: click.echo(text, err=True),
         )
-    finally:
-        borrowed.give_back()
     try:
         page.write_text(report_page(made), encoding="utf-8")
     except OSError as error:

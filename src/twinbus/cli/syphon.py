@@ -29,11 +29,14 @@ from twinbus.limits import (
     SYPHON_LEASE,
 )
 from twinbus.pipeline.desk import SyphonProgress
+from twinbus.pipeline.gateway import silence_py4j
+from twinbus.pipeline.spark import BorrowedSession
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, find_backlog_queues
 from twinbus.spans import format_span
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
 _SHOW_S = 0.5
+_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 _LINE_EVERY = 10  # refreshes, if standard error is not a terminal
 
 
@@ -124,7 +127,7 @@ def syphon(
     the work. Killed at any moment, it loses and doubles nothing.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    silence_py4j()
     home = find_connection(primary, primary_file, PRIMARY, "--primary")
     away = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
     with NamespaceManager.from_connection_string(away) as manager:
@@ -141,14 +144,21 @@ def syphon(
         master=master,
         conf=conf,
     )
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
-    with Syphon(settings, once=once) as running:
-        _follow(running, stopping, as_json=as_json)
+    signal.signal(signal.SIGTERM, _terminate)
+    with BorrowedSession(master, conf):  # until Spark has started, Ctrl-C ends the command
+        stopping = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
+        with Syphon(settings, once=once) as running:
+            _follow(running, stopping, as_json=as_json)
     _print_line(running.progress, as_json=as_json)
     _report_end(running.progress, once=once)
+
+
+def _terminate(*_: object) -> None:
+    """End the command while nothing is under way; the start of Spark cleans up after itself."""
+    sys.exit(_TERMINATED)
 
 
 def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> None:

@@ -5,20 +5,20 @@ shared by all who borrow it in this process, and stops with the last of them.
 """
 
 import os
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from twinbus.errors import InvalidOperationError
+from twinbus.pipeline.gateway import GatewayLaunch, end_jvm
 from twinbus.pipeline.java import find_java, make_java_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -46,7 +46,7 @@ def local_master(cores: int | None = None) -> str:
 
 
 class BorrowedSession:
-    """A session for a while."""
+    """A session for a while; as a context manager it is given back, or abandoned after Ctrl-C."""
 
     _lock = threading.Lock()
     _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
@@ -72,24 +72,43 @@ class BorrowedSession:
             self.session = cls._ours[0]
             cls._borrowers += 1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self.abandon()
+        else:
+            self.give_back()
+
     def check(self) -> None:
         """Raise if Spark is gone."""
         _ = self.session.sparkContext.defaultParallelism
 
     def give_back(self) -> None:
         """Let go of it; the last one stops a session of ours."""
+        self._let_go(lambda session: session.stop(), for_all=False)
+
+    def abandon(self) -> None:
+        """Kill the JVM of a session of ours after Ctrl-C, whoever else has borrowed it.
+
+        The thread that was interrupted may have been in a call to the JVM: it cannot make another.
+        """
+        self._let_go(lambda _: end_jvm(), for_all=True)
+
+    def _let_go(self, end: "Callable[[SparkSession], None]", *, for_all: bool) -> None:
         cls = BorrowedSession
         with cls._lock:
-            if not self._is_ours:
-                return
-            self._is_ours = False
-            cls._borrowers -= 1
-            if cls._borrowers or cls._ours is None:
+            is_ours, self._is_ours = self._is_ours, False
+            if not is_ours or cls._ours is None or cls._ours[0] is not self.session:
+                return  # it is not ours, or another borrower has abandoned it
+            cls._borrowers = 0 if for_all else cls._borrowers - 1
+            if cls._borrowers:
                 return
             session, folder = cls._ours
             cls._ours = None
         with suppress(Exception):  # Spark may be gone
-            session.stop()
+            end(session)
         folder.cleanup()
 
 
@@ -123,17 +142,8 @@ def start_session(
     settings = dict(_ALWAYS) if submitted else _settings(folder, master)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
-    with _own_interrupts(), nullcontext() if submitted else _environment(folder):
+    with GatewayLaunch(), nullcontext() if submitted else _environment(folder):
         return builder.getOrCreate()
-
-
-@contextmanager
-def _own_interrupts() -> "Iterator[None]":
-    """Leave Ctrl-C to the application: Spark would take it."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
