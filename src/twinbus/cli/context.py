@@ -29,6 +29,7 @@ from twinbus.connection import ConnectionString, Place
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
+    InvalidOperationError,
     MessageNotFoundError,
     MessagingError,
     TransientError,
@@ -37,6 +38,7 @@ from twinbus.errors import (
 from twinbus.lifetimes import Closable
 from twinbus.limits import MAX_WAIT, UNLIMITED
 from twinbus.pipeline.prices import built_in_sheets
+from twinbus.pipeline.spark import check_installed
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
@@ -280,6 +282,14 @@ def talks_to_namespace(command: _F) -> _F:
         *getattr(wrapped, "__click_params__", []),
     ]
     return wrapped  # type: ignore[return-value]
+
+
+def check_spark() -> None:
+    """Refuse a command that cannot run here, before it connects to a server or starts anything."""
+    try:
+        check_installed()
+    except InvalidOperationError as error:
+        raise click.UsageError(error.text) from error
 
 
 # -- output ------------------------------------------------------------------------------------

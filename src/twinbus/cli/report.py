@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from twinbus.cli.context import ExitCode, prices_by, print_table, spark_conf
+from twinbus.cli.context import ExitCode, check_spark, prices_by, print_table, spark_conf
 from twinbus.errors import InvalidArgumentError
 from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.ledger import named_ledgers
@@ -101,6 +101,7 @@ def report(
     (--ledger) were told to write. Give all of them. They are only read; the namespaces may be
     running.
     """
+    check_spark()
     if since is not None and until is not None and since > until:
         raise click.UsageError(f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}")
     if not page.absolute().parent.is_dir():

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -27,6 +28,7 @@ _ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
+_MISSING = "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
 _TRIES = 4  # of a task, as on a cluster: a worker may be killed
 _LOG_SETTINGS = """\
 status = error
@@ -120,13 +122,19 @@ def _is_running() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no other way to ask
 
 
+def check_installed() -> None:
+    """Raise if Spark cannot be started here, and say what to install."""
+    if find_spec("pyspark") is None:
+        raise InvalidOperationError(_MISSING)
+    if not _is_submitted():
+        find_java()
+
+
 def _session_class() -> "type[SparkSession]":
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
     except ImportError as error:
-        raise InvalidOperationError(
-            "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
-        ) from error
+        raise InvalidOperationError(_MISSING) from error
     return SparkSession
 
 
@@ -138,12 +146,17 @@ def start_session(
     Without a master: what `spark-submit` says, else this machine.
     """
     builder = _session_class().builder.appName("twinbus")
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has set up the rest
+    submitted = _is_submitted()
     settings = dict(_ALWAYS) if submitted else _settings(folder, master)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
     with GatewayLaunch(), nullcontext() if submitted else _environment(folder):
         return builder.getOrCreate()
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit runs this process: then it has started Spark and set it up."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
