@@ -42,7 +42,7 @@ from twinbus.pipeline.spark import check_installed
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
-_UNBOUNDED = 10_000  # columns of output that is not read on a terminal
+UNBOUNDED = 10_000  # columns of output that is not read on a terminal
 _MAX_CONNECTION_BYTES = 64 * 1024  # of a file with a connection string, which has a few hundred
 _SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -363,7 +363,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: 
         table.add_column(columns[at], overflow="fold")
     for row in texts:
         table.add_row(*(row[at] for at in shown))
-    width = None if sys.stdout.isatty() else _UNBOUNDED  # lines in a pipe are not folded
+    width = None if sys.stdout.isatty() else UNBOUNDED  # lines in a pipe are not folded
     Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
@@ -376,10 +376,10 @@ def print_fields(value: Any, settings: Settings) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None) -> Any:
+def progress(what: str, total: int | None, *, is_quiet: bool = False) -> Any:
     """Show the progress of a bulk command on standard error, if that is a terminal."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=is_quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
