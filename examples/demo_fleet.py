@@ -80,8 +80,16 @@ class Fleet(Closable):
     size = APPLICATIONS
 
     def __init__(
-        self, primary: str, secondary: str, ledger: Path, recorder: Recorder, name: str = "app"
+        self,
+        primary: str,
+        secondary: str,
+        ledger: Path,
+        recorder: Recorder,
+        *,
+        name: str = "app",
+        pace_s: float = PACE_S,
     ) -> None:
+        self._pace_s = pace_s
         self.acknowledged: list[str] = []
         self.longest_wait_s = 0.0
         self.raised = 0
@@ -114,7 +122,7 @@ class Fleet(Closable):
     def _send(self, name: str, factory: MessagingFactory) -> None:
         with factory.create_message_sender(QUEUE) as orders:
             number = 0
-            while not self._stop.wait(PACE_S):
+            while not self._stop.wait(self._pace_s):
                 batch = [
                     BrokeredMessage(os.urandom(1024), message_id=f"{name}.{number + at}")
                     for at in range(BATCH)
