@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
-from demo_audit import examine, look_into_queues
+from demo_audit import browse_queues, examine
 from demo_display import Display
 from demo_fleet import Consumer, Fleet, Recorder
 from demo_report import Audit, Verdict, demo_page, stage_rows
@@ -127,7 +127,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
     consumer.stop()
     syphon.stop()
     fleet.close()
-    held = look_into_queues(primary.connection, secondary.connection, QUEUE, queues)
+    held = browse_queues(primary.connection, secondary.connection, QUEUE, queues)
     for server in (primary, secondary):
         server.stop()  # their ledgers are complete then
     return Audit(

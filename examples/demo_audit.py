@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from twinbus import BrokeredMessage, MessagingFactory, dead_letter_path
 
-_PAGE = 1000  # messages of one look into a queue
+_PAGE = 1000  # messages of one request
 
 
 @dataclass(slots=True)
@@ -88,7 +88,7 @@ def examine(acknowledged: Sequence[str], handovers: Handovers, held: Held) -> Fi
     )
 
 
-def look_into_queues(primary: str, secondary: str, queue: str, backlog: Sequence[str]) -> Held:
+def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[str]) -> Held:
     """Return the orders that a queue of the primary, the backlog and dead-letter queues hold."""
     with (
         MessagingFactory.from_connection_string(primary) as home,

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 from demo import LEDGERS, describe_queue, find_backlog, start_syphon, until
-from demo_audit import Held, examine, look_into_queues
+from demo_audit import Held, browse_queues, examine
 from demo_fleet import Consumer, Fleet, Recorder
 from demo_report import Audit
 from shop import QUEUE, Server
@@ -135,7 +135,7 @@ class Stage:
             )
 
     def _held(self) -> Held:
-        return look_into_queues(
+        return browse_queues(
             self._primary.connection, self._secondary.connection, QUEUE, self._queues
         )
 

@@ -1,16 +1,20 @@
 """The audit of the demo is exact: what it reports as lost or doubled is lost or doubled."""
 
+import logging
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import demo
 import pytest
-from demo_audit import Findings, Handovers, Held, examine, look_into_queues
+from demo_audit import Findings, Handovers, Held, browse_queues, examine
 from demo_fleet import Consumer, Recorder
 from demo_report import Audit, Verdict
 from shop import QUEUE
 
+from tests.soak.demo_kills import Outcome
 from twinbus import (
     BrokeredMessage,
     MessageReceiver,
@@ -18,6 +22,10 @@ from twinbus import (
     NamespaceManager,
     OperationTimeoutError,
 )
+from twinbus.ledger import LedgerKind
+from twinbus.pipeline.ledger import Survey
+from twinbus.pipeline.prices import load_sheet
+from twinbus.pipeline.report import Report
 
 ORDERS = [f"app0.{number}" for number in range(20)]
 
@@ -110,6 +118,90 @@ def test_every_problem_fails_the_audit_and_is_named(failed: Verdict, problem: st
     )
 
 
+@pytest.fixture
+def _same_log() -> Iterator[None]:
+    """Restore the log of Twinbus, which the demo silences."""
+    log = logging.getLogger("twinbus")
+    level = log.level
+    yield
+    log.setLevel(level)
+
+
+class NoSpark:
+    """In the place of Spark, which a verdict does not need."""
+
+    session = None
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.usefixtures("_same_log")
+@pytest.mark.parametrize(
+    ("acknowledged", "code", "title"),
+    [
+        (["a"], 0, "An outage nobody noticed"),
+        (["a", "b"], 1, "An outage, and the audit failed"),
+    ],
+)
+def test_the_exit_code_and_the_page_follow_the_verdict(
+    acknowledged: list[str],
+    code: int,
+    title: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = examine(acknowledged, handed((1, "a")), Held())
+    audit = Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0)
+    sheet = load_sheet("zero")
+    empty = Survey({kind: {} for kind in LedgerKind}, [])
+    report = Report(sheet=sheet, survey=empty)
+    monkeypatch.setattr(demo, "BorrowedSession", NoSpark)
+    monkeypatch.setattr(demo, "silence_py4j", lambda: None)
+    monkeypatch.setattr(demo, "_play", lambda *_: audit)
+    monkeypatch.setattr(demo, "make_report", lambda *_: report)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(tmp_path / "page.html")])
+    with pytest.raises(SystemExit) as ended:
+        demo.main()
+    assert ended.value.code == code
+    assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+# -- the soak --------------------------------------------------------------------------------------
+
+
+def outcome(*acknowledged: str, not_reconciled: int = 0) -> Outcome:
+    """Return the outcome of a soak with one kill, which was handed one order, a."""
+    found = examine(acknowledged, handed((1, "a")), Held())
+    made = Outcome(not_reconciled=not_reconciled)
+    made.add(Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0))
+    return made
+
+
+def test_an_audit_that_fails_while_the_ledgers_account_for_all_is_a_false_alarm() -> None:
+    alarmed = outcome("a", "b")
+    assert (alarmed.lost, alarmed.false_alarms) == ({"b"}, 1)
+    with pytest.raises(AssertionError, match="lost 1"):
+        alarmed.check()
+
+
+def test_an_audit_that_fails_as_the_ledgers_do_is_no_false_alarm() -> None:
+    assert outcome("a", "b", not_reconciled=1).false_alarms == 0
+
+
+def test_ledgers_that_do_not_account_for_a_message_fail_the_soak() -> None:
+    with pytest.raises(AssertionError, match="1 messages are not accounted for"):
+        outcome("a", not_reconciled=1).check()
+
+
+def test_a_soak_without_problems_passes() -> None:
+    outcome("a").check()
+
+
 # -- the consumer ----------------------------------------------------------------------------------
 
 
@@ -141,12 +233,12 @@ def test_a_lost_reply_to_a_completion_hides_no_order(
     with Consumer(shop) as consumer:
         assert is_settled.wait(30)
         consumer.stop()
-        found = examine(ORDERS, consumer.handovers, look_into_queues(shop, shop, QUEUE, ()))
+        found = examine(ORDERS, consumer.handovers, browse_queues(shop, shop, QUEUE, ()))
     assert (found.lost, found.late, found.doubled) == ((), (), ())
     assert found.delivered == len(ORDERS)
 
 
 def test_orders_that_wait_in_queues_are_found_there(shop: str) -> None:
-    held = look_into_queues(shop, shop, QUEUE, (QUEUE,))
+    held = browse_queues(shop, shop, QUEUE, (QUEUE,))
     assert sorted(held.on_primary.values()) == sorted(ORDERS)
     assert held.elsewhere == frozenset(ORDERS)
