@@ -42,7 +42,7 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 	$(RUN) examples/demo.py
 
 # Three groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_kills.py
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py
 STORIES := tests/scenarios tests/simulation
 
 test: check ## run the checks and every test, in three processes side by side (under 10 minutes)

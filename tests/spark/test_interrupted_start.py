@@ -52,7 +52,7 @@ class Program:
 
     def has_launcher(self) -> bool:
         """Whether the shell script of Spark runs, which starts the JVM later."""
-        return bool(self.parts())
+        return any("spark-" in part for one in self.parts() for part in one.command)
 
     def has_jvm(self) -> bool:
         return any(one.is_jvm for one in self.jvms())

@@ -43,7 +43,7 @@ class GatewayLaunch:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_forking = False  # between these two a process may exist that is not recorded
+        self._is_forking = False  # a process may exist that is not recorded yet
         self._is_interrupt_due = False
         self._interrupt: BaseException | None = None
         self._handler_before: Any = None
@@ -127,12 +127,12 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     accumulators: Any = getattr(context, "_accumulatorServer", None)
     if accumulators is not None:  # it would print a stack trace when the JVM hangs up
         accumulators.handle_error = lambda *_: None
-    with suppress(ProcessLookupError, PermissionError):  # it has ended
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            process.kill()
-    process.wait()
+    if process.poll() is None:  # its number is not given to another process before this wait
+        with suppress(ProcessLookupError):  # it has ended in this moment
+            if os.getpgid(process.pid) == process.pid:
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
     # The next start in this process must not find what is left of this one.
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
     SparkContext._active_spark_context = None  # noqa: SLF001
