@@ -12,6 +12,7 @@ SECONDS ?= 60
 SCHEDULES ?= 10000
 OUTAGES ?= 3
 SYPHON_KILLS ?= 200
+DEMO_KILLS ?= 200
 HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
@@ -41,7 +42,7 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 	$(RUN) examples/demo.py
 
 # Three groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_kills.py
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py
 STORIES := tests/scenarios tests/simulation
 
 test: check ## run the checks and every test, in three processes side by side (under 10 minutes)
@@ -71,6 +72,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
+	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 	$(RUN) -m tests.soak.hostile_neighbour --seconds $(HOSTILE_SECONDS)

@@ -14,59 +14,79 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
+from demo_audit import browse_queues, examine
 from demo_display import Display
 from demo_fleet import BACKLOG_QUEUES, Consumer, Fleet, Recorder
-from demo_report import Audit, stage_rows, write_page
+from demo_report import Audit, Verdict, demo_page, stage_rows
 from shop import QUEUE, Server
 
 from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.pairing.backlog import find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import ReportSettings, make_report
 from twinbus.pipeline.spark import BorrowedSession
 from twinbus.pipeline.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
+LOCK = timedelta(seconds=10)  # far below PATIENCE_S
 PATIENCE_S = 60.0  # for anything here to happen: far longer than it takes
+
+
+INTERRUPTED = 130  # the exit code of Ctrl-C, as shells report it
 
 
 def main() -> None:
     """Tell the story, and say by the exit code how it ended."""
+    try:
+        _tell()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _tell() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8, help="of each act")
     parser.add_argument("--report", type=Path, default=Path("build/outage.html"))
     options = parser.parse_args()
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
-    with tempfile.TemporaryDirectory() as made, closing(_Spark()) as spark:
+    silence_py4j()
+    print("starting Spark ...", flush=True)
+    with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}) as spark:
         folder = Path(made)
         with ExitStack() as stack:
-            audit = _play(options.seconds, folder, stack)
+            try:
+                audit = _play(options.seconds, folder, stack)
+            except KeyboardInterrupt:
+                spark.abandon()  # first: the syphon would finish its batch
+                raise
         print("the report is made from the ledgers ...")
         report = make_report(
             spark.session,
             ReportSettings([folder / name for name in LEDGERS], load_sheet("azure-standard")),
         )
     options.report.parent.mkdir(parents=True, exist_ok=True)
-    write_page(audit, report, options.report)
+    options.report.write_text(demo_page(audit, report), encoding="utf-8")
     for name, value in [*audit.rows(), *stage_rows(report)]:
         print(f"{name:<42}{value:>16}")
     print(f"the whole report: {options.report}")
-    print(f"lost {audit.lost}   doubled {audit.doubled}   not reconciled {report.suspect_count}")
-    sys.exit(0 if audit.is_good and report.is_reconciled else 1)
+    lost, doubled = len(audit.findings.lost), len(audit.findings.doubled)
+    print(f"lost {lost}   doubled {doubled}   not reconciled {report.suspect_count}")
+    verdict = Verdict.of(audit, report.suspect_count)
+    print(verdict.headline)
+    sys.exit(0 if verdict.is_good else 1)
 
 
-class _Spark(BorrowedSession):
-    """One Spark for the syphon and the report."""
-
-    def __init__(self) -> None:
-        super().__init__(None, {})
-
-    close = BorrowedSession.give_back
+def describe_queue() -> QueueDescription:
+    """Return the queue of orders; what a lost reply left locked is delivered again soon."""
+    return QueueDescription(path=QUEUE, lock_duration=LOCK)
 
 
 def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
@@ -78,13 +98,16 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
     secondary = stack.enter_context(Server(folder / "backup", config))
     recorder.tell("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
-        manager.create_queue(QueueDescription(path=QUEUE))
+        manager.create_queue(describe_queue())
     ledger = folder / "applications"
     fleet = stack.enter_context(Fleet(primary.connection, secondary.connection, ledger, recorder))
-    consumer = stack.enter_context(Consumer(primary.connection, recorder))
+    consumer = stack.enter_context(Consumer(primary.connection))
     display.watch(fleet, consumer)
-    recorder.tell(f"{fleet.size} paired applications send, one consumer receives; Spark starts")
-    syphon = stack.enter_context(_start_syphon(primary.connection, secondary.connection, ledger))
+    recorder.tell(
+        f"{fleet.size} paired applications send, one consumer receives; the syphon starts"
+    )
+    queues = find_backlog(primary.connection, secondary.connection)
+    syphon = stack.enter_context(start_syphon(primary, secondary, queues, ledger))
     display.watch(fleet, consumer, syphon)
     recorder.tell("the syphon is ready")
     time.sleep(seconds)
@@ -94,38 +117,58 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
     time.sleep(seconds)
     primary.start()
     recorder.tell("the primary is started again", "started")
-    _until(lambda: fleet.is_healthy)
-    _until(lambda: syphon.progress.moved >= fleet.diverted)
-    recorder.tell("every diverted order is home", "home")
+    until(lambda: fleet.is_healthy)
+    if until(lambda: syphon.progress.moved >= fleet.diverted):
+        recorder.tell("every diverted order is home", "home")
+    else:
+        recorder.tell(f"diverted orders were not home after {PATIENCE_S:.0f} s")
     time.sleep(seconds)
 
     fleet.stop()
-    _until(lambda: consumer.has_all(fleet.acknowledged))
+    until(lambda: consumer.has_all(fleet.acknowledged))
     consumer.stop()
     syphon.stop()
     fleet.close()
+    held = browse_queues(primary.connection, secondary.connection, QUEUE, queues)
     for server in (primary, secondary):
         server.stop()  # their ledgers are complete then
-    return Audit.of(recorder, fleet, consumer, syphon.progress)
+    return Audit(
+        recorder=recorder,
+        findings=examine(fleet.acknowledged, consumer.handovers, held),
+        raised=fleet.raised,
+        diverted=fleet.diverted,
+        moved=syphon.progress.moved,
+        longest_wait_s=fleet.longest_wait_s,
+    )
 
 
-def _start_syphon(primary: str, secondary: str, ledger: Path) -> Syphon:
+def find_backlog(primary: str, secondary: str) -> tuple[str, ...]:
+    """Return the backlog queues of the primary."""
     with NamespaceManager.from_connection_string(secondary) as manager:
         identity = PrimaryIdentity.of_connection(ConnectionString.parse(primary))
-        queues = find_backlog_queues(manager, identity, BACKLOG_QUEUES).paths
+        return tuple(find_backlog_queues(manager, identity, BACKLOG_QUEUES).paths.values())
+
+
+def start_syphon(
+    primary: Server, secondary: Server, queues: tuple[str, ...], ledger: Path
+) -> Syphon:
+    """Start a syphon, and return when it has looked at the backlog."""
     settings = SyphonSettings(
-        primary=primary, secondary=secondary, queues=tuple(queues.values()), ledger=ledger
+        primary=primary.connection, secondary=secondary.connection, queues=queues, ledger=ledger
     )
     syphon = Syphon(settings)
     syphon.wait_until_running()
     return syphon
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    """Wait for something; the audit says if it did not happen."""
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition holds, with patience; return whether it does."""
     deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.1)
+    return True
 
 
 if __name__ == "__main__":

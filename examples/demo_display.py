@@ -65,7 +65,7 @@ class Display:
                 self._recorder.now,
                 len(self._fleet.acknowledged),
                 self._fleet.diverted,
-                len(self._consumer.deliveries),
+                len(self._consumer.handovers.places),
                 moved,
             )
         )

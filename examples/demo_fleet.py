@@ -3,17 +3,19 @@
 import os
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
+from demo_audit import Handovers
 from shop import QUEUE
 
 from twinbus import (
     BrokeredMessage,
     Disposition,
     HealthState,
+    MessageReceiver,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
@@ -77,7 +79,17 @@ class Fleet(Closable):
 
     size = APPLICATIONS
 
-    def __init__(self, primary: str, secondary: str, ledger: Path, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        primary: str,
+        secondary: str,
+        ledger: Path,
+        recorder: Recorder,
+        *,
+        name: str = "app",
+        pace_s: float = PACE_S,
+    ) -> None:
+        self._pace_s = pace_s
         self.acknowledged: list[str] = []
         self.longest_wait_s = 0.0
         self.raised = 0
@@ -92,7 +104,7 @@ class Fleet(Closable):
         ]
         self._pairings[0].on_event(self._hear)  # the others say the same
         self._threads = [
-            threading.Thread(target=self._send, args=(f"app{at}", factory), daemon=True)
+            threading.Thread(target=self._send, args=(f"{name}{at}", factory), daemon=True)
             for at, factory in enumerate(self._factories)
         ]
         for thread in self._threads:
@@ -110,7 +122,7 @@ class Fleet(Closable):
     def _send(self, name: str, factory: MessagingFactory) -> None:
         with factory.create_message_sender(QUEUE) as orders:
             number = 0
-            while not self._stop.wait(PACE_S):
+            while not self._stop.wait(self._pace_s):
                 batch = [
                     BrokeredMessage(os.urandom(1024), message_id=f"{name}.{number + at}")
                     for at in range(BATCH)
@@ -165,11 +177,8 @@ def _options(secondary: str, ledger: Path) -> SendAvailabilityPairedNamespaceOpt
 class Consumer(Closable):
     """Receives from the primary, through all its troubles."""
 
-    def __init__(self, primary: str, recorder: Recorder) -> None:
-        self.deliveries: Counter[str] = Counter()  # by message_id, each place in the queue once
-        self.redelivered = 0  # the same place once more: its completion was lost with the broker
-        self._seen: set[int] = set()
-        self._recorder = recorder
+    def __init__(self, primary: str) -> None:
+        self.handovers = Handovers()
         self._stop = threading.Event()
         self._factory = MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
         self._thread = threading.Thread(target=self._receive, daemon=True)
@@ -181,26 +190,20 @@ class Consumer(Closable):
                 try:
                     batch = orders.receive_columns(1000, timedelta(seconds=0.5))
                     if batch.num_rows:
-                        orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
+                        self._take(orders, batch)
                 except MessagingError:
                     time.sleep(0.2)
-                    continue
-                self._count(
-                    batch.column("sequence_number").to_pylist(),
-                    batch.column("message_id").to_pylist(),
-                )
 
-    def _count(self, places: list[int], orders: list[str]) -> None:
-        for place, order in zip(places, orders, strict=True):
-            if place in self._seen:
-                self.redelivered += 1
-            else:
-                self._seen.add(place)
-                self.deliveries[order] += 1
+    def _take(self, orders: MessageReceiver, batch: pa.RecordBatch) -> None:
+        """Count a batch, then complete it: a reply that is lost leaves the batch completed."""
+        self.handovers.add(
+            batch.column("sequence_number").to_pylist(), batch.column("message_id").to_pylist()
+        )
+        orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
 
     def has_all(self, acknowledged: list[str]) -> bool:
         """Whether every acknowledged order was delivered."""
-        return all(order in self.deliveries for order in acknowledged)
+        return all(order in self.handovers.places for order in acknowledged)
 
     def stop(self) -> None:
         """Finish the receive under way."""

@@ -1,12 +1,12 @@
-"""The audit of the demo, and its page."""
+"""The verdict of the demo, and its page."""
 
 from dataclasses import dataclass
-from pathlib import Path
+from html import escape
 
-from demo_fleet import Consumer, Fleet, Recorder
+from demo_audit import Findings
+from demo_fleet import Recorder
 
-from twinbus.charts import Mark, Series, line_chart, page, rates, table
-from twinbus.pipeline.desk import SyphonProgress
+from twinbus.charts import Mark, Series, grid, line_chart, page, rates, table
 from twinbus.pipeline.report import Report
 from twinbus.pipeline.report_page import report_parts
 
@@ -15,42 +15,28 @@ _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What became of every order."""
+    """What became of every order, and how the outage went."""
 
     recorder: Recorder
-    sent: int
+    findings: Findings
     raised: int
-    delivered: int
-    lost: int
-    doubled: int
-    redelivered: int
     diverted: int
     moved: int
     longest_wait_s: float
 
-    @classmethod
-    def of(
-        cls, recorder: Recorder, fleet: Fleet, consumer: Consumer, progress: SyphonProgress
-    ) -> "Audit":
-        """Count."""
-        found = consumer.deliveries
-        return cls(
-            recorder=recorder,
-            sent=len(fleet.acknowledged),
-            raised=fleet.raised,
-            delivered=len(found),
-            lost=sum(order not in found for order in fleet.acknowledged),
-            doubled=sum(count > 1 for count in found.values()),
-            redelivered=consumer.redelivered,
-            diverted=fleet.diverted,
-            moved=progress.moved,
-            longest_wait_s=fleet.longest_wait_s,
-        )
-
     @property
-    def is_good(self) -> bool:
-        """Whether nothing was lost or doubled, and the outage was one."""
-        return not self.lost and not self.doubled and 0 < self.diverted <= self.moved
+    def problems(self) -> list[str]:
+        """Every promise that was broken, and every part of the story that did not happen."""
+        found = self.findings
+        every = [
+            (len(found.lost), "acknowledged order(s) lost"),
+            (len(found.doubled), "order(s) enqueued twice"),
+            (len(found.late), "order(s) not delivered in time"),
+            (found.renumbered, "sequence number(s) given to two orders"),
+            (max(self.diverted - self.moved, 0), "diverted order(s) not brought home"),
+        ]
+        problems = [f"{count:,} {what}" for count, what in every if count]
+        return problems if self.diverted else [*problems, "no order was diverted"]
 
     @property
     def drain_s(self) -> float:
@@ -59,12 +45,14 @@ class Audit:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the audit as names and values."""
+        found = self.findings
         return [
-            ("sent and acknowledged", f"{self.sent:,}"),
-            ("delivered", f"{self.delivered:,}"),
-            ("lost", f"{self.lost}"),
-            ("doubled", f"{self.doubled}"),
-            ("delivered once more, completion lost", f"{self.redelivered:,}"),
+            ("sent and acknowledged", f"{found.acknowledged:,}"),
+            ("delivered", f"{found.delivered:,}"),
+            ("lost", f"{len(found.lost)}"),
+            ("doubled", f"{len(found.doubled)}"),
+            ("not delivered in time", f"{len(found.late)}"),
+            ("delivered once more, completion lost", f"{found.redelivered:,}"),
             ("sends that raised", f"{self.raised}"),
             ("diverted", f"{self.diverted:,}"),
             ("brought home by the syphon", f"{self.moved:,}"),
@@ -74,13 +62,37 @@ class Audit:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the demo ended, in the words of its page."""
+
+    is_good: bool
+    title: str
+    headline: str
+
+    @classmethod
+    def of(cls, audit: Audit, not_reconciled: int) -> "Verdict":
+        """Judge by the audit, and by how many messages the ledgers do not account for."""
+        problems = audit.problems
+        if not_reconciled:
+            problems.append(f"{not_reconciled:,} message(s) not accounted for by the ledgers")
+        if problems:
+            text = ", ".join(problems)
+            return cls(False, "An outage, and the audit failed", f"The audit failed: {text}.")
+        if audit.raised:
+            text = f"Nothing was lost and nothing was doubled. {audit.raised:,} send(s) raised."
+            return cls(True, "An outage that lost nothing", text)
+        text = "Nothing was lost and nothing was doubled."
+        return cls(True, "An outage nobody noticed", text)
+
+
 def stage_rows(report: Report) -> list[tuple[str, str]]:
     """Return what was billed, by stage, as names and values."""
     return [(f"operations: {row['stage']}", f"{row['operations']:,}") for row in report.money]
 
 
-def write_page(audit: Audit, report: Report, file: Path) -> None:
-    """Write the page: what was watched, and what the ledgers tell."""
+def demo_page(audit: Audit, report: Report) -> str:
+    """Return the page: the verdict, what was watched, and what the ledgers report."""
     samples = audit.recorder.samples
     marks = [
         Mark(one.at, one.mark, _RED if one.mark == "killed" else "#6b7a89")
@@ -97,22 +109,19 @@ def write_page(audit: Audit, report: Report, file: Path) -> None:
         Series("diverted", _AMBER, rates(total("diverted"))),
         Series("delivered", _BLUE, rates(total("delivered"))),
     ]
-    verdict = (
-        '<p class="good">Nothing was lost and nothing was doubled.</p>'
-        if audit.is_good
-        else f'<p class="bad">lost {audit.lost}, doubled {audit.doubled}</p>'
-    )
+    verdict = Verdict.of(audit, report.suspect_count)
+    style = "good" if verdict.is_good else "bad"
     story = [(f"{one.at:.1f} s", one.text) for one in audit.recorder.told]
     parts = [
         "<p>The primary was killed with -9 while a fleet of paired applications sent orders.</p>",
-        verdict,
+        f'<p class="{style}">{escape(verdict.headline)}</p>',
         line_chart("Orders a second", "orders/s", flow, marks),
         line_chart("Waiting in the backlog", "orders", [Series("orders", _PURPLE, backlog)], marks),
         "<h2>What happened</h2>",
-        table(story),
+        grid(("after", "what"), story),
         "<h2>Every order, counted</h2>",
         table(audit.rows()),
         "<h2>What the ledgers tell</h2>",
         *report_parts(report),
     ]
-    file.write_text(page("An outage nobody noticed", parts), encoding="utf-8")
+    return page(verdict.title, parts)

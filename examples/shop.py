@@ -36,7 +36,12 @@ class Server(Closable):
 
     def start(self) -> str:
         """Start it; return the first line it prints."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            self._command,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C in a terminal is for the example, which closes its servers
+        )
         assert self._process.stdout is not None
         first = line = self._process.stdout.readline()
         while "ready" not in line:

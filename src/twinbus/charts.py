@@ -30,7 +30,8 @@ _PAGE = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; color: #1c2733; background: #fff;
-       max-width: 46rem; margin: 0 auto; padding: 1rem; }}
+       max-width: 72rem; margin: 0 auto; padding: 1rem; box-sizing: border-box; }}
+body > p, body > table {{ max-width: 46rem; }}
 p {{ overflow-wrap: anywhere; }}
 h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.15rem; margin-top: 2rem; }}
 svg {{ display: block; width: 100%; max-width: 34rem; height: auto; }}
@@ -41,6 +42,10 @@ td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 th {{ font-weight: 600; white-space: nowrap; }}
 td.name {{ overflow-wrap: anywhere; min-width: 4rem; }}
 .scroll td {{ white-space: nowrap; }}
+@media (min-width: 60rem) {{ /* a desk: long names are broken, and nothing is cut off */
+  .scroll td.name, .scroll th {{ white-space: normal; }}
+  .scroll td.name {{ min-width: 5rem; }}
+}}
 .good {{ color: #12723c; font-weight: 600; }} .bad {{ color: #b3261e; font-weight: 600; }}
 </style>
 </head>

@@ -6,13 +6,17 @@ is none these tests are skipped, unless TWINBUS_NEEDS_BROWSER says that there mu
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from demo_audit import Handovers, Held, examine
+from demo_fleet import Recorder, Sample
+from demo_report import Audit, demo_page
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from twinbus.ledger import LedgerKind
@@ -24,7 +28,7 @@ from twinbus.pipeline.report import Report
 from twinbus.pipeline.report_page import report_page
 
 STANDARD = load_sheet("azure-standard")
-PHONE, DESK = 400, 1280
+PHONE, DESK = 400, 1200
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BEGIN = 1_900_000_000.0
 
@@ -141,8 +145,32 @@ def swept() -> str:
     return estimate_page(rows[0][1], "outage", rows)
 
 
-PAGES = {"report": lambda: report_page(full_report()), "estimate": swept}
-CHARTS = {"report": 6, "estimate": 3}
+def demo_of(lost: int) -> str:
+    """Return the page of a demo that has lost so many orders."""
+    recorder = Recorder()
+    for text, mark in (("kill -9", "killed"), ("started", "started"), ("is home", "home")):
+        recorder.tell(text, mark)
+    recorder.samples += [Sample(at, 100 * at, 10 * at, 90 * at, 5 * at) for at in range(9)]
+    handovers = Handovers()
+    handovers.add(range(1000 - lost), map(str, range(1000 - lost)))
+    audit = Audit(
+        recorder=recorder,
+        findings=examine([str(order) for order in range(1000)], handovers, Held()),
+        raised=0,
+        diverted=10,
+        moved=10,
+        longest_wait_s=1.0,
+    )
+    return demo_page(audit, replace(full_report(), suspect_count=0, suspects=[]))
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "report": lambda: report_page(full_report()),
+    "estimate": swept,
+    "demo": lambda: demo_of(lost=0),
+    "failed demo": lambda: demo_of(lost=60),
+}
+CHARTS = {"report": 6, "estimate": 3, "demo": 8, "failed demo": 8}
 
 
 class Visit:
@@ -223,6 +251,29 @@ def test_a_phone_shows_all_of_it_in_letters_one_can_read(visit: Any, name: str) 
         }).map(text => text.textContent)"""
     )
     assert outside == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_desk_shows_every_table_whole(visit: Any, name: str) -> None:
+    seen = visit(name, DESK)
+    cut = seen.ask(
+        """() => [...document.querySelectorAll('table')].filter(table => {
+            const frame = table.closest('.scroll') || table.parentElement;
+            return frame.scrollWidth > frame.clientWidth
+                || table.getBoundingClientRect().right > document.documentElement.clientWidth;
+        }).map(table => table.innerText.slice(0, 60))"""
+    )
+    assert cut == []
+
+
+def test_the_title_and_the_headline_of_the_demo_follow_its_verdict(visit: Any) -> None:
+    good, failed = visit("demo", DESK), visit("failed demo", DESK)
+    assert good.page.title() == good.page.inner_text("h1") == "An outage nobody noticed"
+    assert good.page.inner_text("p.good") == "Nothing was lost and nothing was doubled."
+    title = "An outage, and the audit failed"
+    assert failed.page.title() == failed.page.inner_text("h1") == title
+    headline = "The audit failed: 60 acknowledged order(s) lost."
+    assert failed.page.inner_text("p.bad") == headline
 
 
 def test_what_others_named_is_text_and_not_html(visit: Any) -> None:

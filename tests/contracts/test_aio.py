@@ -17,6 +17,7 @@ from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,
+    EntityAlreadyExistsError,
     EntityNotFoundError,
     FactoryState,
     InvalidArgumentError,
@@ -200,6 +201,21 @@ def test_entities_are_managed(within: Test) -> None:
             await manager.get_topic(NEWS)
         assert (await manager.get_runtime_properties(ORDERS)).active_message_count == 0
         assert (await manager.read_meter()).num_rows > 0
+
+    within(work)
+
+
+def test_with_exist_ok_an_existing_entity_is_returned_as_it_is(within: Test) -> None:
+    async def work(world: World) -> None:
+        manager = world.manager
+        assert await manager.create_queue(SESSIONS, exist_ok=True) == await manager.get_queue(
+            SESSIONS
+        )
+        assert await manager.create_topic(NEWS, exist_ok=True) == await manager.get_topic(NEWS)
+        made = await manager.create_subscription(NEWS, "sport", exist_ok=True)
+        assert await manager.create_subscription(NEWS, "sport", exist_ok=True) == made
+        with pytest.raises(EntityAlreadyExistsError):
+            await manager.create_topic(ORDERS, exist_ok=True)
 
     within(work)
 

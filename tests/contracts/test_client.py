@@ -1173,6 +1173,35 @@ def test_an_entity_of_another_kind_is_not_the_one_asked_for(site: Site) -> None:
     assert manager.queue_exists(ORDERS)
 
 
+def test_with_exist_ok_an_existing_entity_is_returned_as_it_is(site: Site) -> None:
+    manager = site.manager
+    queue = manager.create_queue(QueueDescription(path="bills", max_delivery_count=3))
+    topic = manager.create_topic(TopicDescription(path="sport", user_metadata="ours"))
+    reader = manager.create_subscription(
+        "sport", SubscriptionDescription(topic_path="sport", name="all", max_delivery_count=4)
+    )
+    assert manager.create_queue("BILLS", exist_ok=True) == queue
+    assert manager.create_topic("sport", exist_ok=True) == topic
+    assert manager.create_subscription("sport", "all", exist_ok=True) == reader
+
+
+def test_with_exist_ok_a_missing_entity_is_created(site: Site) -> None:
+    manager = site.manager
+    urgent = RuleDescription("urgent", SqlFilter("priority > 5"))
+    wanted = QueueDescription(path="bills", max_delivery_count=3)
+    assert manager.create_queue(wanted, exist_ok=True) == wanted
+    assert manager.create_topic("sport", exist_ok=True).path == "sport"
+    assert manager.create_subscription("sport", "all", urgent, exist_ok=True).name == "all"
+    assert list(manager.list_rules("sport", "all")) == [urgent]
+
+
+def test_with_exist_ok_an_entity_of_another_kind_is_still_an_error(site: Site) -> None:
+    with pytest.raises(EntityAlreadyExistsError, match="news exists already, as a topic"):
+        site.manager.create_queue(NEWS, exist_ok=True)
+    with pytest.raises(EntityAlreadyExistsError, match="orders exists already, as a queue"):
+        site.manager.create_topic(ORDERS, exist_ok=True)
+
+
 def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
     site.send("1", "2", "3")
     received = got(site.receiver().receive(NOW))

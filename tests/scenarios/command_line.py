@@ -1,12 +1,17 @@
 """Runs the command line for the tests: in this process, or as a process of its own."""
 
+import fcntl
 import io
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -76,6 +81,27 @@ def run_process(
         timeout=timeout_s,
     )
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_on_terminal(*arguments: str, columns: int = 80) -> Done:
+    """Run a command whose input and output are a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
+    process = subprocess.Popen(
+        [*PYTHON, *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    printed = b""
+    with suppress(OSError):  # the terminal is closed with the process
+        while part := os.read(ours, 65536):
+            printed += part
+    os.close(ours)
+    return Done(process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()))
 
 
 def commands(

@@ -5,15 +5,25 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import click
 import pytest
 
-from tests.scenarios.command_line import PYTHON, Done, commands, run
-from twinbus import MessagingFactory, NamespaceManager, RetryPolicy, UnauthorizedError
+from tests.scenarios.command_line import PYTHON, Done, commands, run, run_on_terminal
+from twinbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    RetryPolicy,
+    UnauthorizedError,
+)
 from twinbus.cli.context import CONNECTION
 from twinbus.connection import ConnectionString
+from twinbus.message import PropertyValue
 
 NAMES = itertools.count(1)
 URGENT = ("--sql", "priority > 5")
@@ -376,6 +386,19 @@ def test_a_queue_is_created_with_its_settings() -> None:
     assert ok("queue", "show", name, "--json").json["description"] == made
 
 
+def test_with_exist_ok_what_exists_is_shown_as_it_is() -> None:
+    name, news = queue("--max-delivery-count", "3"), topic()
+    again = ok("queue", "create", name, "--max-delivery-count", "5", "--exist-ok", "--json")
+    assert again.json["max_delivery_count"] == 3
+    assert ok("topic", "create", news, "--exist-ok", "--json").json["path"] == news
+    for _ in range(2):
+        made = ok("subscription", "create", news, "all", "--exist-ok", "--json").json
+        assert made["name"] == "all"
+    refused = run("topic", "create", name, "--exist-ok")
+    assert refused.code == 1
+    assert f"{name} exists already, as a queue" in refused.err
+
+
 def test_a_queue_is_shown_with_what_it_holds() -> None:
     name = queue()
     ok("send", name, "tea")
@@ -481,6 +504,73 @@ def test_a_table_shows_a_body_letter_by_letter() -> None:
     name = queue()
     ok("send", name, ":warning: [b]x[/b] \\[y]")
     assert ":warning: [b]x[/b] \\[y]" in ok("peek", name).out
+
+
+PROPERTIES: dict[str, PropertyValue] = {
+    "table": 7,
+    "price": 2.5,
+    "paid": True,
+    "note": "7",
+    "seal": b"wax",
+    "at": datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC),
+    "within": timedelta(minutes=5),
+    "order": UUID(int=7),
+}
+SHOWN_PROPERTIES = [
+    "table=7 (int)",
+    "price=2.5 (float)",
+    "paid=true (bool)",
+    "note=7 (str)",
+    "seal=wax (bytes)",
+    "at=2030-01-02T03:04:05+00:00 (datetime)",
+    "within=5m (timedelta)",
+    "order=00000000-0000-0000-0000-000000000007 (UUID)",
+]
+
+
+def send_with_properties(connection: str, path: str, **fields: Any) -> None:
+    """Send a message with a property of every type."""
+    with (
+        MessagingFactory.from_connection_string(connection) as factory,
+        factory.create_message_sender(path) as sender,
+    ):
+        sender.send(BrokeredMessage(b"tea", application_properties=PROPERTIES, **fields))
+
+
+def test_a_table_shows_properties_with_their_types(connection: str) -> None:
+    name = queue()
+    send_with_properties(connection, name)
+    assert ", ".join(SHOWN_PROPERTIES) in ok("peek", name).out
+    assert ", ".join(SHOWN_PROPERTIES) in ok("receive", name).out
+
+
+@pytest.mark.parametrize("command", ["peek", "receive"])
+def test_a_terminal_of_80_columns_shows_one_field_per_line(connection: str, command: str) -> None:
+    name = queue()
+    send_with_properties(connection, name, session_id="s" * 70, message_id="m" * 64)
+    done = run_on_terminal(command, name)
+    lines = [tuple(row.split(maxsplit=1)) for row in done.out.splitlines()]
+    assert done.code == 0
+    assert ("id", "m" * 64) in lines
+    assert ("body", "tea") in lines
+    assert [text for name, text in lines if name == "property"] == SHOWN_PROPERTIES
+    assert f"session     {'s' * 70}\r\n" in done.out, "an id longer than a line is not broken"
+
+
+def test_a_terminal_that_is_wide_enough_shows_a_table() -> None:
+    name = queue()
+    ok("send", name, "tea", "--message-id", "m", "--property", "table=7")
+    heads, row = run_on_terminal("peek", name).rows
+    assert heads == ["number", "enqueued", "id", "failures", "properties", "body"]
+    assert row[3:] == ["m", "0", "table=7", "(int)", "tea"]
+
+
+def test_a_message_cannot_move_the_cursor_of_a_terminal(tmp_path: Path) -> None:
+    name = queue()
+    file = tmp_path / "body"
+    file.write_bytes(b"tea\n\x1b[2Jtwo")
+    ok("send", name, "--file", file)
+    assert "tea\\n\\x1b[2Jtwo" in ok("peek", name).out
 
 
 def test_an_argument_that_is_no_text_is_sent_or_refused(connection: str) -> None:

@@ -67,9 +67,11 @@ def test_a_syphon_that_starts_before_the_first_pairing_waits_for_it(
     assert bare.primary.ids() == sent
 
 
-@pytest.mark.parametrize("options", [["--once"], []], ids=["once", "interrupted"])
+@pytest.mark.parametrize(
+    ("options", "code"), [(["--once"], 0), ([], 130)], ids=["once", "interrupted"]
+)
 def test_a_syphon_without_backlog_queues_ends_in_good_order(
-    bare: Twins, tmp_path: Path, options: list[str]
+    bare: Twins, tmp_path: Path, options: list[str], code: int
 ) -> None:
     errors = tmp_path / "errors"
     process = start(bare, errors, *options)
@@ -77,7 +79,7 @@ def test_a_syphon_without_backlog_queues_ends_in_good_order(
         if not options:
             until(lambda: "waiting for an application to pair" in errors.read_text(), "it waits")
             process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(DEADLINE_S) == code
     finally:
         process.kill()
         process.wait()

@@ -29,6 +29,7 @@ from twinbus.connection import ConnectionString, Place
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
+    InvalidOperationError,
     MessageNotFoundError,
     MessagingError,
     TransientError,
@@ -37,10 +38,11 @@ from twinbus.errors import (
 from twinbus.lifetimes import Closable
 from twinbus.limits import MAX_WAIT, UNLIMITED
 from twinbus.pipeline.prices import built_in_sheets
+from twinbus.pipeline.spark import check_installed
 from twinbus.spans import format_span, parse_span
 
 CONNECTION = "TWINBUS_CONNECTION"
-_UNBOUNDED = 10_000  # columns of output that is not read on a terminal
+UNBOUNDED = 10_000  # columns of output that is not read on a terminal
 _MAX_CONNECTION_BYTES = 64 * 1024  # of a file with a connection string, which has a few hundred
 _SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -282,6 +284,14 @@ def talks_to_namespace(command: _F) -> _F:
     return wrapped  # type: ignore[return-value]
 
 
+def check_spark() -> None:
+    """Refuse a command that cannot run here, before it connects to a server or starts anything."""
+    try:
+        check_installed()
+    except InvalidOperationError as error:
+        raise click.UsageError(error.text) from error
+
+
 # -- output ------------------------------------------------------------------------------------
 
 
@@ -353,7 +363,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], nothing: 
         table.add_column(columns[at], overflow="fold")
     for row in texts:
         table.add_row(*(row[at] for at in shown))
-    width = None if sys.stdout.isatty() else _UNBOUNDED  # lines in a pipe are not folded
+    width = None if sys.stdout.isatty() else UNBOUNDED  # lines in a pipe are not folded
     Console(width=width, markup=False, emoji=False, highlight=False).print(table)
 
 
@@ -366,10 +376,10 @@ def print_fields(value: Any, settings: Settings) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int | None) -> Any:
+def progress(what: str, total: int | None, *, is_quiet: bool = False) -> Any:
     """Show the progress of a bulk command on standard error, if that is a terminal."""
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, disable=is_quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)

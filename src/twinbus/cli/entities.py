@@ -85,6 +85,11 @@ def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
     return decorate
 
 
+_exist_ok = click.option(
+    "--exist-ok", is_flag=True, help="If it exists already, leave it as it is and show it."
+)
+
+
 def _described(kind: Any, settings: Mapping[str, Any], **names: str) -> Any:
     return kind(**{**settings, "status": EntityStatus(settings["status"])}, **names)
 
@@ -142,12 +147,14 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
         epilog=examples(f"twinbus {kind} create orders --default-message-time-to-live 7d"),
     )
     @click.argument("path")
+    @_exist_ok
     @_settings_options(description)
     @talks_to_namespace
-    def create(settings: Settings, path: str, **options: Any) -> None:
+    def create(settings: Settings, path: str, exist_ok: bool, **options: Any) -> None:
         with settings.manager() as manager:
             wanted = _described(description, options, path=path)
-            print_fields(getattr(manager, f"create_{kind}")(wanted), settings)
+            made = getattr(manager, f"create_{kind}")(wanted, exist_ok=exist_ok)
+            print_fields(made, settings)
 
     @group.command(
         "list",
@@ -210,16 +217,22 @@ def subscription() -> None:
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
 @click.option("--sql", help="Condition of the first rule, in place of the catch-all.")
+@_exist_ok
 @_settings_options(SubscriptionDescription)
 @talks_to_namespace
 def create_subscription(
-    settings: Settings, topic_path: str, name: str, sql: str | None, **options: Any
+    settings: Settings,
+    topic_path: str,
+    name: str,
+    sql: str | None,
+    exist_ok: bool,
+    **options: Any,
 ) -> None:
     """Subscribe NAME to TOPIC."""
     wanted = _described(SubscriptionDescription, options, topic_path=topic_path, name=name)
     first = RuleDescription("selected", SqlFilter(sql)) if sql else None
     with settings.manager() as manager:
-        made = manager.create_subscription(topic_path, wanted, first)
+        made = manager.create_subscription(topic_path, wanted, first, exist_ok=exist_ok)
     print_fields(made, settings)
 
 

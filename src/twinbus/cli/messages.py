@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,10 +19,10 @@ from twinbus.cli.context import (
     examples,
     plain,
     print_json,
-    print_table,
     progress,
     talks_to_namespace,
 )
+from twinbus.cli.message_output import print_messages
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.receiver import MessageReceiver, ReceiveOptions
 from twinbus.entities import SUBSCRIPTIONS, dead_letter_path
@@ -38,16 +39,6 @@ _BATCH_BYTES = 8 * 1024 * 1024  # of bodies, after which a batch is sent
 _MAX_COUNT = 10**9  # of --count and --max; a larger number is a typing error
 _MAX_SEQUENCE_NUMBER = 2**63 - 1
 _NO_WAIT = timedelta(0)
-_SHOWN = (
-    "sequence_number",
-    "enqueued_time_utc",
-    "message_id",
-    "session_id",
-    "subject",
-    "delivery_count",
-    "dead_letter_reason",
-    "body",
-)
 
 
 class Body(click.ParamType[bytes]):
@@ -245,24 +236,14 @@ def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessag
 
 
 def _print(messages: Sequence[BrokeredMessage], settings: Settings) -> None:
-    """Print messages: each as a line of JSON with all fields, or as a row of a table."""
+    """Print messages: each as a line of JSON with all fields, or for people."""
     if settings.as_json:
         for message in messages:
             printed = plain(message)
             printed.pop("receiver", None)
             print_json(printed)
     else:
-        rows = ([_shortened(getattr(one, name)) for name in _SHOWN] for one in messages)
-        names = ["number", "enqueued", "id", "session", "subject", "failures", "reason", "body"]
-        print_table(names, rows, "no messages")
-
-
-def _shortened(value: Any) -> Any:
-    """Return a value for a table: times without fractions, long texts cut."""
-    if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
-    text = plain(value)
-    return text if not isinstance(text, str) or len(text) <= 60 else text[:57] + "..."
+        print_messages(messages)
 
 
 @click.command(
@@ -302,7 +283,8 @@ def receive(
             else _accept_session(factory, path, session_id, wait)
         )
         kept = []
-        with settings.closing(receiver), progress("receiving", most) as advance:
+        is_quiet = sys.stdout.isatty()  # the messages show the progress
+        with settings.closing(receiver), progress("receiving", most, is_quiet=is_quiet) as advance:
             for messages in _batches(receiver, most, wait):
                 _print(messages, settings)
                 advance(len(messages))

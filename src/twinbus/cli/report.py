@@ -1,6 +1,5 @@
 """`twinbus report`: what pairing did and what it cost, from ledgers, on Spark."""
 
-import logging
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -8,8 +7,9 @@ from typing import Any
 
 import click
 
-from twinbus.cli.context import ExitCode, prices_by, print_table, spark_conf
+from twinbus.cli.context import ExitCode, check_spark, prices_by, print_table, spark_conf
 from twinbus.errors import InvalidArgumentError
+from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.ledger import named_ledgers
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.spark import BorrowedSession
@@ -101,6 +101,7 @@ def report(
     (--ledger) were told to write. Give all of them. They are only read; the namespaces may be
     running.
     """
+    check_spark()
     if since is not None and until is not None and since > until:
         raise click.UsageError(f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}")
     if not page.absolute().parent.is_dir():
@@ -109,10 +110,9 @@ def report(
         )
     named_ledgers(ledgers)  # say what is wrong before Spark starts
     sheet = load_sheet(prices).with_completions(bill_completions)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    silence_py4j()
     click.echo("starting Spark ...", err=True)
-    borrowed = BorrowedSession(master, conf)
-    try:
+    with BorrowedSession(master, conf) as borrowed:
         from twinbus.pipeline.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
         from twinbus.pipeline.report_page import report_page  # noqa: PLC0415
 
@@ -126,8 +126,6 @@ def report(
             table_format,
             tell=lambda text: click.echo(text, err=True),
         )
-    finally:
-        borrowed.give_back()
     try:
         page.write_text(report_page(made), encoding="utf-8")
     except OSError as error:

@@ -1,22 +1,18 @@
 """`twinbus syphon`: brings diverted messages home, on Spark."""
 
-import logging
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from twinbus.cli.context import ExitCode, Span, find_connection, print_json, spark_conf
+from twinbus.cli.context import ExitCode, Span, check_spark, find_connection, spark_conf
+from twinbus.cli.syphon_display import SyphonDisplay
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.limits import (
@@ -33,13 +29,15 @@ from twinbus.limits import (
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import SyphonProgress
+from twinbus.pipeline.gateway import silence_py4j
+from twinbus.pipeline.spark import BorrowedSession
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, note_extra_queues
 from twinbus.spans import format_span
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
-_SHOW_S = 0.5
-_LOOK_S = 2.0  # for backlog queues, before the first pairing
-_LINE_EVERY = 10  # refreshes, if standard error is not a terminal
+_SHOW_S = 0.5  # between two looks at the progress
+_LOOK_S = 2.0  # between two looks for backlog queues, before the first pairing
+_TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 
 def _end(name: str, what: str) -> Callable[[Any], Any]:
@@ -142,20 +140,18 @@ def syphon(
     Runs until it is interrupted, and finishes its batch then. Several may run at once: they share
     the work. Killed at any moment, it loses and doubles nothing.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    check_spark()
+    silence_py4j()
     home = find_connection(primary, primary_file, PRIMARY, "--primary")
     away = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
     identity = PrimaryIdentity.of_connection(ConnectionString.parse(home))
-    stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    signal.signal(signal.SIGTERM, _terminate)
     with NamespaceManager.from_connection_string(away) as manager:
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)
         if not found.paths and not once:
-            found = _await_queues(manager, identity, backlog_queue_count, stopping)
+            found = _await_queues(manager, identity, backlog_queue_count)
     extra = tuple(found.extra.values()) if include_extra_queues else ()
     queues = (*found.paths.values(), *extra)
     if not queues:
@@ -175,84 +171,43 @@ def syphon(
         conf=conf,
     )
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
-    with Syphon(settings, once=once) as running:
-        _follow(running, stopping, as_json=as_json)
-    _print_line(running.progress, as_json=as_json)
+    display = SyphonDisplay(as_json=as_json)
+    with display.logging(), BorrowedSession(master, conf):  # until here, Ctrl-C ends the command
+        stopping = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
+        with Syphon(settings, once=once) as running:
+            _follow(running, stopping, display)
+    display.print_line(running.progress)
     _report_end(running.progress, once=once)
 
 
-def _await_queues(
-    manager: NamespaceManager, primary: PrimaryIdentity, count: int, stopping: threading.Event
-) -> BacklogQueues:
-    """Return the backlog queues when there are some, or the user stops waiting."""
+def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: int) -> BacklogQueues:
+    """Return the backlog queues when there are some: the first pairing makes them."""
     click.echo(
         f"there are no backlog queues of {primary.name} on the secondary yet; waiting for an "
         "application to pair. If one has paired already, give the primary the same Name=... here",
         err=True,
     )
-    while not stopping.wait(_LOOK_S):
+    while True:
+        time.sleep(_LOOK_S)
         found = find_backlog_queues(manager, primary, count)
         if found.paths:
             return found
-    return BacklogQueues({}, {})
 
 
-def _follow(running: Syphon, stopping: threading.Event, *, as_json: bool) -> None:
+def _terminate(*_: object) -> None:
+    """End the command while nothing is under way; the start of Spark cleans up after itself."""
+    sys.exit(_TERMINATED)
+
+
+def _follow(running: Syphon, stopping: threading.Event, display: SyphonDisplay) -> None:
     """Show the progress until the syphon ends or is asked to stop."""
-    console = Console(stderr=True)
-    lively = console.is_terminal and not as_json
-    with (
-        Live(console=console, refresh_per_second=4, transient=True)
-        if lively
-        else nullcontext() as live
-    ):
-        looks, printed = 0, SyphonProgress()
+    with display.showing():
         while not stopping.is_set() and not running.wait(_SHOW_S):
-            progress = running.progress
-            if isinstance(live, Live):
-                live.update(_picture(progress))
-            elif looks % _LINE_EVERY == 0 and _changed(progress, printed):
-                _print_line(progress, as_json=as_json)
-                printed = progress
-            looks += 1
+            display.refresh(running.progress)
     if stopping.is_set():
         click.echo("stopping after this batch ...", err=True)
-
-
-def _changed(progress: SyphonProgress, printed: SyphonProgress) -> bool:
-    return (progress.moved, progress.waiting) != (printed.moved, printed.waiting)
-
-
-def _print_line(progress: SyphonProgress, *, as_json: bool) -> None:
-    if as_json:
-        print_json(progress)
-    else:
-        click.echo(_line(progress))
-
-
-def _line(progress: SyphonProgress) -> str:
-    parts = [f"moved {progress.moved:,}", f"waiting {progress.waiting:,}"]
-    if progress.oldest_age_s is not None:
-        parts.append(f"oldest {format_span(timedelta(seconds=round(progress.oldest_age_s)))}")
-    if progress.rate:
-        parts.append(f"{progress.rate:,.0f} a second")
-    if progress.time_left_s is not None:
-        parts.append(f"{format_span(timedelta(seconds=round(progress.time_left_s)))} left")
-    if progress.dead_lettered:
-        parts.append(f"dead-lettered {progress.dead_lettered:,}")
-    troubles = [one for one in progress.destinations if one.trouble]
-    parts += [f"{one.path} holds {one.kept:,}: {one.trouble}" for one in troubles]
-    return "   ".join(parts)
-
-
-def _picture(progress: SyphonProgress) -> Group:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("destination", "moved", "waiting", "state"):
-        table.add_column(column, justify="left" if column in ("destination", "state") else "right")
-    for one in progress.destinations:
-        state = Text(one.trouble, style="red") if one.trouble else Text("flows", style="green")
-        table.add_row(Text(one.path), f"{one.moved:,}", f"{one.kept:,}", state)
-    return Group(Text(_line(progress)), table)
 
 
 def _report_end(progress: SyphonProgress, *, once: bool) -> None:

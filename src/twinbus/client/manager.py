@@ -54,8 +54,17 @@ def new_secret() -> str:
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
 
+def _kind(description: type[object]) -> str:
+    """Return the word for a kind of entity: queue, topic or subscription."""
+    return description.__name__.removesuffix("Description").lower()
+
+
 class NamespaceManager(NamespaceUser):
-    """Creates, describes, lists, changes and deletes what a namespace holds."""
+    """Creates, describes, lists, changes and deletes what a namespace holds.
+
+    With `exist_ok=True` a create method returns an entity that exists already as it is: its
+    settings and its rules may differ from those asked for. An entity of another kind is an error.
+    """
 
     def __init__(
         self,
@@ -83,8 +92,7 @@ class NamespaceManager(NamespaceUser):
     def _get(self, path: str, kind: type[D]) -> D:
         found = self._ask(GetEntity(path))
         if not isinstance(found, kind):
-            what = kind.__name__.removesuffix("Description").lower()
-            raise EntityNotFoundError(f"there is no {what} {path}", path=path)
+            raise EntityNotFoundError(f"there is no {_kind(kind)} {path}", path=path)
         return found
 
     def _exists(self, path: str, kind: type[D]) -> bool:
@@ -94,9 +102,25 @@ class NamespaceManager(NamespaceUser):
             return False
         return True
 
-    def _create(self, description: D, rule: RuleDescription | None = None) -> D:
-        self._ask(CreateEntity(description, rule))
+    def _create(self, description: D, rule: RuleDescription | None = None, *, exist_ok: bool) -> D:
+        try:
+            self._ask(CreateEntity(description, rule))
+        except EntityAlreadyExistsError:
+            if not exist_ok:
+                raise
+            return self._get_existing(description)
         return self._get(description.path, type(description))
+
+    def _get_existing(self, wanted: D) -> D:
+        """Return the entity that has the path of a wanted one, if it is of the same kind."""
+        found = self._ask(GetEntity(wanted.path))
+        if not isinstance(found, type(wanted)):
+            raise EntityAlreadyExistsError(
+                f"{found.path} exists already, as a {_kind(type(found))}; a {_kind(type(wanted))} "
+                "needs another path",
+                path=found.path,
+            )
+        return found
 
     def _update(self, description: D) -> D:
         self._ask(UpdateEntity(description))
@@ -108,9 +132,12 @@ class NamespaceManager(NamespaceUser):
 
     # -- queues --------------------------------------------------------------------------------
 
-    def create_queue(self, queue: str | QueueDescription) -> QueueDescription:
+    def create_queue(
+        self, queue: str | QueueDescription, *, exist_ok: bool = False
+    ) -> QueueDescription:
         """Create a queue by its path, or as described."""
-        return self._create(QueueDescription(path=queue) if isinstance(queue, str) else queue)
+        wanted = QueueDescription(path=queue) if isinstance(queue, str) else queue
+        return self._create(wanted, exist_ok=exist_ok)
 
     def get_queue(self, path: str) -> QueueDescription:
         """Describe a queue."""
@@ -135,9 +162,12 @@ class NamespaceManager(NamespaceUser):
 
     # -- topics --------------------------------------------------------------------------------
 
-    def create_topic(self, topic: str | TopicDescription) -> TopicDescription:
+    def create_topic(
+        self, topic: str | TopicDescription, *, exist_ok: bool = False
+    ) -> TopicDescription:
         """Create a topic by its path, or as described."""
-        return self._create(TopicDescription(path=topic) if isinstance(topic, str) else topic)
+        wanted = TopicDescription(path=topic) if isinstance(topic, str) else topic
+        return self._create(wanted, exist_ok=exist_ok)
 
     def get_topic(self, path: str) -> TopicDescription:
         """Describe a topic."""
@@ -167,11 +197,14 @@ class NamespaceManager(NamespaceUser):
         topic_path: str,
         subscription: str | SubscriptionDescription,
         rule: RuleDescription | None = None,
+        *,
+        exist_ok: bool = False,
     ) -> SubscriptionDescription:
         """Subscribe to a topic, with a rule in place of the catch-all if one is given."""
         if isinstance(subscription, str):
             subscription = SubscriptionDescription(topic_path=topic_path, name=subscription)
-        return self._create(replace(subscription, topic_path=topic_path), rule)
+        wanted = replace(subscription, topic_path=topic_path)
+        return self._create(wanted, rule, exist_ok=exist_ok)
 
     def get_subscription(self, topic_path: str, name: str) -> SubscriptionDescription:
         """Describe a subscription."""

@@ -5,20 +5,21 @@ shared by all who borrow it in this process, and stops with the last of them.
 """
 
 import os
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from twinbus.errors import InvalidOperationError
+from twinbus.pipeline.gateway import GatewayLaunch, end_jvm
 from twinbus.pipeline.java import find_java, make_java_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -27,6 +28,7 @@ _ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
+_MISSING = "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
 _TRIES = 4  # of a task, as on a cluster: a worker may be killed
 _LOG_SETTINGS = """\
 status = error
@@ -46,7 +48,7 @@ def local_master(cores: int | None = None) -> str:
 
 
 class BorrowedSession:
-    """A session for a while."""
+    """A session for a while; as a context manager it is given back, or abandoned after Ctrl-C."""
 
     _lock = threading.Lock()
     _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
@@ -72,24 +74,43 @@ class BorrowedSession:
             self.session = cls._ours[0]
             cls._borrowers += 1
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self.abandon()
+        else:
+            self.give_back()
+
     def check(self) -> None:
         """Raise if Spark is gone."""
         _ = self.session.sparkContext.defaultParallelism
 
     def give_back(self) -> None:
         """Let go of it; the last one stops a session of ours."""
+        self._let_go(lambda session: session.stop(), for_all=False)
+
+    def abandon(self) -> None:
+        """Kill the JVM of a session of ours after Ctrl-C, whoever else has borrowed it.
+
+        The thread that was interrupted may have been in a call to the JVM: it cannot make another.
+        """
+        self._let_go(lambda _: end_jvm(), for_all=True)
+
+    def _let_go(self, end: "Callable[[SparkSession], None]", *, for_all: bool) -> None:
         cls = BorrowedSession
         with cls._lock:
-            if not self._is_ours:
-                return
-            self._is_ours = False
-            cls._borrowers -= 1
-            if cls._borrowers or cls._ours is None:
+            is_ours, self._is_ours = self._is_ours, False
+            if not is_ours or cls._ours is None or cls._ours[0] is not self.session:
+                return  # it is not ours, or another borrower has abandoned it
+            cls._borrowers = 0 if for_all else cls._borrowers - 1
+            if cls._borrowers:
                 return
             session, folder = cls._ours
             cls._ours = None
         with suppress(Exception):  # Spark may be gone
-            session.stop()
+            end(session)
         folder.cleanup()
 
 
@@ -101,13 +122,19 @@ def _is_running() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no other way to ask
 
 
+def check_installed() -> None:
+    """Raise if Spark cannot be started here, and say what to install."""
+    if find_spec("pyspark") is None:
+        raise InvalidOperationError(_MISSING)
+    if not _is_submitted():
+        find_java()
+
+
 def _session_class() -> "type[SparkSession]":
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
     except ImportError as error:
-        raise InvalidOperationError(
-            "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
-        ) from error
+        raise InvalidOperationError(_MISSING) from error
     return SparkSession
 
 
@@ -119,21 +146,17 @@ def start_session(
     Without a master: what `spark-submit` says, else this machine.
     """
     builder = _session_class().builder.appName("twinbus")
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which has set up the rest
+    submitted = _is_submitted()
     settings = dict(_ALWAYS) if submitted else _settings(folder, master)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
-    with _own_interrupts(), nullcontext() if submitted else _environment(folder):
+    with GatewayLaunch(), nullcontext() if submitted else _environment(folder):
         return builder.getOrCreate()
 
 
-@contextmanager
-def _own_interrupts() -> "Iterator[None]":
-    """Leave Ctrl-C to the application: Spark would take it."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, before)
+def _is_submitted() -> bool:
+    """Whether spark-submit runs this process: then it has started Spark and set it up."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
