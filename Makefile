@@ -41,17 +41,20 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
 	$(RUN) examples/demo.py
 
-# Three groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py
-STORIES := tests/scenarios tests/simulation
+# Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
+	tests/spark/test_syphon_command.py
 
-test: check ## run the checks and every test, in three processes side by side (under 10 minutes)
+test: check ## run the checks and every test, in four processes side by side (10 minutes)
 	@mkdir -p build; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
-	$(RUN) -m pytest $(STORIES) >build/tests-of-stories.txt 2>&1 & stories=$$!; \
-	$(RUN) -m pytest tests/unit tests/contracts tests/browser $(OWN_SPARK); others=$$?; \
-	wait $$stories; stories=$$?; cat build/tests-of-stories.txt; \
-	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; exit $$((spark + stories + others))
+	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
+	$(RUN) -m pytest tests/contracts tests/simulation >build/test-contracts.txt 2>&1 & contracts=$$!; \
+	$(RUN) -m pytest tests/unit tests/browser $(OWN_SPARK); others=$$?; \
+	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
+	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
+	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
+	exit $$((spark + scenarios + contracts + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .
