@@ -139,6 +139,19 @@ def test_an_interrupted_start_of_the_demo_leaves_no_jvm(start: Callable[..., Pro
     assert ended == (130, "starting Spark ...\n", "interrupted\n")
 
 
+def test_a_start_that_fails_is_one_line_and_leaves_no_jvm(
+    start: Callable[..., Program], tmp_path: Path
+) -> None:
+    (tmp_path / "shop" / FOLDER).mkdir(parents=True)
+    program = start([*COMMAND, "report", "shop", "--master", "local[nonsense]"])
+    out, err = program.process.communicate(timeout=120)
+    assert (program.process.returncode, out) == (1, "")
+    _, told = err.splitlines()
+    assert told.startswith("twinbus: Spark cannot be started: ")
+    assert "nonsense" in told
+    assert program.parts() == []
+
+
 def test_an_abandoned_session_leaves_no_jvm_and_another_can_be_started(
     start: Callable[..., Program],
 ) -> None:
