@@ -110,7 +110,14 @@ def full_report() -> Report:
         ],
         entities=[{"ledger": "contoso", "path": path, "operations": 9, "messages": 9, "bytes": 9}],
         money=[
-            {"month": "2030-03", "stage": s, "operations": n, "price": Decimal(n) / 10**6}
+            {
+                "month": "2030-03",
+                "stage": s,
+                "operations": n,
+                "price": Decimal(n) / 10**6,
+                "bytes": 1024 * n,
+                "bandwidth_price": Decimal(n) / 10**7,
+            }
             for _, s, n in stages
         ],
         outages=[outage, {**outage, "path": "bills", "returned": None, "diverted": None}],
