@@ -153,7 +153,11 @@ class ConnectionString:
         if self.place is Place.EMBEDDED:
             assert self.directory is not None
             return str(self.directory.resolve())
-        return f"{self.host.lower()}:{self.port}"
+        return f"{self._bracketed_host.lower()}:{self.port}"
+
+    @property
+    def _bracketed_host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
 
     def to_text(self) -> str:
         """Return the connection string, with its key."""
@@ -162,9 +166,8 @@ class ConnectionString:
             named = f";Name={self.name}" if self.name != self.directory.name else ""
             return f"Endpoint=embedded://{self.directory}{named}"
         scheme = "twinbus+tls" if self.tls else "twinbus"
-        host = f"[{self.host}]" if ":" in self.host else self.host
         shown = {
-            "Endpoint": f"{scheme}://{host}:{self.port}",
+            "Endpoint": f"{scheme}://{self._bracketed_host}:{self.port}",
             "Name": self.name,
             "NamespaceId": self.namespace_id,
             "SharedAccessKeyName": self.key_name,

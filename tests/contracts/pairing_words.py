@@ -160,6 +160,7 @@ class End:
     clock: ManualClock
     connect: Callable[[], Namespace]
     where: ConnectionString | None = None  # of a server
+    engine_id: str = ""  # of the namespace behind that server
     seed: int = 7
     faults: FaultyNamespace = field(init=False)  # between the factory and the namespace
     tap: Tap = field(init=False)  # what the factory asks
@@ -375,7 +376,7 @@ def _end(
         key_name=ROOT.name,
         key=ROOT.primary,
     )
-    return End(name, clock, lambda: open_namespace(where, clock), where)
+    return End(name, clock, lambda: open_namespace(where, clock), where, namespace.id)
 
 
 def backlog(index: int, primary: str = PRIMARY) -> str:

@@ -1,8 +1,11 @@
 """The rules of pairing to the letter: whose backlog, how soon, and what is reported."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +29,7 @@ from twinbus import (
     CommunicationError,
     EntityDisabledError,
     EntityStatus,
+    FactoryState,
     FailedOver,
     HealthState,
     InvalidArgumentError,
@@ -44,8 +48,11 @@ from twinbus import (
     ServerBusyError,
     UnauthorizedError,
 )
-from twinbus.broker.commands import CreateEntity, ListEntities, Send
+from twinbus.broker.commands import CreateEntity, ListEntities, Peek, Send
 from twinbus.message import to_batch
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.flight import FlightNamespace
 from twinbus.pairing.backlog import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.events import BacklogIncomplete, PingRefused, Protected, Unprotected
 from twinbus.pairing.identity import PrimaryIdentity
@@ -165,6 +172,73 @@ def test_extra_queues_are_found_apart(pair: Pair) -> None:
     assert list(found.extra.values()) == [backlog(2), backlog(11)]
 
 
+def test_extra_queues_of_another_primary_are_no_concern_of_this_one(pair: Pair) -> None:
+    pair.begin(backlog_queue_count=2)
+    pair.secondary.root.create_queue(describe_backlog_queue(PrimaryIdentity("contoso", "", "x"), 5))
+    identity = PrimaryIdentity(PRIMARY, "", "y")
+    found = find_backlog_queues(pair.secondary.root, replace(identity, namespace_id=""), 2)
+    assert list(found.extra.values()) == [backlog(5)]
+    for index in (0, 1):
+        pair.secondary.root.delete_queue(backlog(index))
+    assert not find_backlog_queues(pair.secondary.root, identity, 2).extra
+
+
+@pytest.mark.parametrize("text", [None, "", "owned by team 7", "twinbus-primary garbage"])
+def test_a_queue_that_names_nobody_belongs_to_the_first_that_pairs(
+    pair: Pair, text: str | None
+) -> None:
+    pair.secondary.root.create_queue(QueueDescription(path=backlog(0), user_metadata=text))
+    texts = [
+        f"Endpoint=twinbus://10.0.0.{last}:4617;Name=contoso;NamespaceId={last}" for last in (1, 2)
+    ]
+    with MessagingFactory.from_connection_string(texts[0], clock=pair.clock) as first:
+        first.pair_namespace(pair.options(backlog_queue_count=1))
+    adopted = pair.secondary.root.get_queue(backlog(0))
+    assert PrimaryIdentity.of_queue(adopted) == PrimaryIdentity("contoso", "10.0.0.1:4617", "1")
+    assert "team 7" not in (text or "") or "team 7" in (adopted.user_metadata or "")
+    with (
+        MessagingFactory.from_connection_string(texts[1], clock=pair.clock) as second,
+        NamespaceManager(pair.secondary.connect(), clock=pair.clock) as manager,
+        MessagingFactory(pair.secondary.connect(), clock=pair.clock) as factory,
+        pytest.raises(InvalidOperationError, match="belongs to another primary"),
+    ):
+        second.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, factory, 1))
+
+
+@pytest.mark.parametrize(
+    ("primary", "secondary"),
+    [
+        ("localhost:4617", "127.0.0.1:4617"),
+        ("[::1]:4617", "localhost:4617"),
+        ("one.example:4617;NamespaceId=7", "other.example:4617;NamespaceId=7"),
+    ],
+)
+def test_a_namespace_is_not_paired_with_itself_by_another_name(
+    primary: str, secondary: str
+) -> None:
+    with (
+        MessagingFactory.from_connection_string(f"Endpoint=twinbus://{primary}") as one,
+        MessagingFactory.from_connection_string(f"Endpoint=twinbus://{secondary}") as other,
+        NamespaceManager.from_connection_string(f"Endpoint=twinbus://{secondary}") as manager,
+        pytest.raises(InvalidArgumentError, match="itself"),
+    ):
+        one.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, other))
+
+
+def test_a_server_refuses_clients_that_mean_another_namespace(pair: Pair) -> None:
+    where = pair.primary.where
+    if where is None:
+        pytest.skip("an embedded namespace is reached by its directory")
+    for namespace_id in (pair.primary.engine_id, ""):
+        with FlightNamespace(replace(where, namespace_id=namespace_id), pair.clock) as right:
+            right.ask(Peek(ORDERS), 20)
+    with (
+        FlightNamespace(replace(where, namespace_id="0" * 32), pair.clock) as wrong,
+        pytest.raises(UnauthorizedError, match="Correct the Endpoint or NamespaceId"),
+    ):
+        wrong.ask(Peek(ORDERS), 20)
+
+
 # -- how soon --------------------------------------------------------------------------------------
 
 
@@ -233,6 +307,20 @@ def test_a_send_that_begins_while_the_timer_runs_is_diverted_when_it_runs_out(lo
     local.send("diverted")
     assert local.diverted() == ["diverted"]
     assert local.clock.now() - began == TRY + timedelta(seconds=20)
+
+
+def test_a_send_that_waits_for_a_busy_primary_is_diverted_when_the_timer_runs_out(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=timedelta(seconds=5))
+    pair.primary.faults.inject(Fault.TIMEOUT, ORDERS, times=1)
+    pair.primary.tap.refusal = lambda command: (
+        busy(ORDERS) if isinstance(command, Send) and len(pair.primary.tap.sends()) > 1 else None
+    )
+    began = pair.clock.now()
+    pair.send("a")
+    assert pair.diverted() == ["a"]
+    assert pair.clock.now() - began <= timedelta(seconds=5) + TRY
 
 
 # -- pings -----------------------------------------------------------------------------------------
@@ -342,14 +430,65 @@ def test_an_error_of_the_set_up_says_which_namespace_it_is_about(pair: Pair) -> 
         pair.begin()
 
 
+class TogetherClosing:
+    """A namespace whose close returns when two others are being closed as well."""
+
+    def __init__(self, inner: Namespace, meeting: threading.Barrier) -> None:
+        self.id, self.submit, self.ask = inner.id, inner.submit, inner.ask
+        self._meeting = meeting
+
+    def close(self) -> None:
+        self._meeting.wait(20)
+
+
+def test_connections_are_closed_side_by_side(tmp_path: Path) -> None:
+    """Each may wait for a server that hangs, and all of it must not take longer than one."""
+    meeting = threading.Barrier(3)
+    with EmbeddedNamespace(tmp_path / "a") as one, EmbeddedNamespace(tmp_path / "b") as two:
+        primary = MessagingFactory(TogetherClosing(one, meeting), name=PRIMARY)
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager(TogetherClosing(two, meeting)),
+            MessagingFactory(TogetherClosing(two, meeting)),
+            1,
+        )
+        primary.pair_namespace(options)
+        primary.close()
+        assert not meeting.broken
+        assert options.messaging_factory.state is FactoryState.CLOSED
+
+
+def test_options_are_of_one_pairing_whoever_is_first(local: Pair) -> None:
+    options = local.options(backlog_queue_count=1)
+    local.primary.factory.pair_namespace(options)
+    other = MessagingFactory(local.primary.connect(), name="fabrikam", clock=local.clock)
+    with pytest.raises(InvalidOperationError, match="make new ones"):
+        other.pair_namespace(options)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"wait_for_secondary": "no"},
+        {"enable_syphon": "yes"},
+        {"check_head_room": None},
+        {"syphon": 3},
+        {"ledger": 3},
+    ],
+    ids=str,
+)
+def test_options_of_another_type_are_refused(local: Pair, wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=next(iter(wrong))):
+        local.options(**wrong)
+
+
 # -- without waiting for the secondary -------------------------------------------------------------
 
 
 def test_an_application_can_start_while_the_secondary_is_down(pair: Pair) -> None:
     pair.secondary.manager_tap.refuse(UnauthorizedError("not yet"), ListEntities)
     pairing = pair.begin(wait_for_secondary=False, failover_interval=AT_ONCE)
-    unprotected = pair.wait_for(Unprotected)
-    assert "not yet" in unprotected.cause
+    assert "being prepared" in pair.wait_for(Unprotected).cause
+    assert "not yet" in pair.wait_for(Unprotected, 2).cause
     assert not pairing.is_protected
     pair.send("healthy")
     assert pair.primary.take() == ["healthy"]
@@ -362,7 +501,7 @@ def test_an_application_can_start_while_the_secondary_is_down(pair: Pair) -> Non
     assert pairing.is_protected
     pair.send("diverted")
     assert pair.diverted() == ["diverted"]
-    assert len(pair.heard(Unprotected)) == 1
+    assert len(pair.heard(Unprotected)) == 2
 
 
 def test_an_unprotected_pairing_goes_on_trying_the_primary(pair: Pair) -> None:
@@ -374,6 +513,39 @@ def test_an_unprotected_pairing_goes_on_trying_the_primary(pair: Pair) -> None:
     pair.heal()
     pair.send("b")
     assert pair.primary.take() == ["b"]
+
+
+def test_a_send_that_succeeds_without_a_backlog_ends_the_failover(pair: Pair) -> None:
+    pair.secondary.manager_tap.refuse(UnauthorizedError("not yet"), ListEntities)
+    pair.begin(wait_for_secondary=False, failover_interval=AT_ONCE)
+    pair.break_down()
+    with pytest.raises(MessagingError) as caught:
+        pair.send("a")
+    assert caught.value.facts["namespace"] == "primary"
+    assert any("no backlog queue yet" in note for note in caught.value.__notes__)
+    assert pair.state() is HealthState.FAILED_OVER
+    pair.heal()
+    pair.send("b")
+    assert pair.wait_for(Returned).by == "send"
+    assert pair.state() is HealthState.HEALTHY
+
+
+def test_the_same_cause_is_reported_once_however_often_it_was_tried(local: Pair) -> None:
+    local.secondary.manager_tap.refuse(CommunicationError("nobody is there"), ListEntities)
+    local.begin(wait_for_secondary=False)
+    local.pass_time(HOUR)
+    assert [event.cause for event in local.heard(Unprotected)] == [
+        "the backlog is being prepared",
+        "Communication: nobody is there",
+    ]
+
+
+def test_an_unprotected_pairing_with_a_syphon_ends_with_its_secondary(pair: Pair) -> None:
+    pair.secondary.manager_tap.refuse(UnauthorizedError("not yet"), ListEntities)
+    pair.begin_with_syphon(wait_for_secondary=False)
+    pair.secondary.factory.close()
+    pair.pass_time(seconds=5)
+    assert pair.primary.factory.state is FactoryState.FAULTED
 
 
 def test_a_reachable_secondary_protects_at_once(pair: Pair) -> None:

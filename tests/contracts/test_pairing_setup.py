@@ -575,7 +575,9 @@ def test_a_queue_that_exists_with_other_settings_is_used_as_it_is(pair: Pair) ->
     )
     pair.secondary.root.create_queue(existing)
     pair.begin(backlog_queue_count=1, failover_interval=AT_ONCE)
-    assert pair.secondary.root.get_queue(backlog(0)) == existing
+    metadata = pair.pairing.identity.to_metadata("made by hand")
+    expected = replace(existing, user_metadata=metadata)
+    assert pair.secondary.root.get_queue(backlog(0)) == expected
     pair.fail_over(ORDERS, "a")
     assert pair.diverted() == ["a"]
 

@@ -373,13 +373,15 @@ def test_every_client_of_a_factory_waits_at_its_gate(trouble: Trouble) -> None:
     factory = trouble.factory()
     orders = factory.create_message_sender(ORDERS)
     payments = factory.create_queue_client(PAYMENTS)
-    trouble.namespace.inject(Fault.SERVER_BUSY, path=ORDERS, times=1)
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
     watch = Watch(trouble.clock)
     orders.send(ORDER)
     assert watch.shows >= GATE
-    trouble.namespace.inject(Fault.SERVER_BUSY, path=ORDERS)
-    with pytest.raises(ServerBusyError):
+    end_busy = trouble.namespace.inject(Fault.SERVER_BUSY)
+    with pytest.raises(ServerBusyError) as caught:
         orders.send(ORDER)
+    assert f"tried {len(history(caught.value))} times" in str(caught.value)
+    end_busy()
     again = Watch(trouble.clock)
     payments.send(ORDER)
     assert timedelta(0) < again.shows <= GATE
@@ -398,9 +400,10 @@ def test_a_pipelined_sender_waits_at_the_gate_that_another_client_closed(
     trouble: Trouble,
 ) -> None:
     factory = trouble.factory(RetryPolicy(max_tries=2))
-    trouble.namespace.inject(Fault.SERVER_BUSY, path=PAYMENTS)
+    end_busy = trouble.namespace.inject(Fault.SERVER_BUSY)
     with pytest.raises(ServerBusyError):
         factory.create_message_sender(PAYMENTS).send(ORDER)
+    end_busy()
     watch = Watch(trouble.clock)
     with factory.create_message_sender(ORDERS).pipelined() as sender:
         sender.send(ORDER).exception(timeout=10)

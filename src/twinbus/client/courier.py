@@ -111,7 +111,7 @@ class Courier:
         history: list[MessagingError] = []
         while True:
             self.life.check()
-            now = self._pass_gate(_path_of(command), began, deadline, history)
+            now = self._pass_gate(_path_of(command), began, deadline, history, tries)
             end = tries.end_at()
             if history and end <= now:  # it may have come during the pause
                 raise exhausted(history, (now - began) / SECOND_US)
@@ -133,7 +133,12 @@ class Courier:
             clock.sleep_us(min(pause, end - now))
 
     def _pass_gate(
-        self, path: str, began: int, deadline: int, history: list[MessagingError]
+        self,
+        path: str,
+        began: int,
+        deadline: int,
+        history: list[MessagingError],
+        tries: Tries = _UNLIMITED,
     ) -> int:
         """Wait until the gate is open and return the time; raise if the operation has no time."""
         while True:
@@ -141,9 +146,10 @@ class Courier:
             until, reason = self._gate.check(path, now)
             if reason is None:
                 return now
-            if until >= deadline or self.policy.max_tries == 1:
+            end = tries.end_at()
+            if until >= deadline or end <= now or self.policy.max_tries == 1:
                 raise exhausted(history, (now - began) / SECOND_US, reason)
-            self.clock.sleep_us(until - now)
+            self.clock.sleep_us(min(until, end) - now)
 
     def note(self, error: MessagingError) -> None:
         """Close the gate when the namespace said that it, or an entity, is busy."""

@@ -139,6 +139,8 @@ def exhausted(
     if tries > 1 or reason is not None:
         times = {0: "not tried", 1: "tried once"}.get(tries, f"tried {tries} times")
         text = f"{text} ({times} in {seconds:.3g} s)" if tries else f"{text} ({times})"
-    error = type(last)(text, **{**last.facts, "history": (*history, *([reason] if reason else ()))})
+    if reason is not None and reason not in history:
+        history = [*history, reason]
+    error = type(last)(text, **{**last.facts, "history": tuple(history)})
     error.__cause__ = last
     return error

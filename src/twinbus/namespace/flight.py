@@ -52,6 +52,7 @@ from twinbus.limits import (
 from twinbus.message import MESSAGE_SCHEMA
 from twinbus.namespace.wire import (
     HANG_UP,
+    NAMESPACE_ID,
     PROTOCOL,
     Frame,
     decode_replies,
@@ -380,6 +381,8 @@ class _Link:
         self._client = flight.FlightClient(f"{scheme}://{host}:{connection.port}", **options)
         token = self._credentials.token()
         headers = [(b"authorization", token.encode())] if token else []
+        if connection.namespace_id:
+            headers.append((NAMESPACE_ID.encode(), connection.namespace_id.encode()))
         self._writer, self._reader = self._client.do_exchange(
             flight.FlightDescriptor.for_command(PROTOCOL),
             flight.FlightCallOptions(headers=headers),

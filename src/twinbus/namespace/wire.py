@@ -78,6 +78,7 @@ _VALUES = (
     Claim,
 )
 PROTOCOL = f"twinbus/{WIRE_VERSION}".encode()  # what the exchange is opened for
+NAMESPACE_ID = "x-twinbus-namespace"  # header of the call: which namespace the client means
 HANG_UP = 0  # the number of the reply that ends the connection
 _KINDS = Kinds((*COMMANDS, *_VALUES, *DESCRIPTIONS))
 _LENGTH = struct.Struct("<I")

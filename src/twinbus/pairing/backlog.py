@@ -17,7 +17,7 @@ originals are cleared; everything else stays. `diverted` and `restored` work on 
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -117,18 +117,27 @@ class BacklogQueues:
 def find_backlog_queues(
     manager: NamespaceManager, primary: PrimaryIdentity, count: int
 ) -> BacklogQueues:
-    """Return the backlog queues of a primary; raise if one of them names another primary."""
+    """Return the backlog queues of a primary; raise if one of them names another primary.
+
+    Extra queues of another primary are nobody's concern here: they are left out.
+    """
     prefix = backlog_queue_path(primary.name, 0).removesuffix("0").lower()
-    found: dict[int, str] = {}
+    found: dict[int, QueueDescription] = {}
     for queue in manager.list_queues():
         index = queue.path.lower().removeprefix(prefix)
         if queue.path.lower().startswith(prefix) and _INDEX.fullmatch(index):
-            primary.check_owns(queue)
-            found[int(index)] = queue.path
-    return BacklogQueues(
-        {index: found[index] for index in sorted(found) if index < count},
-        {index: found[index] for index in sorted(found) if index >= count},
-    )
+            found[int(index)] = queue
+    used = {index: found[index] for index in sorted(found) if index < count}
+    for queue in used.values():
+        primary.check_owns(queue)
+        if PrimaryIdentity.of_queue(queue) is None:
+            _log.warning("%s names no primary; it is taken for one of %s", queue.path, primary)
+    extra = {
+        index: found[index].path
+        for index in sorted(found)
+        if index >= count and primary.owns(found[index])
+    }
+    return BacklogQueues({index: queue.path for index, queue in used.items()}, extra)
 
 
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
@@ -158,6 +167,7 @@ def prepare_backlog(
     }
     for queue in found.values():
         primary.check_owns(queue)
+        _adopt(manager, primary, queue)
     missing = {
         index: "it requires sessions, which diverted messages do not have"
         for index, queue in found.items()
@@ -177,6 +187,17 @@ def prepare_backlog(
             "not have. Delete these queues: pairing makes new ones"
         )
     return PreparedBacklog(paths, missing)
+
+
+def _adopt(manager: NamespaceManager, primary: PrimaryIdentity, queue: QueueDescription) -> None:
+    """Let a queue that names no primary name this one, so that no other takes it for its own."""
+    if PrimaryIdentity.of_queue(queue) is not None:
+        return
+    metadata = primary.to_metadata(queue.user_metadata)
+    try:
+        manager.update_queue(replace(queue, user_metadata=metadata))
+    except MessagingError as error:
+        _log.warning("%s names no primary, and cannot be made to: %s", queue.path, error)
 
 
 def _create(

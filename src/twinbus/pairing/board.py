@@ -73,6 +73,12 @@ class DuePing:
 
 
 _UNKNOWN = Health()
+_RETURNED_BY = {
+    Sign.PING_PASSED: "ping",
+    Sign.PING_ANSWERED: "refused ping",
+    Sign.PASSED: "send",
+    Sign.MARKED: "mark_path_healthy",
+}
 
 
 class Board:
@@ -127,7 +133,9 @@ class Board:
             return
         with self._lock:
             if not entity.is_healthy:
-                self._step(entity, Sign.SUCCESS, self._clock.now_us())
+                is_away = entity.health.state is HealthState.FAILED_OVER
+                sign = Sign.PASSED if is_away and not self.queues else Sign.SUCCESS
+                self._step(entity, sign, self._clock.now_us())
         self._announcer.deliver()
 
     def failed(self, path: str, error: MessagingError) -> bool:
@@ -196,7 +204,7 @@ class Board:
                 cause += ". An operator disabled it: its messages are diverted until you enable it"
             self._announcer.post(FailedOver(at, entity.path, cause, failing))
         elif before.state is HealthState.FAILED_OVER:
-            by = "ping" if sign is Sign.PING_PASSED else "mark_path_healthy"
+            by = _RETURNED_BY[sign] if sign else ""
             count = entity.diverted - entity.diverted_before
             self._announcer.post(Returned(at, entity.path, by, count, since))
 
@@ -240,9 +248,16 @@ class Board:
                     found.append(DuePing(entity.path, health.since))
         return found
 
-    def pinged(self, ping: DuePing, error: MessagingError | None) -> None:
-        """Take in how a ping ended; one that lacked a right is reported once."""
-        sign = Sign.PING_PASSED if error is None else Sign.PING_FAILED
+    def pinged(
+        self, ping: DuePing, error: MessagingError | None, *, leaves_it_down: bool = True
+    ) -> None:
+        """Take in how a ping ended; one that lacked a right is reported once.
+
+        A refusal that does not leave the entity down ends the failover: callers must hear it.
+        """
+        sign = Sign.PING_PASSED
+        if error is not None:
+            sign = Sign.PING_FAILED if leaves_it_down else Sign.PING_ANSWERED
         now = self._clock.now_us()
         with self._lock:
             entity = self._entities[ping.path.lower()]

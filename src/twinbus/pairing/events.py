@@ -33,7 +33,7 @@ class Returned(PairingEvent):
     """The sends of an entity go to the primary again."""
 
     path: str
-    by: str  # "ping" or "mark_path_healthy"
+    by: str  # "ping", "refused ping" (no such entity), "send" (no backlog), "mark_path_healthy"
     diverted: int  # messages, since it had failed over
     since: datetime | None = None  # when it failed over
 

@@ -39,9 +39,11 @@ class Sign(Enum):
     SUCCESS = "success"  # the primary took a send
     FAILURE = "failure"  # a send failed in a way that counts
     RAN_OUT = "ran_out"  # the failover timer, with no success in between
+    PASSED = "passed"  # a send to an entity that had failed over: there was no backlog for it
     PING_SENT = "ping_sent"
     PING_PASSED = "ping_passed"
     PING_FAILED = "ping_failed"
+    PING_ANSWERED = "ping_answered"  # with a refusal that callers must hear: no such entity
     MARKED = "marked"  # somebody says that it is healthy
 
 
@@ -56,9 +58,11 @@ TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
     (_SUSPECT, Sign.RAN_OUT): _FAILED,
     (_FAILED, Sign.SUCCESS): _FAILED,
     (_FAILED, Sign.FAILURE): _FAILED,
+    (_FAILED, Sign.PASSED): _HEALTHY,
     (_FAILED, Sign.PING_SENT): _FAILED,
     (_FAILED, Sign.PING_FAILED): _FAILED,
     (_FAILED, Sign.PING_PASSED): _HEALTHY,
+    (_FAILED, Sign.PING_ANSWERED): _HEALTHY,
     (_FAILED, Sign.MARKED): _HEALTHY,
 }
 

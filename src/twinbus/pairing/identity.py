@@ -6,7 +6,8 @@ may share that label, so each queue also names its primary in full in `user_meta
     twinbus-primary Name=contoso;Address=contoso.eu.example:4617;NamespaceId=5f0c...
 
 Pairing and the syphon compare that text with the primary they work for. The namespace id decides
-where both sides know it; else the address does. Neither needs the primary to be reachable.
+where both sides know it; else the address does. Neither needs the primary to be reachable. The text
+may follow other text, so that pairing can add it to a queue that somebody made by hand.
 """
 
 import re
@@ -62,21 +63,26 @@ class PrimaryIdentity:
     @classmethod
     def of_queue(cls, queue: QueueDescription) -> Self | None:
         """Return the primary that a backlog queue names; None if it names none."""
-        text = queue.user_metadata or ""
-        if not text.startswith(_MARK):
+        _, mark, text = (queue.user_metadata or "").partition(_MARK)
+        if not mark:
             return None
-        parts = dict(part.partition("=")[::2] for part in text.removeprefix(_MARK).split(";"))
+        parts = dict(part.partition("=")[::2] for part in text.split(";"))
         named = {key: unquote(parts.get(key, "")) for key in ("Name", "Address", "NamespaceId")}
         if not _NAME.fullmatch(named["Name"]):
             return None
         return cls(named["Name"], named["Address"], named["NamespaceId"])
 
-    def to_metadata(self) -> str:
-        """Return the text that names this primary in a backlog queue."""
+    def to_metadata(self, existing: str | None = None) -> str:
+        """Return the text that names this primary in a backlog queue, behind text that is there."""
         parts = {"Name": self.name, "Address": self.address, "NamespaceId": self.namespace_id}
-        text = _encoded(parts)
-        if len(text) > MAX_USER_METADATA_CHARACTERS:  # a long directory: its id names it, too
-            text = _encoded(parts | {"Address": ""})
+        before = f"{existing.partition(_MARK)[0].rstrip()} ".lstrip() if existing else ""
+        for text in (
+            before + _encoded(parts),
+            _encoded(parts),
+            _encoded(parts | {"Address": ""}),  # a long directory: its id names it, too
+        ):
+            if len(text) <= MAX_USER_METADATA_CHARACTERS:
+                break
         return text
 
     def is_same_as(self, other: "PrimaryIdentity") -> bool:
@@ -87,10 +93,15 @@ class PrimaryIdentity:
             return self.address.lower() == other.address.lower()
         return self.name.lower() == other.name.lower()
 
+    def owns(self, queue: QueueDescription) -> bool:
+        """Whether a backlog queue is one of this primary; one that names nobody may be."""
+        owner = self.of_queue(queue)
+        return owner is None or self.is_same_as(owner)
+
     def check_owns(self, queue: QueueDescription) -> None:
         """Refuse a backlog queue that names another primary."""
         owner = self.of_queue(queue)
-        if owner is None or self.is_same_as(owner):
+        if self.owns(queue):
             return
         raise InvalidOperationError(
             f"the backlog queue {queue.path} on the secondary belongs to another primary: it names "

@@ -1,5 +1,6 @@
 """How to pair for send availability: the ranges of every option, checked when it is given."""
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from twinbus.limits import (
     MIN_PING_INTERVAL,
 )
 from twinbus.pairing.pairing import SendAvailabilityPairing, SyphonStarter
-from twinbus.values import check_span, check_whole
+from twinbus.values import check_span, check_type, check_whole
 
 
 class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabilityPairing]):
@@ -55,6 +56,12 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
                 f"({' and '.join(sorted(addresses))}); give both the same connection"
             )
         check_whole("backlog_queue_count", backlog_queue_count, 1, MAX_BACKLOG_QUEUES)
+        check_type("enable_syphon", enable_syphon, bool)
+        check_type("wait_for_secondary", wait_for_secondary, bool)
+        check_type("check_head_room", check_head_room, bool)
+        check_type("ledger", ledger, str, Path, type(None))
+        if syphon is not None and not callable(syphon):
+            raise InvalidArgumentError("syphon must be a function that starts a syphon, or None")
         self.secondary_namespace_manager = secondary_namespace_manager
         self.messaging_factory = messaging_factory
         self.enable_syphon = enable_syphon
@@ -64,6 +71,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         self.ledger = Path(ledger) if ledger is not None else None
         self.wanted_backlog_queues = backlog_queue_count
         self._pairing: SendAvailabilityPairing | None = None
+        self._lock = threading.Lock()
         self.ping_primary_interval = ping_primary_interval
 
     @property
@@ -87,7 +95,11 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
 
     def pair(self, primary: MessagingFactory) -> SendAvailabilityPairing:
         """Set everything up; called by `MessagingFactory.pair_namespace`."""
-        if self._pairing is not None:
-            raise InvalidOperationError("these options are in use by another pairing")
-        self._pairing = SendAvailabilityPairing.begin(primary, self)
-        return self._pairing
+        with self._lock:
+            if self._pairing is not None:
+                raise InvalidOperationError(
+                    "these options belong to another pairing; make new ones, with a manager and a "
+                    "factory of their own"
+                )
+            self._pairing = SendAvailabilityPairing.begin(primary, self)
+            return self._pairing

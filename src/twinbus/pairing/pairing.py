@@ -96,6 +96,7 @@ class SendAvailabilityPairing:
         self._partnering = threading.Lock()
         self._syphon: Syphon | None = None
         self._has_ended = False
+        self._closing: list[threading.Thread] = []
         self._preparing = threading.Lock()  # of whoever prepares the backlog
         self._prepare_at = NEVER_US  # the next try to prepare it
         self._unprepared = ""  # why the last try failed, as it was reported
@@ -130,6 +131,7 @@ class SendAvailabilityPairing:
             raise
         self.primary.courier.route = self._route
         if not self.options.wait_for_secondary:
+            self._announce(Unprotected(self._now(), "the backlog is being prepared"))
             self._prepare_at = 0
             self._prepare_later()
 
@@ -192,7 +194,7 @@ class SendAvailabilityPairing:
 
     def _report_failure(self, error: Exception) -> None:
         """Report why the set-up in the background failed, once for each cause."""
-        cause = f"{error.code}: {error}" if isinstance(error, MessagingError) else repr(error)
+        cause = _root_cause(error)
         if cause == self._unprepared:
             return
         self._unprepared = cause
@@ -250,6 +252,8 @@ class SendAvailabilityPairing:
 
         The first watcher is also told the events of the set-up.
         """
+        if not callable(watcher):
+            raise InvalidArgumentError("on_event takes a function of one event")
         return self._announcer.watch(watcher)
 
     # -- time and ends -------------------------------------------------------------------------
@@ -272,7 +276,7 @@ class SendAvailabilityPairing:
 
     def _hear(self, side: Side, state: FactoryState) -> None:
         """Follow a factory that changed its state."""
-        has_syphon = self._syphon is not None
+        has_syphon = self.options.enable_syphon
         if has_syphon:
             with self._partnering:
                 now = self._clock.now_us()
@@ -280,8 +284,11 @@ class SendAvailabilityPairing:
             self._ticker.expect(self._partnership.due)
         if side is Side.PRIMARY:
             self._end(close_secondary=not (has_syphon and state is FactoryState.FAULTED))
-        is_over = self._partnership.is_over or not has_syphon
-        if self._has_ended and is_over and state is not FactoryState.CLOSING:
+        if state is FactoryState.CLOSING:
+            return  # the primary closes its own connection meanwhile
+        for closing in self._closing:
+            closing.join()
+        if self._has_ended and (self._partnership.is_over or not has_syphon):
             self._ticker.close()
 
     def _execute(self, sentence: Sentence | None) -> None:
@@ -295,16 +302,23 @@ class SendAvailabilityPairing:
     def _end(self, *, close_secondary: bool) -> None:
         """Stop pings and the syphon, and close the secondary; a faulted one stays faulted.
 
-        When the primary faults, the application has a while to close the secondary itself.
+        When the primary faults, the application has a while to close the secondary itself. The
+        connections are closed side by side: each may have to wait for a server that hangs.
         """
         with self._partnering:
             if self._has_ended:
                 return
             self._has_ended = True
         self._stop_syphon()
-        if close_secondary:
-            self.secondary.close()
-        self.options.secondary_namespace_manager.close()
+        closers = [self.options.secondary_namespace_manager.close]
+        closers += [self.secondary.close] if close_secondary else []
+        for close in closers:
+            if passes_by_itself(self._clock):
+                thread = threading.Thread(target=close, name="twinbus-pairing-close", daemon=True)
+                self._closing.append(thread)
+                thread.start()
+            else:
+                close()
         self._write_ledger(self._clock.now_us())
 
     def _keep(self, event: PairingEvent) -> None:
@@ -333,6 +347,13 @@ def _check_partners(
         raise InvalidArgumentError(
             f"the secondary is the primary {primary.name!r} itself; pair it with another namespace"
         )
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return the text of the first error of a chain: later ones say how often it was tried."""
+    while isinstance(error.__cause__, MessagingError):
+        error = error.__cause__
+    return f"{error.code}: {error}" if isinstance(error, MessagingError) else repr(error)
 
 
 E = TypeVar("E", bound=MessagingError)
@@ -373,6 +394,16 @@ def _probe(secondary: Courier, queues: list[str]) -> None:
 
 def _is_same(one: NamespaceUser, other: NamespaceUser) -> bool:
     """Whether both are known to use one namespace."""
-    if one.courier.namespace is other.courier.namespace:
+    ours, theirs = one.courier.namespace, other.courier.namespace
+    if ours is theirs or (ours.id and ours.id == theirs.id):
         return True
-    return bool(one.address) and one.address == other.address
+    return bool(one.address) and _plain_address(one.address) == _plain_address(other.address)
+
+
+def _plain_address(address: str) -> str:
+    """Return an address; the names of this machine's loopback interface are the same."""
+    host, colon, port = address.rpartition(":")
+    return f"localhost:{port}" if colon and host in _LOOPBACK else address
+
+
+_LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}

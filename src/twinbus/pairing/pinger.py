@@ -44,7 +44,8 @@ class Pinger:
             ping, error = self._ended.popleft()
             if error is not None:
                 self._primary.note(error)
-            self._board.pinged(ping, error if error and _leaves_it_down(error) else None)
+            is_down = error is not None and _leaves_it_down(error)
+            self._board.pinged(ping, error, leaves_it_down=is_down)
         held_until = partial(self._primary.busy_until, now=now)
         for ping in self._board.due_pings(now, held_until):
             probe = Send(ping.path, [ping_message(self._primary.random)])

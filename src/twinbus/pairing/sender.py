@@ -150,13 +150,21 @@ class PairedRoute:
 
     def _rescue(self, command: Send, lane: Lane, error: MessagingError) -> SendReceipt:
         """Divert what the primary did not take, if its entity has failed over; else raise."""
-        if not says_unavailable(error):
-            raise error
-        if not counts_at_once(error):  # else its tries were counted one by one
+        if not says_unavailable(error) and not isinstance(error, ServerBusyError):
+            raise self._about_primary(error)
+        if says_unavailable(error) and not counts_at_once(error):  # else its tries were counted
             self.note_failure(command.path, error)
         if not self._board.is_diverting(command.path):
-            raise error
+            raise self._about_primary(error)
         return self._divert(command, lane, was_tried=True)
+
+    def _about_primary(self, error: MessagingError) -> MessagingError:
+        """Return an error that says which of the two namespaces it is about."""
+        error.facts = {**error.facts, "namespace": "primary"}
+        error.add_note("This error is about the primary namespace of the pairing.")
+        if not self._board.queues:
+            error.add_note("The message was not diverted: the pairing has no backlog queue yet.")
+        return error
 
     # -- to the backlog ------------------------------------------------------------------------
 

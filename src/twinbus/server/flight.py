@@ -55,6 +55,7 @@ from twinbus.message import DELIVERY_SCHEMA, MESSAGE_SCHEMA
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.wire import (
     HANG_UP,
+    NAMESPACE_ID,
     PROTOCOL,
     Reply,
     decode_asks,
@@ -346,11 +347,15 @@ class _Headers(flight.ServerMiddleware):  # type: ignore[misc]
 
 
 class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Looks at the token before anything else of a call is read."""
+    """Checks the token, and which namespace is meant, before anything else of a call is read."""
 
     def __init__(
-        self, admit: Callable[[str], Admission], note_refused_key: Callable[[str, str], None]
+        self,
+        namespace_id: str,
+        admit: Callable[[str], Admission],
+        note_refused_key: Callable[[str, str], None],
     ) -> None:
+        self._namespace_id = namespace_id
         self._admit = admit
         self._note_refused_key = note_refused_key
 
@@ -364,9 +369,16 @@ class _Guard(flight.ServerMiddlewareFactory):  # type: ignore[misc]
                 "connection string"
             )
         try:
-            return _Headers(self._admit(tokens[0]))
+            admission = self._admit(tokens[0])
         except UnauthorizedError as error:
             raise flight.FlightUnauthenticatedError(error.text) from error
+        meant = headers.get(NAMESPACE_ID, [self._namespace_id])[0]
+        if meant != self._namespace_id:
+            raise flight.FlightUnauthenticatedError(
+                f"the connection string means the namespace with the id {meant}, and this server "
+                f"has the one with the id {self._namespace_id}. Correct the Endpoint or NamespaceId"
+            )
+        return _Headers(admission)
 
 
 class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
@@ -398,7 +410,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             f"{scheme}://{at}:{port}",
             tls_certificates=[tls] if tls else None,
-            middleware={"guard": _Guard(self.admit, self.note_refused_key)},
+            middleware={"guard": _Guard(namespace.id, self.admit, self.note_refused_key)},
         )
 
     def admit(self, token: str) -> Admission:

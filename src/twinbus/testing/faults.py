@@ -85,6 +85,8 @@ class FaultyNamespace:
             injected.times -= 1
             if injected.times == 0:
                 self._injected.remove(injected)
+        if injected.fault is Fault.SERVER_BUSY:
+            return _failed(_busy(injected.path or ""))
         return _FAULTS[injected.fault](self.inner, command)
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
@@ -122,10 +124,12 @@ _FAULTS: dict[Fault, Callable[[Namespace, Command[Any]], "Future[Any]"]] = {
     Fault.TRANSIENT: lambda *_: _failed(TransientError("a passing failure; try again")),
     Fault.TIMEOUT: lambda *_: _failed(_timed_out()),
     Fault.REPLY_LOST: _lose_reply,
-    Fault.SERVER_BUSY: lambda *_: _failed(
-        ServerBusyError(
-            f"the namespace is busy; wait {SERVER_BUSY_RETRY_S} s",
-            retry_after_s=SERVER_BUSY_RETRY_S,
-        )
-    ),
 }
+
+
+def _busy(path: str) -> ServerBusyError:
+    return ServerBusyError(
+        f"{path or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",
+        retry_after_s=SERVER_BUSY_RETRY_S,
+        scope=path,
+    )
