@@ -30,18 +30,21 @@ class Server(Closable):
         serve = "from twinbus.cli import main; main()"
         command = [sys.executable, "-c", serve, "serve", str(folder), "--admin-port", "0"]
         self._command = [*command, "--port", str(free_port())]
+        self._log = folder.with_name(f"{folder.name}.log")
         if config is not None:
             self._command += ["--config", str(config)]
         self.connection = self.start()
 
     def start(self) -> str:
         """Start it; return the first line it prints."""
-        self._process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            text=True,
-            process_group=0,  # Ctrl-C in a terminal is for the example, which closes its servers
-        )
+        with self._log.open("a", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                process_group=0,  # Ctrl-C in a terminal is for the example, which ends its servers
+            )
         assert self._process.stdout is not None
         first = line = self._process.stdout.readline()
         while "ready" not in line:

@@ -68,3 +68,9 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
 def local(tmp_path: Path) -> Iterator[Pair]:
     with opened("embedded", tmp_path) as pair:
         yield pair
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[Pair]:
+    with opened("flight", tmp_path) as pair:
+        yield pair

@@ -225,10 +225,9 @@ def test_a_namespace_is_not_paired_with_itself_by_another_name(
         one.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, other))
 
 
-def test_a_server_refuses_clients_that_mean_another_namespace(pair: Pair) -> None:
-    where = pair.primary.where
-    if where is None:
-        pytest.skip("an embedded namespace is reached by its directory")
+def test_a_server_refuses_clients_that_mean_another_namespace(servers: Pair) -> None:
+    pair, where = servers, servers.primary.where
+    assert where is not None
     for namespace_id in (pair.primary.engine_id, ""):
         with FlightNamespace(replace(where, namespace_id=namespace_id), pair.clock) as right:
             right.ask(Peek(ORDERS), 20)
@@ -321,6 +320,16 @@ def test_a_send_that_waits_for_a_busy_primary_is_diverted_when_the_timer_runs_ou
     pair.send("a")
     assert pair.diverted() == ["a"]
     assert pair.clock.now() - began <= timedelta(seconds=5) + TRY
+
+
+def test_a_pipelined_send_has_its_whole_try_after_it_waited_for_a_busy_primary(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.primary.faults.inject(Fault.SERVER_BUSY, times=1)
+    pair.send("first")
+    pair.primary.factory.courier.note(busy(""))
+    pipelined(pair.sender(), "second")
+    assert pair.primary.take() == ["first", "second"]
+    assert pair.diverted() == []
 
 
 # -- pings -----------------------------------------------------------------------------------------

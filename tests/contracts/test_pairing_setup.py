@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -58,12 +57,6 @@ from twinbus.pairing.identity import PrimaryIdentity
 
 TICK = timedelta(microseconds=1)
 REFUSED = MessagingError("the namespace makes no queues today")
-
-
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Pair]:
-    with opened("flight", tmp_path) as pair:
-        yield pair
 
 
 def creations(end: End) -> list[tuple[datetime, str]]:

@@ -173,12 +173,12 @@ class Courier:
         """Hand a command over once, without waiting and without trying again."""
         return self.namespace.submit(command)
 
-    def begin_send(self, command: Send) -> "Submitted":
+    def begin_send(self, command: Send, tries: Tries = _UNLIMITED) -> "Submitted":
         """Hand a send over without waiting for its reply; waits only while the gate is closed."""
         self.life.check()
         began = self.clock.now_us()
-        self._pass_gate(command.path, began, began + self.timeout_us, [])
-        return Submitted(self, command, self.namespace.submit(command), began)
+        sent_at = self._pass_gate(command.path, began, began + self.timeout_us, [], tries)
+        return Submitted(self, command, self.namespace.submit(command), began, sent_at)
 
 
 def _path_of(command: Command[Any]) -> str:
@@ -195,11 +195,12 @@ class Submitted:
     command: Send
     reply: "Future[SendReceipt]"
     began: int
+    sent_at: int  # when the first try began: the gate may have been closed before
 
     def wait(self, tries: Tries = _UNLIMITED) -> SendReceipt:
         """Return the receipt; when the first try fails, go on under the retry policy."""
         courier = self.courier
-        end = min(self.began + courier.try_us, tries.end_at())
+        end = min(self.sent_at + courier.try_us, tries.end_at())
         try:
             return self.reply.result(max(end - courier.clock.now_us(), 0) / SECOND_US)
         except MessagingError as refusal:

@@ -127,7 +127,11 @@ class PairedRoute:
         self._check(command)
         if divert:
             return partial(self._divert, command, lane, was_tried=False)
-        return partial(self._conclude, command, lane, self._primary.begin_send(command))
+        try:
+            begun = self._primary.begin_send(command, _PrimaryTries(self, command.path))
+        except ServerBusyError as error:
+            return partial(self._rescue, command, lane, error)
+        return partial(self._conclude, command, lane, begun)
 
     def cancel(self, command: CancelScheduled) -> None:
         """Cancel scheduled messages by the numbers in the receipt of their send."""
