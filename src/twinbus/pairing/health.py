@@ -9,9 +9,11 @@ SUSPECT        marked          HEALTHY
 SUSPECT        ran_out         FAILED_OVER   pings start
 FAILED_OVER    success         FAILED_OVER   of a send that was under way: only a ping counts
 FAILED_OVER    failure         FAILED_OVER
+FAILED_OVER    passed          HEALTHY       there was no backlog queue, and the primary took it
 FAILED_OVER    ping_sent       FAILED_OVER   the next one follows after an interval
 FAILED_OVER    ping_failed     FAILED_OVER
 FAILED_OVER    ping_passed     HEALTHY
+FAILED_OVER    ping_answered   HEALTHY       the entity does not exist: callers must hear it
 FAILED_OVER    marked          HEALTHY
 
 A pair that is not in the table raises; a success of a healthy entity is no news. With a failover
