@@ -1,9 +1,11 @@
 """The life of a pairing: pings, clocks that are set back, and what closes or faults with it."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.contracts.pairing_words import (
     SESSIONS,
     SUBSCRIPTION,
     Pair,
+    SyphonStandIn,
     backlog,
     is_ping,
     message,
@@ -530,6 +533,58 @@ def test_leaving_the_context_of_the_primary_closes_the_pairing(pair: Pair) -> No
     with pair.primary.factory:
         pair.begin()
     assert states(pair) == (CLOSED, CLOSED)
+
+
+@dataclass
+class RealTimePair:
+    """Two paired factories on a clock that runs by itself, where threads close the secondary."""
+
+    primary: MessagingFactory
+    secondary: MessagingFactory
+
+    @classmethod
+    def paired(cls, folder: Path, *, with_syphon: bool) -> "RealTimePair":
+        first, second = EmbeddedNamespace(folder / "a"), EmbeddedNamespace(folder / "b")
+        pair = cls(MessagingFactory(first, name=PRIMARY), MessagingFactory(second))
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager(second),
+            pair.secondary,
+            1,
+            AT_ONCE,
+            enable_syphon=with_syphon,
+            syphon=SyphonStandIn(),
+        )
+        pair.primary.pair_namespace(options)
+        return pair
+
+    def close_from_secondary(self, state: FactoryState) -> None:
+        if state is CLOSED:
+            self.primary.close()
+
+
+def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("with_syphon", [False, True], ids=["without syphon", "with syphon"])
+def test_closing_a_pairing_on_real_time_logs_no_error_and_leaves_no_thread(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, with_syphon: bool
+) -> None:
+    pair = RealTimePair.paired(tmp_path, with_syphon=with_syphon)
+    pair.primary.close()
+    assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
+    assert errors_logged(caplog) == []
+    assert not [one for one in threading.enumerate() if one.name.startswith("twinbus-pairing")]
+
+
+def test_a_watcher_of_the_secondary_may_close_the_primary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = RealTimePair.paired(tmp_path, with_syphon=False)
+    pair.secondary.on_state_change(pair.close_from_secondary)
+    pair.primary.close()
+    assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
+    assert errors_logged(caplog) == []
 
 
 # -- where no syphon runs --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_TROUBLE = re.compile(r"Traceback|\bERROR\b")
 _SHELL = "set -eumo pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n"
 
 
@@ -55,7 +56,10 @@ def _free_port() -> int:
 
 
 def run(command: list[str], folder: Path, timeout_s: float = 120) -> str:
-    """Run a command in a folder, with `twinbus` and `python` on its path; return its output."""
+    """Run a command in a folder, with `twinbus` and `python` on its path; return its output.
+
+    The command must exit with 0, and print no traceback and no log line of level ERROR.
+    """
     binaries = str(Path(sys.executable).parent)
     done = subprocess.run(
         command,
@@ -67,5 +71,7 @@ def run(command: list[str], folder: Path, timeout_s: float = 120) -> str:
         timeout=timeout_s,
         check=False,
     )
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    printed = f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, printed
+    assert _TROUBLE.search(done.stdout + done.stderr) is None, printed
     return done.stdout

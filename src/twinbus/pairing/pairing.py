@@ -286,8 +286,10 @@ class SendAvailabilityPairing:
             self._end(close_secondary=not (has_syphon and state is FactoryState.FAULTED))
         if state is FactoryState.CLOSING:
             return  # the primary closes its own connection meanwhile
-        for closing in self._closing:
-            closing.join()
+        if side is Side.PRIMARY:  # the secondary may be closed by one of these threads
+            for closing in self._closing:
+                if closing is not threading.current_thread():
+                    closing.join()
         if self._has_ended and (self._partnership.is_over or not has_syphon):
             self._ticker.close()
 
