@@ -161,7 +161,7 @@ class NamespaceInUseError(MessagingError):
 
 
 class LogDamagedError(MessagingError):
-    """A record in the middle of the log fails its checksum."""
+    """A record of the log fails its checksum, or files of the log are missing."""
 
     fault = Fault.OPERATOR
 

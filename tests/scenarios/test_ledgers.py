@@ -1551,9 +1551,12 @@ def test_the_mark_of_another_log_hides_nothing(noted: Site) -> None:
     for _ in range(9):
         send(noted, "a")
     noted.embedded.close()
+    other = Site(noted.directory.with_name("other"))
+    queue(other)
+    other.embedded.close()
     shutil.rmtree(noted.directory / "log")
+    shutil.move(other.directory / "log", noted.directory / "log")
     noted.open()
-    queue(noted)
     send(noted, message("b", message_id="B"))
     noted.crash()
     found = closed(noted)

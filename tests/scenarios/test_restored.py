@@ -16,8 +16,9 @@ from twinbus.broker.commands import LeaseRange, Origin, PutKey, RangeLease, Read
 from twinbus.broker.trail import RESTORED
 from twinbus.cli.root import root
 from twinbus.errors import LogDamagedError
-from twinbus.ledger import LedgerSettings
+from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import conform
+from twinbus.namespace.embedded import EmbeddedNamespace
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 MakeSite = Callable[..., Site]
@@ -185,6 +186,68 @@ def test_a_log_without_its_oldest_or_newest_segment_does_not_start_but_can_be_re
     send(site, "anew")
     site.reopen()
     assert bodies(peek(site)) == [*left, "anew"]
+
+
+def lose_every_segment(site: Site, *, empties: bool = False) -> None:
+    for segment in site.directory.glob("log/*.log"):
+        if empties:
+            segment.write_bytes(b"")
+        else:
+            segment.unlink()
+
+
+@pytest.mark.parametrize("empties", [False, True], ids=["deleted", "emptied"])
+@pytest.mark.parametrize("witness", ["LOCK", "the ledger", "both"])
+def test_a_log_without_its_only_segment_does_not_start_but_can_be_repaired(
+    make_site: MakeSite, witness: str, empties: bool
+) -> None:
+    site = make_site(ledger=NO_LEDGER if witness == "LOCK" else LedgerSettings())
+    queue(site)
+    send(site, "a", "b")
+    complete(site, *receive(site, count=1))
+    site.embedded.close()
+    lose_every_segment(site, empties=empties)
+    if witness == "the ledger":
+        (site.directory / "log" / "LOCK").unlink()
+    for _ in range(2):
+        with pytest.raises(LogDamagedError, match=r"every segment .* missing.*record 3 had been"):
+            site.open()
+    refused = CliRunner().invoke(root, ["restored", str(site.directory)])
+    assert isinstance(refused.exception, LogDamagedError)
+    repaired = CliRunner().invoke(root, ["restored", str(site.directory), "--accept-damage"])
+    assert repaired.exit_code == 0, repaired.output
+    assert "record 3 had been written" in repaired.output
+    assert (f"{QUEUE}: 1 accepted messages are lost" in repaired.output) is (witness != "LOCK")
+    site.open()
+    queue(site)
+    send(site, "new")
+    site.reopen()
+    assert bodies(peek(site)) == ["new"]
+    assert site.engine.log.last_record > 3, "lost records keep their numbers"
+
+
+def test_the_lock_of_a_killed_broker_shows_that_its_log_had_records(make_site: MakeSite) -> None:
+    site = make_site()
+    queue(site)
+    copy = copy_of(site)  # what a kill would leave behind
+    for segment in copy.glob("log/*.log"):
+        segment.unlink()
+    with pytest.raises(LogDamagedError, match="LOCK shows that record 1 had been written"):
+        EmbeddedNamespace(copy)
+
+
+def test_a_namespace_that_lost_its_log_keeps_the_id_that_its_ledger_knows(
+    make_site: MakeSite,
+) -> None:
+    site = make_site(ledger=LedgerSettings())
+    queue(site)
+    known = site.embedded.id
+    site.embedded.close()
+    lose_every_segment(site)
+    site.open(accept_damage=True)
+    assert site.embedded.id == known
+    site.reopen()
+    assert site.embedded.id == known
 
 
 def test_restored_says_what_the_ledger_knows_of_the_loss(make_site: MakeSite) -> None:

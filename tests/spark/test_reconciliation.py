@@ -10,13 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.commands import CreateEntity, Receive, ReceiveMode, Send
+from twinbus.broker.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import Report, ReportSettings, make_report
+from twinbus.pipeline.report_page import report_page
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 MIDNIGHT = datetime(2026, 11, 16, tzinfo=UTC)
@@ -265,3 +266,41 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
     statuses = {row["status"]: row["messages"] for row in told.statuses}
     assert set(statuses) == {"completed", "older", "waiting"}
     assert statuses["older"] > 1
+
+
+def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def settings(*, accept_damage: bool = False) -> EngineSettings:
+        return EngineSettings(directory=tmp_path / "contoso", accept_damage=accept_damage)
+
+    with EmbeddedNamespace(settings()) as namespace:
+        for path in ("orders", "deleted"):
+            namespace.ask(CreateEntity(QueueDescription(path=path)))
+            sent = [BrokeredMessage(b"", message_id=f"{path} {at}") for at in range(3)]
+            namespace.ask(Send(path, sent))
+        namespace.ask(Receive("orders", 1, mode=ReceiveMode.RECEIVE_AND_DELETE))
+        namespace.ask(DeleteEntity("deleted"))
+    for segment in (tmp_path / "contoso").glob("log/*.log"):
+        segment.unlink()
+    with EmbeddedNamespace(settings(accept_damage=True)) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path="orders")))
+        namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="new")]))
+    told = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
+    assert named(told) == {("orders 1", "lost"), ("orders 2", "lost")}
+    assert not told.is_reconciled
+    [lost] = told.lost_logs
+    assert lost["ledger"] == "contoso"
+    page = report_page(told)
+    assert f"was lost, with its records 1 to {lost['last']}" in page
+    assert "2 message(s) are not accounted for" in page
+
+
+def test_a_lost_log_of_which_the_ledger_knows_nothing_is_not_called_reconciled(
+    spark: SparkSession, books: Books
+) -> None:
+    books.message("contoso", "restored", 1, path="", number=0, last=9, record=9)
+    books.inventory("contoso", 9)
+    told = books.report(spark)
+    assert (told.suspect_count, told.is_reconciled) == (0, False)
+    assert "Every message is accounted for" not in report_page(told)

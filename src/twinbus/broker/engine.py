@@ -50,6 +50,7 @@ from twinbus.entities import RuntimeProperties
 from twinbus.errors import (
     BrokerRestartingError,
     CommandFailedError,
+    LogDamagedError,
     MessagingError,
     StoreUnavailableError,
 )
@@ -235,8 +236,13 @@ class Engine:
         self._unwritten: list[Fact] = []  # facts of this start, for the next record
         self.clock_steps = replay.clock_steps
         known = replay.facts.get("namespace", {}).get("id")
-        self.id = known.decode() if known is not None else _nonce()
-        if known is None:
+        if known is not None:
+            self.id = known.decode()
+        elif self._is_log_lost():
+            self.id = self._ledgers.log_id or _nonce()
+            self._kept.facts.append(Fact("namespace", "id", self.id.encode()))  # at the next turn
+        else:
+            self.id = _nonce()
             self._unwritten.append(Fact("namespace", "id", self.id.encode()))
         news = restore(
             self.namespace,
@@ -260,6 +266,29 @@ class Engine:
         self._to_check: list[int] = []
         return replay.records
 
+    def _is_log_lost(self) -> bool:
+        """Whether the log is empty though LOCK or the ledger says that records had been written.
+
+        The broker starts on such a directory only if the operator accepts the damage. It then keeps
+        the id that the ledger knows, so that clients and backlog queues recognise the namespace.
+        """
+        seen = max(self.log.seen_record, self._ledgers.covered)
+        if self.log.last_record or not seen:
+            return False
+        if not self.settings.accept_damage:
+            witness = "LOCK" if self.log.seen_record == seen else "the ledger"
+            directory = self.settings.directory
+            raise LogDamagedError(
+                f"every segment of the log in {self.log.directory} is missing: the log holds no "
+                f"record, but {witness} shows that record {seen} had been written. Restore the "
+                "files NNNNNNNNNNNNNNNNNNNN.log from a backup, or run "
+                f"`twinbus restored --accept-damage {directory}` and start with an empty "
+                "namespace: its entities, keys and messages are lost",
+                path=str(self.log.directory),
+                record=seen,
+            )
+        return True
+
     def _lineage(self, *, is_new: bool) -> Lineage:
         """Return which log this is, after finding out whether it is older than what was seen.
 
@@ -268,9 +297,9 @@ class Engine:
         """
         last = self.log.last_record
         seen = self.log.seen_record
-        if self._ledgers.knows(self.id):
+        if self._ledgers.knows(self.id) or not last:  # an empty log: see `_is_log_lost`
             seen = max(seen, self._ledgers.covered)
-        if not is_new and seen > last:
+        if seen > last and not (is_new and last):
             _log.warning(
                 "%s: the log ends with record %d, but record %d had been written: the directory "
                 "was restored from an older copy, or its end is lost, and so is what came in "

@@ -112,6 +112,11 @@ class Ledgers:
         """The last record of the log whose trail is written."""
         return self._covered
 
+    @property
+    def log_id(self) -> str:
+        """The id of the log that the ledger is about; empty: it is not known."""
+        return self._log_id
+
     def knows(self, log: str) -> bool:
         """Whether the ledger is about this log."""
         return self._log_id == log

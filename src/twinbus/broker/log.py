@@ -40,7 +40,8 @@ keeps a message whose body is a copy of some log from passing for one of them.
 
 No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a
 sealed last segment has lost its successors. Before the oldest is removed, the newest says so in its
-header.
+header. LOCK says which record was durable when the newest segment began: if every segment is gone,
+the engine refuses to start.
 
 `reserve` is space set aside: when the disk is full, records that free space go there.
 """
@@ -594,10 +595,13 @@ class Log:
             self._descriptor, segment.size, [memoryview(header), memoryview(table), *buffers]
         )
         self._storage.sync(self._descriptor)
-        if segment.head == ALIGNMENT:
+        is_first = segment.head == ALIGNMENT
+        if is_first:
             segment.head = offset
         segment.size = offset
         self._next_record += 1
+        if is_first:
+            _write_lock(self._lock, self.last_record)
         return places
 
     def _zero_ahead(self, offset: int) -> None:
@@ -640,7 +644,6 @@ class Log:
         self._descriptor = descriptor
         self._written_to = written
         self.segments[number] = segment
-        _write_lock(self._lock, self.last_record)
 
     def _spares(self) -> list[Path]:
         """Return files of dropped segments that wait to be written over."""

@@ -3,7 +3,7 @@
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from twinbus.pipeline.gateway import silence_py4j
 from twinbus.pipeline.ledger import named_ledgers
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.spark import BorrowedSession
+
+if TYPE_CHECKING:
+    from twinbus.pipeline.report import Report
 
 _FIRST_YEAR = 1970  # times of ledgers are counted from here
 
@@ -147,13 +150,25 @@ def report(
     for one in made.survey.left_out:
         click.echo(f"left out: {one.path}: {one.why}", err=True)
     if not made.is_reconciled:
-        for row in made.suspects[:20]:
-            name = row["message_id"] or f"number {row['sequence_number']}"
-            click.echo(f"{row['status']}: {name} of {row['path']} in {row['ledger']}", err=True)
-        click.echo(f"{made.suspect_count:,} message(s) are not accounted for", err=True)
+        _print_losses(made)
         raise click.exceptions.Exit(ExitCode.REFUSED)
     if made.statuses:
         click.echo("every message is accounted for")
+
+
+def _print_losses(made: "Report") -> None:
+    """Print which logs were lost, and the first messages that are not accounted for."""
+    for row in made.lost_logs:
+        click.echo(
+            f"the whole log of {row['ledger']} was lost with its records 1 to {row['last']}, and "
+            "an empty one was begun; messages that the ledger does not know are not named",
+            err=True,
+        )
+    for row in made.suspects[:20]:
+        name = row["message_id"] or f"number {row['sequence_number']}"
+        click.echo(f"{row['status']}: {name} of {row['path']} in {row['ledger']}", err=True)
+    if made.suspect_count:
+        click.echo(f"{made.suspect_count:,} message(s) are not accounted for", err=True)
 
 
 def _day(moment: datetime | None) -> date | None:

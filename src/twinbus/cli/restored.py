@@ -4,12 +4,13 @@ from collections import Counter
 from pathlib import Path
 
 import click
+import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from twinbus.broker.engine import EngineSettings
 from twinbus.broker.ledgers import Lineage
-from twinbus.broker.trail import ACCEPTED
+from twinbus.broker.trail import ACCEPTED, DELETED, ENDED, ENDINGS
 from twinbus.cli.context import examples
 from twinbus.ledger import FOLDER, LedgerKind
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -47,19 +48,35 @@ def restored(directory: Path, accept_damage: bool) -> None:
         f"The log ended with record {lineage.last_record}; record {lineage.lost_until} had been "
         "written. What came in between is lost."
     )
+    if not lineage.last_record:
+        click.echo("The log was empty: entities, keys and session states are lost, too.")
     for path, count in sorted(_lost(directory, lineage).items()):
         click.echo(f"  {path}: {count} accepted messages are lost")
     click.echo("`twinbus report` names them, as far as the ledger knows them.")
 
 
 def _lost(directory: Path, lineage: Lineage) -> Counter[str]:
-    """Return how many messages the ledger knows of the lost records, by path."""
+    """Return how many messages that the lost records accepted and did not end, by path."""
     folder = directory / FOLDER / LedgerKind.MESSAGES.value
     if not folder.is_dir():
         return Counter()
     rows = ds.dataset(folder, format="parquet", exclude_invalid_files=True).filter(
-        (pc.field("event") == ACCEPTED)
-        & (pc.field("record") > lineage.last_record)
-        & (pc.field("record") <= lineage.lost_until)
+        (pc.field("record") > lineage.last_record) & (pc.field("record") <= lineage.lost_until)
     )
-    return Counter(rows.to_table(columns=["path"]).column("path").to_pylist())
+    is_accepted = pc.field("event") == ACCEPTED
+    is_end = pc.field("event").isin([*ENDINGS.values(), ENDED, DELETED])
+    ends: dict[int, list[tuple[int, int]]] = {}
+    for row in rows.filter(is_end).to_table(columns=["number", "first", "last"]).to_pylist():
+        ends.setdefault(row["number"], []).append((row["first"], row["last"]))
+    accepted = rows.filter(is_accepted).to_table(columns=["path", "number", "first"])
+    lost: Counter[str] = Counter()
+    for number in pc.unique(accepted.column("number")).to_pylist():
+        of_queue = accepted.filter(pc.field("number") == number)
+        sequence = np.unique(of_queue.column("first").to_numpy())
+        stays = np.ones(len(sequence), bool)
+        for first, last in ends.get(number, ()):
+            stays[np.searchsorted(sequence, first) : np.searchsorted(sequence, last, "right")] = (
+                False
+            )
+        lost[of_queue.column("path")[-1].as_py()] += int(stays.sum())
+    return +lost

@@ -107,14 +107,16 @@ def places(messages: DataFrame) -> DataFrame:
         )
         .where(~f.col("is_void") | f.col("accepted").isNotNull())
     )
-    gone = told.where(event == DELETED).select("ledger", "number", f.lit(True).alias("gone"))
+    # A new log gives the numbers of queues again, so void rows and others are kept apart.
+    queue = ["ledger", "number", "is_void"]
+    gone = told.where(event == DELETED).select(*queue, f.lit(True).alias("gone"))
     begins = (
         told.where(is_accepted)
-        .groupBy("ledger", "number")
+        .groupBy(*queue)
         .agg(f.min("first").alias("first_accepted"), f.min("record").alias("first_record"))
     )
-    found = found.join(f.broadcast(gone.distinct()), ["ledger", "number"], "left").join(
-        f.broadcast(begins), ["ledger", "number"], "left"
+    found = found.join(f.broadcast(gone.distinct()), queue, "left").join(
+        f.broadcast(begins), queue, "left"
     )
     return found.withColumn("status", _status())
 
@@ -138,7 +140,8 @@ def _status() -> Column:
     is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
     is_older |= f.coalesce(f.col("gap_record") >= f.col("first_record"), f.lit(False))
     return (
-        f.when(f.col("is_void"), f.coalesce(f.col("ending"), f.lit(LOST)))
+        f.when(f.col("is_void") & ~ended & f.col("gone"), f.lit(DELETED))
+        .when(f.col("is_void"), f.coalesce(f.col("ending"), f.lit(LOST)))
         .when(
             ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
         )
@@ -172,6 +175,12 @@ def with_returned(stood: DataFrame) -> DataFrame:
     status = f.when(f.col("came_again"), f.lit(AGAIN)).otherwise(f.col("status"))
     returned = lost.join(f.broadcast(again), message, "left").withColumn("status", status)
     return stood.where(~is_lost).unionByName(returned.drop("came_again"))
+
+
+def lost_logs(messages: DataFrame) -> DataFrame:
+    """Return the ledgers whose whole log was lost: `last` is the last record that was written."""
+    is_whole = (f.col("event") == RESTORED) & (f.col("first") == 1)
+    return messages.where(is_whole).select("ledger", "at", "last").distinct().orderBy("at")
 
 
 def summary(stood: DataFrame) -> DataFrame:

@@ -94,11 +94,12 @@ class Report:
     statuses: list[Row] = field(default_factory=list)  # ledger, path, status, messages
     suspects: list[Row] = field(default_factory=list)  # the first of them
     suspect_count: int = 0
+    lost_logs: list[Row] = field(default_factory=list)  # ledger, at, last: the last record it had
 
     @property
     def is_reconciled(self) -> bool:
         """Whether every message is accounted for, as far as the ledgers tell."""
-        return not self.suspect_count
+        return not self.suspect_count and not self.lost_logs
 
 
 def make_report(
@@ -485,6 +486,7 @@ class _Job:
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
         self._tell("reconciliation ...")
+        self._report.lost_logs = _rows(reconciliation.lost_logs(messages))
         found = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
         stood = reconciliation.with_returned(found)
         table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()

@@ -108,11 +108,16 @@ def _verdict(report: Report) -> str:
     span = f"{_moment(report.begins)} to {_moment(report.ends)} (UTC)"
     ledgers = ", ".join(report.survey.ledgers)
     about = f"<p>{escape(span)}, ledgers: {escape(ledgers)}</p>"
+    for row in report.lost_logs:
+        lost = f"The whole log of {row['ledger']} was lost, with its records 1 to {row['last']}."
+        about += f'<p class="bad">{escape(lost)}</p>'
     if not report.statuses:
         return f"{about}<p>No ledger of messages: what became of each cannot be told.</p>"
     if report.is_reconciled:
         return f'{about}<p class="good">Every message is accounted for.</p>'
     count = report.suspect_count
+    if not count:
+        return f"{about}<p>Every message that the ledgers know is accounted for.</p>"
     return f'{about}<p class="bad">{count:,} message(s) are not accounted for: see below.</p>'
 
 
