@@ -171,6 +171,7 @@ CROWDED_RANGES: Final = 16  # of one queue are made one: each lease costs its re
 SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
 MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
 SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; 40 an hour for ten
+QUEUE_LOOK_PAUSE: Final = timedelta(seconds=2)  # before the first look for missing backlog queues
 DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that failed
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)

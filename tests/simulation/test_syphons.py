@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, World
+from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, QUEUES, World
 from twinbus.broker.commands import CreateEntity, ReadMeter
 from twinbus.entities import backlog_queue_path
 from twinbus.pairing.backlog import describe_backlog_queue
@@ -56,3 +56,21 @@ def test_an_idle_day_costs_forty_receives_an_hour_for_ten_queues(tmp_path: Path)
         counted[row["operation"]] += row["count"]
     del counted["CreateEntity"]
     assert counted == {"LeaseRange": 24 * 40}
+
+
+def test_a_queue_that_appears_while_the_syphon_runs_is_drained_and_polled_like_the_others(
+    tmp_path: Path,
+) -> None:
+    world = World(0, tmp_path, syphons=1)
+    syphon = world.new_syphon(QUEUES[:1])
+    sent = world.divert_ids(["a", "b"], queue=2)
+    world.run(5, syphon)
+    assert world.browse("orders") == []
+    syphon.desk.add_queues([QUEUES[1]])
+    syphon.desk.add_queues([QUEUES[2]])
+    world.run(5, syphon)
+    assert world.browse("orders") == sent
+    again = world.new_syphon(QUEUES[:1], syphon.desk.folder)  # Spark restarted the planner
+    sent += world.divert_ids(["c"], queue=2)
+    world.run(60, again)
+    assert world.browse("orders") == sent

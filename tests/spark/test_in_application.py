@@ -17,7 +17,8 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
-from twinbus.pipeline.syphon import Syphon
+from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pipeline.syphon import Syphon, start_for
 
 pytestmark = pytest.mark.usefixtures("spark")
 QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))
@@ -74,6 +75,26 @@ def test_queues_beyond_those_the_pairing_uses_are_reported_and_left_alone(
     twins.divert_ids(["ours"])
     until(lambda: twins.primary.count() == 1, "it is home")
     assert twins.secondary.count(twins.queues[2]) == 1
+
+
+def test_a_backlog_queue_that_is_created_later_is_drained(
+    application: MessagingFactory, twins: Twins
+) -> None:
+    twins.primary.queue()
+    wanted = options(twins)
+
+    def start_without_one(pairing: SendAvailabilityPairing) -> Syphon:
+        missing = describe_backlog_queue(pairing.identity, 1)
+        wanted.secondary_namespace_manager.delete_queue(missing.path)
+        started = start_for(pairing)
+        wanted.secondary_namespace_manager.create_queue(missing)
+        return started
+
+    wanted.syphon = start_without_one
+    application.pair_namespace(wanted)
+    sent = twins.divert_ids(numbered("m", 5), queue=1)
+    until(lambda: twins.primary.count(QUEUE) == len(sent), "all is home")
+    assert twins.primary.ids() == sent
 
 
 def test_closing_the_primary_stops_the_syphon_and_leaves_nothing_leased(

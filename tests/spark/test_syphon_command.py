@@ -15,6 +15,9 @@ from twinbus import (
     NamespaceManager,
     SendAvailabilityPairedNamespaceOptions,
 )
+from twinbus.connection import ConnectionString
+from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
 
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
 
@@ -59,6 +62,33 @@ def test_a_syphon_that_starts_before_the_first_pairing_waits_for_it(
             bare.queues = tuple(queue.path for queue in pairing.backlog_queues())
             bare.primary.queue()
             sent = bare.divert_ids(numbered("m", 10))
+            until(lambda: bare.primary.count(QUEUE) == len(sent), "all is home")
+        assert end(process) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert bare.primary.ids() == sent
+
+
+def test_a_syphon_that_caught_a_pairing_half_way_drains_the_queues_that_come_later(
+    bare: Twins, tmp_path: Path
+) -> None:
+    errors = tmp_path / "errors"
+    secondary = NamespaceManager.from_connection_string(bare.secondary.connection)
+    identity = PrimaryIdentity.of_connection(ConnectionString.parse(bare.primary.connection))
+    secondary.create_queue(describe_backlog_queue(identity, 0))
+    process = start(bare, errors)
+    try:
+        until(lambda: "1 of 10 backlog queues" in errors.read_text(), "it starts with one queue")
+        options = SendAvailabilityPairedNamespaceOptions(
+            secondary, MessagingFactory.from_connection_string(bare.secondary.connection)
+        )
+        with MessagingFactory.from_connection_string(bare.primary.connection) as primary:
+            pairing = primary.pair_namespace(options)
+            bare.queues = tuple(queue.path for queue in pairing.backlog_queues())
+            assert len(bare.queues) == 10
+            bare.primary.queue()
+            sent = bare.divert_ids(numbered("m", 10), queue=5)
             until(lambda: bare.primary.count(QUEUE) == len(sent), "all is home")
         assert end(process) == 0
     finally:

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.gateway import silence_py4j
+from twinbus.pipeline.queue_watch import QueueWatch
 from twinbus.pipeline.spark import BorrowedSession
 from twinbus.pipeline.syphon import Syphon, SyphonSettings, note_extra_queues
 from twinbus.spans import format_span
@@ -171,12 +172,13 @@ def syphon(
         conf=conf,
     )
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
+    watch = None if once else _watch(away, identity, backlog_queue_count, found)
     display = SyphonDisplay(as_json=as_json)
     with display.logging(), BorrowedSession(master, conf):  # until here, Ctrl-C ends the command
         stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
-        with Syphon(settings, once=once) as running:
+        with Syphon(settings, once=once, watch=watch) as running:
             _follow(running, stopping, display)
     display.print_line(running.progress)
     _report_end(running.progress, once=once)
@@ -189,11 +191,33 @@ def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: in
         "application to pair. If one has paired already, give the primary the same Name=... here",
         err=True,
     )
+    found = BacklogQueues({}, {})
     while True:
+        before = found
         time.sleep(_LOOK_S)
         found = find_backlog_queues(manager, primary, count)
-        if found.paths:
-            return found
+        if found.paths and (len(found.paths) == count or found == before):
+            return found  # else an application is creating them at this moment
+
+
+def _watch(
+    secondary: str, primary: PrimaryIdentity, count: int, found: BacklogQueues
+) -> QueueWatch | None:
+    """Return what finds the backlog queues that do not exist yet; None if all of them do."""
+
+    def find() -> Iterable[str]:
+        with NamespaceManager.from_connection_string(secondary) as manager:
+            return find_backlog_queues(manager, primary, count).paths.values()
+
+    watch = QueueWatch(found.paths.values(), count, find)
+    if watch.is_complete:
+        return None
+    click.echo(
+        f"{len(found.paths)} of {count} backlog queues of {primary.name} exist; the syphon drains "
+        "the others when an application creates them",
+        err=True,
+    )
+    return watch
 
 
 def _terminate(*_: object) -> None:

@@ -95,6 +95,11 @@ class Book:
         """The backlog queues."""
         return list(self._queues)
 
+    def add_queues(self, paths: Iterable[str]) -> None:
+        """Plan for these backlog queues, too."""
+        for path in paths:
+            self._queues.setdefault(path, _Queue())
+
     # -- ranges come -------------------------------------------------------------------------------
 
     def epochs(self, queue: str) -> list[int]:

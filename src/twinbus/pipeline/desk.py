@@ -6,6 +6,7 @@ driver's machine. Here they leave each other what Spark does not carry:
     tasks.json             the planner for the sink    what the batch under way carries
     outcome-<batch>.json   the sink for the planner    what became of it
     progress.json          the planner for the rest    numbers for people, and notes to log
+    queues.json            the application             backlog queues found after the start
     stop                   the application             no new batch, please
 
 A file appears whole or not at all. None holds a message or a key.
@@ -124,6 +125,19 @@ class Desk:
         """Go on after a planner that ended: return how far it was, and number notes after its."""
         progress, self._notes = self.progress()
         return replace(progress, is_stopped=False)
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    def add_queues(self, paths: list[str]) -> None:
+        """Pass backlog queues to the planner that were found after the start."""
+        self._put("queues.json", [*self.added_queues(), *paths])
+
+    def added_queues(self) -> list[str]:
+        """Return every backlog queue that was found after the start."""
+        try:
+            return list(json.loads((self.folder / "queues.json").read_bytes()))
+        except FileNotFoundError:
+            return []
 
     # -- the end -----------------------------------------------------------------------------------
 

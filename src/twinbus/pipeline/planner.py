@@ -96,6 +96,8 @@ class Planner:
             self._give_back()
             self._tell(is_stopped=True)
             return []
+        with self._lock:
+            self._book.add_queues(self._desk.added_queues())
         self._merge_crowded()
         self._is_planning = True
         try:

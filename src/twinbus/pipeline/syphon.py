@@ -9,7 +9,8 @@ import re
 import secrets
 import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -35,6 +36,7 @@ from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.pipeline.desk import Desk, SyphonProgress
 from twinbus.pipeline.planner import PlannerSettings
+from twinbus.pipeline.queue_watch import QueueWatch
 from twinbus.pipeline.spark import BorrowedSession
 from twinbus.pipeline.transfers import TransferLedger
 
@@ -128,7 +130,9 @@ def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[
 class Syphon(Closable):
     """A running syphon; as a context manager it stops after its batch."""
 
-    def __init__(self, settings: SyphonSettings, *, once: bool = False) -> None:
+    def __init__(
+        self, settings: SyphonSettings, *, once: bool = False, watch: QueueWatch | None = None
+    ) -> None:
         self._settings = settings
         self._once = once
         self._folder = tempfile.TemporaryDirectory(
@@ -155,6 +159,10 @@ class Syphon(Closable):
             raise MessagingError(f"Spark cannot run the syphon: {_short(error)}") from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
+        if watch is not None and not watch.is_complete:
+            threading.Thread(
+                target=self._watch_queues, args=(watch,), name="twinbus-syphon-queues", daemon=True
+            ).start()
 
     def _start_query(self, session: "SparkSession") -> "StreamingQuery":
         from twinbus.pipeline import (  # noqa: PLC0415 - Spark is there only now
@@ -267,6 +275,20 @@ class Syphon(Closable):
                 self._spark.check()
                 self._query, self._error = None, trouble
 
+    def _watch_queues(self, watch: QueueWatch) -> None:
+        """Add backlog queues that appear while the syphon runs, until all of them are known."""
+        while not watch.is_complete and not self._leaving.wait(_LOOK_S):
+            try:
+                found = watch.new_queues(time.monotonic())
+                if found:
+                    self._desk.add_queues(found)
+                    _log.info("more backlog queues were created: %s", ", ".join(found))
+            except Exception as error:  # noqa: BLE001 - it is tried again
+                if not self._leaving.is_set():
+                    _log.warning(
+                        "the backlog queues cannot be listed and are tried again: %s", error
+                    )
+
     def _roll_ledger(self, *, at_once: bool = False) -> None:
         """See that what workers wrote down becomes files; trouble with that stops no syphon."""
         try:
@@ -330,7 +352,12 @@ def start_for(pairing: SendAvailabilityPairing) -> Syphon:
             "from_connection_string, or give another syphon=..."
         )
     manager, options = pairing.options.secondary_namespace_manager, pairing.options
-    found = find_backlog_queues(manager, pairing.identity, options.wanted_backlog_queues)
+    wanted = options.wanted_backlog_queues
+
+    def find() -> Iterable[str]:
+        return find_backlog_queues(manager, pairing.identity, wanted).paths.values()
+
+    found = find_backlog_queues(manager, pairing.identity, wanted)
     for line in note_extra_queues(manager, found):
         _log.warning("%s", line)
     syphon = Syphon(
@@ -339,7 +366,8 @@ def start_for(pairing: SendAvailabilityPairing) -> Syphon:
             secondary=secondary.to_text(),
             queues=tuple(found.paths.values()),
             ledger=options.ledger,
-        )
+        ),
+        watch=QueueWatch(found.paths.values(), wanted, find),
     )
     try:
         syphon.wait_until_running()
