@@ -79,6 +79,8 @@ KNOWN_SENDERS: Final = 10_000  # per key: senders, and pieces of Spark's writers
 KNOWN_SENDERS_IN_ALL: Final = 100_000  # of all keys together; some 30 MB
 KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refused
 KNOWN_INTERVALS: Final = 50_000  # per key, over all its senders; some 5 MB
+TRANSFER_ORIGINS: Final = 10_000  # per key of one entity: queues it may name for the first time
+TRANSFER_INTERVALS: Final = 100_000  # per key of one entity, over these queues; some 10 MB
 NONCE_BYTES: Final = 16  # in names that nobody may guess
 
 # The log

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,15 +15,18 @@ from tests.scenarios.neighbours import (
     NEWS,
     SPORT,
     VICTIM,
+    Neighbour,
     Street,
     messages,
 )
 from tests.scenarios.site import Site
 from tests.soak.bad_bytes_tools import ask, metadata
+from twinbus.broker import management, transfers
 from twinbus.broker.access import Claim
 from twinbus.broker.commands import (
     AcceptSession,
     CancelScheduled,
+    CreateEntity,
     CreateRule,
     Disposition,
     EntityKind,
@@ -44,22 +48,26 @@ from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.throttle import Thresholds
 from twinbus.broker.tokens import token_columns, tokens_for
 from twinbus.entities import (
+    QueueDescription,
     RuleDescription,
     SqlAction,
     SqlFilter,
     TopicDescription,
     TrueFilter,
     backlog_folder,
+    backlog_queue_path,
 )
 from twinbus.errors import (
     InvalidArgumentError,
     MessageLockLostError,
     MessageNotFoundError,
     MessagingError,
+    QuotaExceededError,
     ServerBusyError,
     UnauthorizedError,
 )
 from twinbus.limits import (
+    BACKLOG_SIZE_MEGABYTES,
     CAREFUL_US,
     KNOWN_INTERVALS,
     MAX_BATCH_MESSAGES,
@@ -74,6 +82,7 @@ from twinbus.namespace import wire
 from twinbus.namespace.wire import Reply, decode_asks, encode_replies
 
 pytestmark = pytest.mark.timeout(60)  # a broker that is kept busy for ever is found out
+ORIGIN = Origin("of another key", [1])
 SENDER = "sender/00000000000000aa"
 AT_ONCE = ReceiveMode.RECEIVE_AND_DELETE
 SOON = timedelta(microseconds=1)
@@ -254,6 +263,84 @@ def test_a_managing_key_of_one_topic_cannot_fill_the_memory_of_transfers(street:
             street.editor.ask(Send(NEWS, pings, Origin(made_up, gaps)))
     known = street.site.engine.namespace.transfers.origins()
     assert sum(len(intervals) for _, _, intervals in known) <= KNOWN_INTERVALS
+
+
+def bring(street: Street, who: Neighbour, origin: Origin) -> MessagingError | None:
+    """Ping under the name of a queue; return the refusal."""
+    pings = to_batch(messages(len(origin.numbers), content_type=PING_CONTENT_TYPE))
+    [question] = who.together(Send(JUNK, pings, origin))
+    street.site.wait(seconds=10)
+    return question.error
+
+
+def test_a_key_that_brings_messages_home_to_one_entity_cannot_fill_the_memory_of_transfers(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "TRANSFER_ORIGINS", 20)
+    monkeypatch.setattr(transfers, "TRANSFER_INTERVALS", 100)
+    carrier = street.move_in("carrier", JUNK, Claim.SEND, Claim.TRANSFER)
+    refusals = [bring(street, carrier, Origin(f"made up {at}", [1])) for at in range(40)]
+    assert [error is None for error in refusals] == [True] * 20 + [False] * 20
+    assert {type(error) for error in refusals[20:]} == {QuotaExceededError}
+    assert "whole namespace" in str(refusals[-1])
+    for at in range(40):
+        bring(street, carrier, Origin("made up 1", 2 * np.arange(10) + 100 * at))
+    assert intervals_known(street) <= 100
+    assert bring(street, carrier, Origin("made up 0", [1])) is None, "a repeat is recognised"
+    street.site.reopen()
+    assert isinstance(bring(street, carrier, Origin("after a restart", [1])), QuotaExceededError)
+    syphon = street.move_in("syphon", None, Claim.SEND, Claim.TRANSFER)
+    assert bring(street, syphon, Origin("a real queue", [1])) is None
+    assert bring(street, street.move_in("other", JUNK, Claim.SEND, Claim.TRANSFER), ORIGIN) is None
+    street.assert_unharmed()
+
+
+def test_sends_of_one_turn_count_together_against_the_memory_of_transfers(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "TRANSFER_ORIGINS", 20)
+    carrier = street.move_in("carrier", JUNK, Claim.SEND, Claim.TRANSFER)
+    ping = messages(1, content_type=PING_CONTENT_TYPE)
+    questions = carrier.together(*(Send(JUNK, ping, Origin(f"{at}", [1])) for at in range(40)))
+    assert sum(question.error is None for question in questions) == 20
+
+
+def intervals_known(street: Street) -> int:
+    known = street.site.engine.namespace.transfers.origins()
+    return sum(len(intervals) for _, _, intervals in known)
+
+
+def test_a_key_of_a_folder_cannot_fill_the_namespace_with_entities(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(management, "MAX_BACKLOG_QUEUES", 5)
+    keeper = street.move_in("keeper", backlog_folder("contoso"), Claim.MANAGE)
+    for index in range(5):
+        keeper.ask(CreateEntity(QueueDescription(path=backlog_queue_path("contoso", index))))
+    for name in ("5", "topic", "deeper/x-servicebus-transfer/0"):
+        path = f"{backlog_folder('Contoso')}/{name}"
+        kind = TopicDescription if name == "topic" else QueueDescription
+        with pytest.raises(QuotaExceededError, match="holds 5 entities"):
+            keeper.ask(CreateEntity(kind(path=path)))
+    street.site.ask(CreateEntity(QueueDescription(path=backlog_queue_path("contoso", 5))))
+    other = street.move_in("other", backlog_folder("fabrikam"), Claim.MANAGE)
+    other.ask(CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))))
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+def test_a_key_of_a_folder_cannot_create_a_queue_larger_than_a_backlog_queue(
+    street: Street, partitioned: bool
+) -> None:
+    keeper = street.move_in("keeper", backlog_folder("contoso"), Claim.MANAGE)
+    path = backlog_queue_path("contoso", 0)
+    size = BACKLOG_SIZE_MEGABYTES + (not partitioned)
+    large = QueueDescription(path=path, max_size_in_megabytes=size, enable_partitioning=partitioned)
+    with pytest.raises(UnauthorizedError, match="at most 5120"):
+        keeper.ask(CreateEntity(large))
+    right = QueueDescription(path=path, max_size_in_megabytes=BACKLOG_SIZE_MEGABYTES)
+    keeper.ask(CreateEntity(right))
+    with pytest.raises(UnauthorizedError):
+        keeper.ask(UpdateEntity(replace(right, max_size_in_megabytes=size + 1)))
 
 
 def test_a_client_cannot_have_the_server_unpack_a_batch_where_none_belongs(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from twinbus.broker.access import Claim
 from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.broker.commit import Commit, Fact, Ticket, Transferred, owner_fact
 from twinbus.broker.entity import Entity
@@ -44,6 +45,8 @@ from twinbus.limits import (
     MAX_ID_CHARACTERS,
     MIN_QUOTA_BYTES,
     NEVER_US,
+    TRANSFER_INTERVALS,
+    TRANSFER_ORIGINS,
 )
 from twinbus.message import (
     BOUNDED_TEXTS,
@@ -89,6 +92,8 @@ class Intake:
         self._transfers = transfers
         self._meter = meter
         self.max_message_bytes = max_message_bytes
+        self._growing: Commit | None = None  # the turn that `_growth` is about
+        self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues, intervals
 
     def refuse(self, one: Asked, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter that."""
@@ -133,7 +138,43 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([one.command for one in asked])
+        if any(_is_brought_home(one.command.origin) for one in asked):
+            fitting = [one for one in asked if self._fits_memory(one, commit)]
+            if not fitting:
+                return
+            if len(fitting) < len(asked):
+                asked, incoming = fitting, _merged([one.command for one in fitting])
         self._take(entity, asked, incoming, entity.room, now, commit)
+
+    def _fits_memory(self, one: Asked, commit: Commit) -> bool:
+        """Refuse a send that adds more to the memory of transfers than its key may.
+
+        A key that may bring messages home to every entity is trusted, and has no bound.
+        """
+        key = _bounded_key(one.ticket)
+        if not key:
+            return True
+        if self._growing is not commit:
+            self._growing, self._growth = commit, {}
+        added, gaps = self._growth.get(key, (0, 0))
+        for origin in _origins(one.command.origin):
+            if origin_kind(origin.source) is OriginKind.TRANSFER:
+                added += not self._transfers.knows(origin.source)
+                gaps += _run_count(origin)
+        if not self._transfers.has_room(key, added, gaps) and any(
+            self._untransferred(origin, commit).any() for origin in _origins(one.command.origin)
+        ):
+            error = QuotaExceededError(
+                f"the memory of transfers has no room for more of this key: it named "
+                f"{TRANSFER_ORIGINS} queues or {TRANSFER_INTERVALS} intervals of their numbers, "
+                "which the broker never forgets. Use a key with the claim transfer on the whole "
+                "namespace",
+                path=one.command.path,
+            )
+            self.refuse(one, error, commit)
+            return False
+        self._growth[key] = added, gaps
+        return True
 
     def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:
         try:
@@ -325,12 +366,16 @@ class Intake:
     def _note_transfer(self, origin: Origin, asked: Asked, commit: Commit) -> None:
         """Remember what was taken from an origin, now or before, in the same commit."""
         is_home = _is_brought_home(asked.command.origin)
-        taken = self._taken(origin, ANYBODY if is_home else asked.ticket.principal.id, commit)
+        user = ANYBODY if is_home else asked.ticket.principal.id
+        taken = self._taken(origin, user, commit, _bounded_key(asked.ticket))
         commit.note_transferred(taken)
         commit.on_durable.append(partial(self._remember, taken))
 
-    def _taken(self, origin: Origin, user: str, commit: Commit) -> Transferred:
-        """Return the numbers of an origin; a new sender or sink belongs to its user."""
+    def _taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
+        """Return the numbers of an origin; a new sender or sink belongs to its user.
+
+        A new queue counts against the key that names it, if that is a key of one entity.
+        """
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
             taken = [(numbers[0], numbers[-1])]
@@ -338,6 +383,9 @@ class Intake:
             taken = runs(np.unique(np.asarray(numbers, np.int64)))
         known = self._owner(source, commit)
         owner = ""
+        if origin_kind(source) is OriginKind.TRANSFER:
+            is_new = bool(namer) and known is None and not self._transfers.knows(source)
+            return Transferred(source, namer if is_new else "", is_new, taken)
         if origin_kind(source) in (OriginKind.SENDER, OriginKind.SINK):
             owner = user if known is None else known
         return Transferred(source, owner, known is None and bool(owner), taken)
@@ -432,7 +480,20 @@ def _is_brought_home(origin: Origin | None) -> bool:
 def _has_many_gaps(origin: Origin) -> bool:
     if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
         return False
-    return int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1)) > KNOWN_GAPS
+    return _run_count(origin) > KNOWN_GAPS + 1
+
+
+def _run_count(origin: Origin) -> int:
+    """Return how many runs of consecutive numbers an origin has, at most."""
+    if isinstance(origin.numbers, range):
+        return 1
+    return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))
+
+
+def _bounded_key(ticket: Ticket) -> str:
+    """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
+    principal = ticket.principal
+    return "" if principal.may(Claim.TRANSFER, None) else principal.id
 
 
 def counted(size: Int64s) -> int:

@@ -12,6 +12,7 @@ from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
 from twinbus.broker.topic import Rule, Subscription, Topic
 from twinbus.entities import (
+    BACKLOG_INFIX,
     DEFAULT_RULE,
     EntityDescription,
     QueueDescription,
@@ -28,7 +29,15 @@ from twinbus.errors import (
     QuotaExceededError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_ENTITIES, MAX_KEYS, MAX_RULES, MAX_SUBSCRIPTIONS
+from twinbus.limits import (
+    BACKLOG_SIZE_MEGABYTES,
+    MAX_BACKLOG_QUEUES,
+    MAX_ENTITIES,
+    MAX_KEYS,
+    MAX_RULES,
+    MAX_SUBSCRIPTIONS,
+    PARTITION_COUNT,
+)
 from twinbus.plain import Kinds, Plain
 from twinbus.values import shown
 
@@ -116,6 +125,7 @@ class Management:
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
             raise InvalidArgumentError("only a subscription takes a rule")
+        self._check_folder(description, principal)
         if len(self._directory) >= MAX_ENTITIES:
             raise QuotaExceededError(
                 f"the namespace has {MAX_ENTITIES} entities; delete some first"
@@ -134,6 +144,30 @@ class Management:
 
         commit.on_durable.append(durable)
         return description
+
+    def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
+        """Refuse a key of a folder more entities, or larger ones, than a pairing needs."""
+        if principal.may(Claim.MANAGE, None):
+            return
+        stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
+        size = getattr(description, "max_size_in_megabytes", 0) * stores
+        if size > BACKLOG_SIZE_MEGABYTES:
+            raise UnauthorizedError(
+                f"{description.path} asks for {size} megabytes over all its message stores; a key "
+                f"of a folder of backlog queues may give at most {BACKLOG_SIZE_MEGABYTES}. Use a "
+                "key that manages the whole namespace",
+                claim=Claim.MANAGE.value,
+                path=description.path,
+            )
+        folder = description.path.lower().partition(BACKLOG_INFIX)[0] + BACKLOG_INFIX
+        held = sum(one.description.path.lower().startswith(folder) for one in self._directory)
+        if held >= MAX_BACKLOG_QUEUES:
+            raise QuotaExceededError(
+                f"the folder {folder.rstrip('/')} holds {held} entities, and a key of it may "
+                f"create up to {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
+                "whole namespace",
+                path=description.path,
+            )
 
     def _note(self, entity: Entity, commit: Commit) -> None:
         commit.tentative.facts.append(Fact("entity", str(entity.number), entity.to_fact()))

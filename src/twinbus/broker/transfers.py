@@ -8,13 +8,21 @@ senders of another. What is forgotten can be taken twice, but is never lost.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from twinbus.broker.origins import OriginKind, origin_kind
-from twinbus.limits import KNOWN_GAPS, KNOWN_INTERVALS, KNOWN_SENDERS, KNOWN_SENDERS_IN_ALL
+from twinbus.limits import (
+    KNOWN_GAPS,
+    KNOWN_INTERVALS,
+    KNOWN_SENDERS,
+    KNOWN_SENDERS_IN_ALL,
+    TRANSFER_INTERVALS,
+    TRANSFER_ORIGINS,
+)
 from twinbus.message import Int64s
 
 ANYBODY = "*"  # owns what was brought home: its sender and the syphon have different keys
@@ -128,6 +136,9 @@ class Transfers:
 
     def __init__(self) -> None:
         self._taken: dict[str, Intervals] = {}  # for ever
+        self._namers: dict[str, str] = {}  # of those: origin -> the key of one entity that named it
+        self._named_origins: Counter[str] = Counter()  # by that key
+        self._named_intervals: Counter[str] = Counter()
         self._pools = {OriginKind.SENDER: _Pool(), OriginKind.SINK: _Pool()}
 
     def _held(self, origin: str) -> Intervals | None:
@@ -155,9 +166,31 @@ class Transfers:
         if pool is not None:
             pool.take(origin, owner, intervals)
             return
-        held = self._taken.setdefault(origin, Intervals())
+        held = self._taken.get(origin)
+        if held is None:
+            held = self._taken[origin] = Intervals()
+            if owner:
+                self._namers[origin] = owner
+                self._named_origins[owner] += 1
+        before = len(held)
         for first, last in intervals:
             held.add(first, last)
+        if origin in self._namers:
+            self._named_intervals[self._namers[origin]] += len(held) - before
+
+    def knows(self, origin: str) -> bool:
+        """Whether anything was taken from a queue."""
+        return origin in self._taken
+
+    def has_room(self, key: str, new_origins: int, intervals: int) -> bool:
+        """Whether a key of one entity may make the memory of queues grow by so much.
+
+        What was taken from a queue is never forgotten, so what a key may add has a bound.
+        """
+        return (
+            self._named_origins[key] + new_origins <= TRANSFER_ORIGINS
+            and self._named_intervals[key] + intervals <= TRANSFER_INTERVALS
+        )
 
     def forget(self, origin: str) -> None:
         """Forget an origin that can hand nothing over again."""
@@ -166,7 +199,7 @@ class Transfers:
     def origins(self) -> Iterable[tuple[str, str, list[tuple[int, int]]]]:
         """Give each origin with its owner and its intervals, the latest used last."""
         for origin, intervals in self._taken.items():
-            yield origin, "", list(intervals)
+            yield origin, self._namers.get(origin, ""), list(intervals)
         for pool in self._pools.values():
             for origin, owner, intervals in pool:
                 yield origin, owner, list(intervals)
