@@ -20,8 +20,8 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import Peek, ReadMeter, Receive
-from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.broker.commands import AcceptSession, Peek, ReadMeter, Receive
+from twinbus.errors import EntityNotFoundError, InvalidArgumentError, SessionCannotBeLockedError
 
 UNIT = 64 * 1024
 
@@ -49,6 +49,21 @@ def test_operations_add_up(world: World) -> None:
         send(world, "a", "b")
     row = metered(world, "Send")["ok"]
     assert (row["count"], row["messages"]) == (3, 6)
+
+
+@pytest.mark.parametrize("wait", [timedelta(0), timedelta(seconds=30)], ids=str)
+@pytest.mark.parametrize("session_id", ["s", None])
+def test_a_session_that_cannot_be_locked_is_metered_with_the_error_of_its_caller(
+    world: World, wait: timedelta, session_id: str | None
+) -> None:
+    queue(world, requires_session=True)
+    world.ask(AcceptSession(QUEUE, "s"))
+    refused = start(world, AcceptSession(QUEUE, session_id, wait=wait))
+    world.wait(seconds=30)  # the lock lasts a minute
+    with pytest.raises(SessionCannotBeLockedError):
+        refused.result(timeout=30)
+    counted = {outcome: row["count"] for outcome, row in metered(world, "AcceptSession").items()}
+    assert counted == {"ok": 1, "SessionCannotBeLocked": 1}
 
 
 def test_each_kind_of_operation_is_metered_apart(world: World) -> None:

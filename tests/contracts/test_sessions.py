@@ -52,6 +52,7 @@ from twinbus.limits import MAX_SESSION_STATE_BYTES
 from twinbus.message import BrokeredMessage, to_messages
 
 HOUR = timedelta(hours=1)
+HALF_A_MINUTE = timedelta(seconds=30)
 LOCK_LOST = SessionLockLostError
 
 
@@ -523,3 +524,33 @@ def test_the_wait_for_messages_ends_when_the_session_lock_lapses(world: World) -
     world.wait(seconds=61)
     with pytest.raises(LOCK_LOST):
         waiting.result(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("session_id", "wait", "text"),
+    [
+        (
+            "s",
+            HALF_A_MINUTE,
+            "session 's' of orders is locked by another receiver, which did not release",
+        ),
+        ("s", timedelta(0), "session 's' of orders is locked by another receiver; try again"),
+        (
+            None,
+            HALF_A_MINUTE,
+            "orders has no session with messages that is not locked, and none came in",
+        ),
+        (None, timedelta(0), "orders has no session with messages that is not locked; try again"),
+    ],
+)
+def test_the_error_about_a_session_that_stays_locked_says_so(
+    world: World, session_id: str | None, wait: timedelta, text: str
+) -> None:
+    queue(world, requires_session=True)
+    world.ask(AcceptSession(QUEUE, "s"))
+    refused = start(world, AcceptSession(QUEUE, session_id, wait=wait))
+    world.wait(seconds=30)  # the lock lasts a minute
+    with pytest.raises(SessionCannotBeLockedError) as caught:
+        refused.result(timeout=30)
+    assert text in str(caught.value)
+    assert caught.value.is_transient

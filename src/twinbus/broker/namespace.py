@@ -573,7 +573,7 @@ class Namespace:
         if grant is not None:
             return grant
         if not wait:
-            raise queue.no_session(command.session_id)
+            raise queue.no_session(command.session_id, has_waited=False)
         return self._park(queue, Waiter(ticket, command, now + wait), now)
 
     def _renew_session(self, command: c.RenewSession, _: Ticket, now: int, __: Commit) -> Any:

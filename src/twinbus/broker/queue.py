@@ -640,12 +640,12 @@ class Queue:
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
         for waiter in self.waiters.leave(now):
-            outcome = "ok" if isinstance(waiter.command, AcceptSession) else EMPTY
-            operation = self.operation(waiter.command, Load(), outcome, is_idle=True)
             if isinstance(waiter.command, AcceptSession):
-                commit.refuse(waiter.ticket, self.no_session(waiter.command.session_id))
-                self.shared.meter.count(operation)
+                error = self.no_session(waiter.command.session_id, has_waited=True)
+                self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
+                commit.refuse(waiter.ticket, error)
             else:
+                operation = self.operation(waiter.command, Load(), EMPTY, is_idle=True)
                 nothing = NOTHING if isinstance(waiter.command, Receive) else None
                 commit.reply(waiter.ticket, nothing, operation)
 
@@ -659,13 +659,15 @@ class Queue:
             self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
             commit.refuse(waiter.ticket, error)
 
-    def no_session(self, session_id: str | None) -> SessionCannotBeLockedError:
-        """Return the error for a session that did not become free."""
-        what = f"session {session_id!r} of {self.path} is locked by another receiver and was not"
+    def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
+        """Return the error for a session that is not free, or did not become free."""
+        what = f"session {session_id!r} of {self.path} is locked by another receiver"
+        end = ", which did not release it in time; try again or wait longer"
         if session_id is None:
-            what = f"{self.path} has no session with messages that was"
+            what = f"{self.path} has no session with messages that is not locked"
+            end = ", and none came in time; try again or wait longer"
         return SessionCannotBeLockedError(
-            f"{what} released in time; try again or wait longer",
+            what + (end if has_waited else "; try again, or wait for it"),
             path=self.path,
             session_id=session_id,
         )
