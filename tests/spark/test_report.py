@@ -26,10 +26,18 @@ from twinbus.ledger import LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pipeline import planner
 from twinbus.pipeline.estimate import Plan, diverted_operations
-from twinbus.pipeline.ledger import survey
+from twinbus.pipeline.ledger import Survey, survey
 from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import TABLES, Billed, ReportSettings, make_report, priced
-from twinbus.pipeline.report_page import report_page
+from twinbus.pipeline.report import (
+    TABLES,
+    Billed,
+    Report,
+    ReportSettings,
+    Row,
+    make_report,
+    priced,
+)
+from twinbus.pipeline.report_page import report_page, stage_costs
 from twinbus.pipeline.stages import DIVERTED, Stage
 
 STANDARD = load_sheet("azure-standard").with_completions(True)
@@ -237,6 +245,56 @@ def test_the_command_writes_a_page_and_says_what_it_cost(
     assert "every message is accounted for" in done.output
     assert f"{DIVERTED_MESSAGES * 2:,}" in done.output
     assert page.read_text(encoding="utf-8").count("<svg") >= 4
+
+
+def money_row(stage: Stage, operations: int, price: str, size: int, bandwidth: str) -> Row:
+    return {
+        "month": "2026-11",
+        "stage": stage.value,
+        "operations": operations,
+        "price": Decimal(price),
+        "bytes": size,
+        "bandwidth_price": Decimal(bandwidth),
+    }
+
+
+def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
+    report = Report(STANDARD, Survey({}, ()))
+    report.money = [
+        money_row(Stage.PING, 10, "0", 0, "0"),
+        money_row(Stage.SEND, 1000, "0.5", 2**20, "0.25"),
+        {**money_row(Stage.SEND, 1, "1.5", 1, "0.5"), "month": "2026-12"},
+    ]
+    currency = STANDARD.currency
+    assert stage_costs(report) == [
+        ("send", "1,001", f"2.0000 {currency}", "1,048,577", f"0.7500 {currency}"),
+        ("ping", "10", "within the included operations", "0", f"0.0000 {currency}"),
+        ("all stages", "1,011", f"2.0000 {currency}", "1,048,577", f"0.7500 {currency}"),
+    ]
+    assert f"2.0000 {currency}" in report_page(report)
+    assert f"0.7500 {currency}" in report_page(report)
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_command_exits_with_1_and_names_messages_that_are_not_accounted_for(
+    tmp_path: Path, run: Callable[..., Any]
+) -> None:
+    with EmbeddedNamespace(tmp_path / "contoso") as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path="orders")))
+        namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="gone")]))
+    for segment in (tmp_path / "contoso").glob("log/*.log"):
+        segment.unlink()
+    repaired = run("restored", tmp_path / "contoso", "--accept-damage")
+    assert repaired.exit_code == 0, repaired.output
+    prices = ("--prices", "azure-standard", "--page", tmp_path / "page.html")
+    done = run("report", tmp_path / "contoso", *prices)
+    assert done.exit_code == 1
+    assert "the whole log of contoso was lost" in done.output
+    assert "lost: gone of orders in contoso" in done.output
+    assert "accounted for\n" in done.output
+    assert "every message is accounted for" not in done.output
+    assert "within the included operations" in done.output
+    assert "bandwidth" in done.output
 
 
 @pytest.fixture

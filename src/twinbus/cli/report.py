@@ -1,7 +1,6 @@
 """`twinbus report`: what pairing did and what it cost, from ledgers, on Spark."""
 
 from datetime import date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ def report(
     click.echo("starting Spark ...", err=True)
     with BorrowedSession(master, conf) as borrowed:
         from twinbus.pipeline.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
-        from twinbus.pipeline.report_page import report_page  # noqa: PLC0415
+        from twinbus.pipeline.report_page import report_page, stage_costs  # noqa: PLC0415
 
         settings = ReportSettings(
             ledgers, sheet, _day(since), _day(until), skip_bad_files=skip_bad_files
@@ -129,19 +128,16 @@ def report(
             table_format,
             tell=lambda text: click.echo(text, err=True),
         )
+    costs = stage_costs(made)
     try:
         page.write_text(report_page(made), encoding="utf-8")
     except OSError as error:
         raise InvalidArgumentError(
             f"the page {page} cannot be written: {error.strerror}"
         ) from error
-    rows: dict[str, tuple[int, Decimal]] = {}
-    for row in made.money:
-        count, price = rows.get(row["stage"], (0, Decimal(0)))
-        rows[row["stage"]] = count + row["operations"], price + row["price"]
     print_table(
-        ["stage", "operations", sheet.currency],
-        [(stage, f"{count:,}", f"{price:,.4f}") for stage, (count, price) in rows.items()],
+        ["stage", "operations", "price", "bytes", "bandwidth"],
+        costs,
         "nothing was metered in these days",
     )
     click.echo(f"page: {page}")

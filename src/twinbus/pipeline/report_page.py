@@ -86,6 +86,30 @@ def _price(amount: Decimal, report: Report) -> str:
     return _money(amount, report)
 
 
+def stage_costs(report: Report) -> list[tuple[str, str, str, str, str]]:
+    """Return stage, operations, their price, bytes and the price of bandwidth, then all together.
+
+    In the words of the page, over all months.
+    """
+    names = ("operations", "price", "bytes", "bandwidth_price")
+    sums: dict[str, Row] = {}
+    for row in report.money:
+        for stage in (row["stage"], "all stages"):
+            known = sums.pop(stage, dict.fromkeys(names, 0))
+            sums[stage] = {name: known[name] + row[name] for name in names}
+    order = [stage.value for stage in Stage if stage.value in sums]
+    return [
+        (
+            stage,
+            f"{sums[stage]['operations']:,}",
+            _price(sums[stage]["price"], report),
+            f"{sums[stage]['bytes']:,}",
+            _money(sums[stage]["bandwidth_price"], report),
+        )
+        for stage in [*order, *(["all stages"] if sums else [])]
+    ]
+
+
 def _stage_total(report: Report, stage: Stage, what: str) -> int:
     return sum(row[what] for row in report.stages if row["stage"] == stage.value)
 
