@@ -108,6 +108,7 @@ MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are re
 
 # Logging
 LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
+LOGGED_RULES: Final = 100  # rules whose failures have a log line each; the others share one
 LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
 
 # Time

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.scenarios.admin_site import admin_of
 from tests.scenarios.neighbours import (
     JUNK,
     NEWS,
@@ -30,6 +31,7 @@ from twinbus.broker.commands import (
     CreateEntity,
     CreateRule,
     DeadLetterPart,
+    DeleteEntity,
     DeleteRule,
     Disposition,
     LeaseRange,
@@ -179,6 +181,36 @@ def test_a_doubling_action_that_the_log_holds_buries_messages_and_restarts_nothi
     schedule_and_wait(street)
     assert_buried(street, b"later")
     street.assert_unharmed()
+
+
+def rule_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """Return the facts of the log lines about rules that failed."""
+    found: list[dict[str, Any]] = [getattr(line, "facts", {}) for line in caplog.records]
+    return [one for one in found if one.get("event") == "rule_failed"]
+
+
+def test_rule_failures_are_counted_for_good_and_logged_at_a_bounded_rate(
+    street: Street, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    street.editor.ask(CreateRule(SPORT, DOUBLING))
+    bad = BrokeredMessage(b"bad", application_properties={"a": "x" * 100})
+    with admin_of(street.site) as admin:
+        for _ in range(50):
+            street.editor.ask(Send(NEWS, [bad, bad]))
+        assert admin.metric("twinbus_rule_failures_total") == 100
+        [line] = rule_lines(caplog)
+        assert (line["path"], line["rule"], line["suppressed"]) == (SPORT, "doubling", 0)
+        assert line["reason"]
+        street.site.wait(seconds=11)
+        street.editor.ask(Send(NEWS, [bad]))
+        assert [one["suppressed"] > 0 for one in rule_lines(caplog)] == [False, True]
+        street.site.ask(DeleteEntity(SPORT))
+        assert admin.metric("twinbus_rule_failures_total") == 101
+        monkeypatch.setattr(street.site.engine.namespace, "serve", lambda *_: 1 // 0)
+        with suppress(MessagingError):
+            street.victim.ask(Peek(VICTIM))
+        assert street.site.engine.restarts == 1
+        assert admin.metric("twinbus_rule_failures_total") == 101
 
 
 # -- origins ---------------------------------------------------------------------------------------

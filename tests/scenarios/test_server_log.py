@@ -2,12 +2,16 @@
 
 import json
 import signal
+import sys
+from contextlib import suppress
 
 import pytest
 
+from tests.scenarios import server_process
 from tests.scenarios.server_process import ORDERS, Server, until
-from twinbus import MessageSizeExceededError, UnauthorizedError
+from twinbus import MessageSizeExceededError, MessagingError, UnauthorizedError
 from twinbus.connection import ConnectionString
+from twinbus.limits import MAX_HEALS
 
 JSON = ("--log-format", "json")
 WRONG = "wrong" * 8
@@ -198,3 +202,46 @@ def test_a_file_that_is_gone_is_one_error_line_and_the_server_goes_on(server: Se
     assert "cannot be read" in str(hang_up(server, "reload_failed")["reason"])
     server.send(b"tea")
     assert server.take() == [b"tea"]
+
+
+# Every turn fails from the moment when a file is there.
+FAULTY = """
+from pathlib import Path
+from twinbus.broker.namespace import Namespace
+from twinbus.cli import main
+reclaim = Namespace.reclaim
+def fail(self):
+    if Path({trigger!r}).exists():
+        raise RuntimeError("a planted fault")
+    reclaim(self)
+Namespace.reclaim = fail
+main()
+"""
+
+
+@pytest.mark.parametrize("state", ["restarting", "gave_up"])
+def test_sigterm_stops_a_server_whose_broker_restarts_or_gave_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    trigger = server.folder / "trigger"
+    program = [sys.executable, "-c", FAULTY.format(trigger=str(trigger)), "serve"]
+    monkeypatch.setattr(server_process, "SERVE", program)
+    server.start(ORDERS, *JSON)
+    server.send(b"tea")
+    trigger.touch()
+
+    def poke() -> bool:
+        with suppress(MessagingError):
+            server.send(b"more")
+        restarts = len(server.events("restarting"))
+        return restarts >= 2 if state == "restarting" else restarts > MAX_HEALS
+
+    until(poke)  # the second restart comes after a pause
+    until(lambda: server.get("/health")[0] == 503)
+    assert server.stop() == 0
+    assert len(server.events("stopped")) == 1
+    trigger.unlink()
+    monkeypatch.undo()
+    server.start(ORDERS, *JSON)
+    assert b"tea" in server.take()
+    server.stop()

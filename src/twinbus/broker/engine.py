@@ -38,6 +38,7 @@ from twinbus.broker.log import Log
 from twinbus.broker.meter import Operation
 from twinbus.broker.namespace import Namespace, NamespaceSettings, cause_of
 from twinbus.broker.replay import Replay, restore
+from twinbus.broker.rule_failures import RuleFailures
 from twinbus.broker.shared import Shared
 from twinbus.broker.spill import Spill, SpilledSend, StoreHealth
 from twinbus.broker.storage import Storage
@@ -167,6 +168,7 @@ class Engine:
         self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
         self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
         self._uncounted: list[Operation] = []  # the operations of these replies
+        self._rule_failures = RuleFailures(lambda: self._now)  # over all restarts
         self.watch = StoreWatch(settings.directory)
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
@@ -230,7 +232,8 @@ class Engine:
         replay.read(self.log, bodies)
         bodies.start_at(replay.number("next", "batch", 1))
         locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
-        shared = Shared(bodies, Deaths(undo), locks, self._ledgers.meter, undo, _nonce)
+        meter = self._ledgers.meter
+        shared = Shared(bodies, Deaths(undo), locks, meter, undo, _nonce, self._rule_failures)
         self.namespace = Namespace(shared, self.settings.namespace)
         self._kept = Entries()
         self._unwritten: list[Fact] = []  # facts of this start, for the next record
@@ -756,7 +759,8 @@ class Engine:
         """Return what there is to see from outside."""
         meter = self._ledgers.meter.table()
         if self.is_healing:
-            return Snapshot(is_open, False, self.restarts, 0, 0, [], meter)
+            failures = self._rule_failures.total
+            return Snapshot(is_open, False, self.restarts, 0, 0, [], meter, rule_failures=failures)
         namespace = self.namespace
         return Snapshot(
             is_open,
@@ -767,7 +771,7 @@ class Engine:
             [entity.runtime() for entity in namespace.directory],
             meter,
             sum(namespace.failures.values()),
-            sum(getattr(entity, "rule_failures", 0) for entity in namespace.directory),
+            self._rule_failures.total,
             len(self.spill),
             self._oldest_ages_s(),
         )

@@ -196,7 +196,8 @@ class Router:
     def _bury(
         self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound
     ) -> None:
-        subscription.note_failure(rule, len(rows), why)
+        failures, name = self._shared.rule_failures, rule.description.name
+        failures.note(subscription.description.path, name, len(rows), why)
         queue = subscription.queue
         assert queue.dead_letter is not None
         death = Death(RULE_FAILED, f"rule {rule.description.name}: {why}", queue.path)

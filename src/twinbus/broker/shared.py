@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from twinbus.broker.bodies import Bodies
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.meter import Meter
+from twinbus.broker.rule_failures import RuleFailures
 from twinbus.broker.tokens import LockNumbers
 from twinbus.broker.undo import Undo
 
@@ -25,6 +26,7 @@ class Shared:
     meter: Meter
     undo: Undo  # of the command at work
     nonce: Callable[[], str]  # gives names that nobody can guess
+    rule_failures: RuleFailures
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
     open_receives: int = 0  # requests that wait
     waits: Counter[str] = field(default_factory=Counter)  # the same by principal

@@ -25,6 +25,7 @@ from twinbus.entities import (
 )
 from twinbus.errors import MessagingError
 from twinbus.limits import MAX_REASON_CHARACTERS
+from twinbus.loglines import facts
 
 _log = logging.getLogger("twinbus.broker")
 
@@ -63,6 +64,7 @@ class Rule:
                 name,
                 path,
                 error.text,
+                extra=facts(event="rule_broken", path=path, rule=name, reason=error.text),
             )
             unable = RuleDescription(name, FalseFilter())
             return cls(unable, compile_filter(unable.filter), None, saved, error.text)
@@ -85,7 +87,6 @@ class Subscription(Entity):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.rules = {}
-        self.rule_failures = 0  # messages that went to the dead-letter queue because of a rule
 
     def copies(self, batch: pa.RecordBatch) -> list[Copy]:
         """Return its copies: one for all plain rules together, one per rule with an action."""
@@ -104,17 +105,6 @@ class Subscription(Entity):
         if plain.any():
             copies.append(Copy(np.flatnonzero(plain)))
         return copies
-
-    def note_failure(self, rule: Rule, messages: int, why: str) -> None:
-        """Count messages that a rule failed for; the first failure is logged."""
-        if not self.rule_failures:
-            _log.warning(
-                "rule %s of %s failed, and the message went to the dead-letter queue: %s",
-                rule.description.name,
-                self.description.path,
-                why,
-            )
-        self.rule_failures += messages
 
     def _saved(self) -> dict[str, Any]:
         return super()._saved() | {"rules": [rule.saved for rule in self.rules.values()]}

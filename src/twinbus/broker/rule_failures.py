@@ -1,0 +1,46 @@
+"""Rule failures of a namespace: counted for a metric, and logged at a bounded rate.
+
+The engine owns the count. It outlives subscriptions that are deleted and restarts of the broker,
+so that the metric never falls while the process runs.
+"""
+
+import logging
+from collections.abc import Callable
+
+from twinbus.limits import LOG_INTERVAL_US, LOGGED_RULES
+from twinbus.loglines import LineRate, facts
+
+_log = logging.getLogger("twinbus.broker")
+
+
+class RuleFailures:
+    """Counts messages that were dead-lettered because a rule could not be evaluated."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.total = 0
+        self._now = now
+        self._lines = LineRate(LOG_INTERVAL_US, LOGGED_RULES)
+
+    def note(self, path: str, rule: str, messages: int, why: str) -> None:
+        """Count messages of a subscription that a rule failed for, and log that now and then."""
+        self.total += messages
+        suppressed = self._lines.admit(f"{path.lower()}\0{rule.lower()}", self._now())
+        if suppressed is None:
+            return
+        _log.warning(
+            "Rule %s of %s failed for %d message(s), which went to the dead-letter queue: %s. "
+            "Correct the rule, then send them again. Lines suppressed since the last one: %d",
+            rule,
+            path,
+            messages,
+            why,
+            suppressed,
+            extra=facts(
+                event="rule_failed",
+                path=path,
+                rule=rule,
+                messages=messages,
+                reason=why,
+                suppressed=suppressed,
+            ),
+        )
