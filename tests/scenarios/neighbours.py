@@ -5,9 +5,10 @@ checks each command, and the broker carries it out under the key's name. Command
 together share one turn, as the commands of one frame do.
 """
 
-import time
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from tests.scenarios.site import Site
@@ -118,19 +119,21 @@ def bodies(who: Neighbour, path: str) -> list[bytes]:
     return [message.body for message in to_messages(batch)]
 
 
-def fastest(work: Callable[[], object], repeats: int = 3) -> float:
-    """Return the seconds that some work takes when nothing disturbs it."""
-    found = []
-    for _ in range(repeats):
-        began = time.perf_counter()
+def calls_of(work: Callable[[], object]) -> int:
+    """Return how many functions of Python and C some work calls: what it costs on any machine."""
+    count = 0
+
+    def note(_: FrameType, event: str, __: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
         work()
-        found.append(time.perf_counter() - began)
-    return min(found)
-
-
-def growth(work: Callable[[int], object], small: int, large: int, repeats: int = 3) -> float:
-    """Return how many times as long some work takes for the larger size."""
-    return fastest(lambda: work(large), repeats) / fastest(lambda: work(small), repeats)
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 def messages(count: int, **fields: Any) -> list[BrokeredMessage]:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 
 from tests.scenarios.command_line import PYTHON, Done, commands, run, run_process
 from tests.soak.server_process import ServerProcess
-from twinbus import NamespaceManager
+from twinbus import MessagingFactory, NamespaceManager
 from twinbus.cli.context import CONNECTION, Span, Text
 from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.namespace.flight import FlightNamespace
 
 NOT_UTF_8 = b"caf\xe9"
 AS_PYTHON_SEES_IT = os.fsdecode(NOT_UTF_8)
@@ -398,6 +400,57 @@ def test_a_command_ends_with_its_timeout_where_nobody_answers(
     done = run_process(*command, "-c", where, *IMPATIENT, timeout_s=SOON_S)
     assert done.code == 5
     assert len(done.err.splitlines()) == 1
+
+
+@pytest.fixture
+def passed_down(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Note what a command passes down to its client, and how often it closes one."""
+    noted: dict[str, list[Any]] = {"timeouts": [], "waits": [], "closes": []}
+    ask, submit = FlightNamespace.ask, FlightNamespace.submit
+
+    def note(command: Any) -> None:
+        if hasattr(command, "wait"):
+            noted["waits"].append(command.wait)
+
+    def ask_and_note(self: Any, command: Any, timeout_s: float | None = None) -> Any:
+        note(command)
+        noted["timeouts"].append(timeout_s)
+        return ask(self, command, timeout_s)
+
+    def submit_and_note(self: Any, command: Any) -> Any:
+        note(command)
+        return submit(self, command)
+
+    monkeypatch.setattr(FlightNamespace, "ask", ask_and_note)
+    monkeypatch.setattr(FlightNamespace, "submit", submit_and_note)
+    for client in (MessagingFactory, NamespaceManager):
+
+        def close_and_note(self: Any, close: Any = client.close) -> None:
+            noted["closes"].append(self)
+            close(self)
+
+        monkeypatch.setattr(client, "close", close_and_note)
+    return noted
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_command_that_got_no_reply_waits_for_nothing_else(
+    command: tuple[str, ...], silent_port: int, passed_down: dict[str, list[Any]]
+) -> None:
+    where = f"Endpoint=twinbus://127.0.0.1:{silent_port}"
+    waiting = ("--wait", "3s") if command[0] == "receive" else ()
+    done = run(*command, *waiting, "-c", where, *IMPATIENT)
+    assert done.code == 5, done.err
+    assert passed_down["timeouts"], "the request has a timeout"
+    assert all(0 < timeout_s <= 1 for timeout_s in passed_down["timeouts"])
+    assert set(passed_down["waits"]) <= {timedelta(0)}, "the server is not asked to wait first"
+    assert passed_down["closes"] == [], "to close means another request to a server that hangs"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_command_that_got_its_reply_closes_its_client(passed_down: dict[str, list[Any]]) -> None:
+    assert run("queue", "list", *IMPATIENT).code == 0
+    assert len(passed_down["closes"]) == 1
 
 
 def test_a_command_ends_with_its_timeout_where_the_server_is_stopped(

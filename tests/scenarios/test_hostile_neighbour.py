@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.scenarios.neighbours import (
     Street,
     answered,
     bodies,
+    calls_of,
     messages,
 )
 from tests.scenarios.site import Site
@@ -76,7 +78,6 @@ from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch, to_messag
 from twinbus.testing import Mover
 
 pytestmark = pytest.mark.timeout(30)  # a broker that is kept busy for ever is found out
-MAX_GROWTH = 9  # of four times the work: linear is 4, quadratic is 16
 DEAD = dead_letter_path(SPORT)
 
 
@@ -333,6 +334,28 @@ def test_a_settlement_may_have_as_many_intervals_as_a_batch_has_messages(street:
     street.hog.ask(SettleRange(JUNK, lease.epoch, every_tenth))
     assert len(street.site.queue_of(JUNK).waiting) == 900_000
     street.assert_unharmed()
+
+
+def test_the_work_of_a_settlement_does_not_grow_with_the_number_of_its_intervals(
+    street: Street,
+) -> None:
+    street.hog.ask(Send(JUNK, to_batch(messages(40_000))))
+    lease = street.hog.ask(LeaseRange(JUNK, "hog", 40_000))
+    calls = []
+    for first, count in ((1, 100), (10_001, 5_000)):
+        apart = [(at, at) for at in range(first, first + 2 * count, 2)]
+        command = SettleRange(JUNK, lease.epoch, apart)
+        calls.append(calls_of(partial(street.hog.ask, command)))
+    assert len(street.site.queue_of(JUNK).waiting) == 40_000 - 5_100
+    assert calls[1] < 2 * calls[0], "each column is looked at as a whole, not per interval"
+
+
+def test_the_work_to_check_a_settlement_is_proportional_to_its_intervals() -> None:
+    def calls(count: int) -> int:
+        apart = [(at, at) for at in range(0, 2 * count, 2)]
+        return calls_of(lambda: SettleRange(JUNK, 1, apart))
+
+    assert calls(20_000) < 5 * calls(5_000)
 
 
 # -- rights ----------------------------------------------------------------------------------------

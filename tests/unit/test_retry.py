@@ -369,6 +369,29 @@ def test_a_gate_closed_for_longer_than_the_operation_has_is_an_error_at_once(
     assert trouble.namespace.failed == 1
 
 
+@pytest.mark.parametrize(
+    ("tries", "text"), [(2, "(tried 2 times in 10 s)"), (4, "(tried 4 times in 30 s)")]
+)
+def test_an_exhausted_server_busy_says_how_often_and_how_long_it_was_tried(
+    trouble: Trouble, tries: int, text: str
+) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    watch = Watch(trouble.clock)
+    error = caught(trouble.courier(RetryPolicy(max_tries=tries)), Send(ORDERS, [ORDER]))
+    assert isinstance(error, ServerBusyError)
+    assert watch.shows == (tries - 1) * GATE
+    assert text in str(error)
+
+
+def test_an_operation_that_a_busy_gate_leaves_no_time_says_that_it_was_not_tried(
+    trouble: Trouble,
+) -> None:
+    courier = trouble.courier(RetryPolicy(operation_timeout=timedelta(seconds=5)))
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    assert "(tried once in 0." in str(caught(courier, Send(ORDERS, [ORDER])))
+    assert "(not tried)" in str(caught(courier, Send(ORDERS, [ORDER])))
+
+
 def test_every_client_of_a_factory_waits_at_its_gate(trouble: Trouble) -> None:
     factory = trouble.factory()
     orders = factory.create_message_sender(ORDERS)
