@@ -5,6 +5,7 @@ one key for each kind of junk entity. No attack needs a right that an ordinary t
 """
 
 import contextlib
+import json
 import os
 import random
 import time
@@ -32,7 +33,7 @@ from twinbus.entities import (
     dead_letter_path,
     subscription_path,
 )
-from twinbus.errors import MessagingError, UnauthorizedError
+from twinbus.errors import Fault, MessagingError, UnauthorizedError
 from twinbus.limits import MAX_BATCH_MESSAGES, MAX_FRAME_ASKS, PING_CONTENT_TYPE
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 from twinbus.namespace.wire import encode_asks, with_columns
@@ -42,6 +43,7 @@ SUBSCRIPTION = subscription_path(TOPIC, "all")
 TOKEN_LIFE_S = 3600
 SOON, LONG = timedelta(microseconds=1), timedelta(minutes=10)
 AT_ONCE = c.ReceiveMode.RECEIVE_AND_DELETE
+_HUGE_BYTES = 15_000_000  # what a head of a frame has room for
 
 
 @dataclass
@@ -76,6 +78,18 @@ class Hog:
         reply = self.ask(path, command)
         if not isinstance(reply, UnauthorizedError):
             self.findings.append(f"{command!r:.150} was not refused: {reply!r:.100}")
+
+    def raw(self, path: str, plain: Any, pings: int = 0, blobs: bytes = b"") -> None:
+        """Write a command as no client would, past all checks of this process.
+
+        The server must refuse it as an error of its caller, or end the connection.
+        """
+        with self.exchange(path) as exchange:
+            batch = _pings(pings) if pings else None
+            head = json.dumps(ask(plain, pings), separators=(",", ":")).encode()
+            _, reply = exchange.answer(metadata(head, blobs), batch)
+        if not isinstance(reply, MessagingError) or reply.fault is not Fault.CALLER:
+            self.findings.append(f"{plain!r:.150} was not refused: {reply!r:.100}")
 
     def rows(self, most: int) -> int:
         return self.generator.randint(1, most)
@@ -174,6 +188,48 @@ def stolen_origins(hog: Hog) -> None:
         hog.must_be_refused(JUNK, c.Send(JUNK, _pings(3), c.Origin(source, range(3))))
 
 
+def _raw_send(source: Any, numbers: Any, also: Any = None) -> dict[str, Any]:
+    origin = {"$": "Origin", "source": source, "numbers": numbers, "also": also}
+    return {"$": "Send", "path": JUNK, "origin": origin}
+
+
+def raw_senders_beyond_64_bits(hog: Hog) -> None:
+    bits = hog.generator.randint(65, 4000)
+    large = hog.generator.getrandbits(bits) | 1 << (bits - 1)
+    for source in (f"sender/{large:x}", f"sender/{-large:x}", "sender/-000000000000001", "sender/"):
+        hog.raw(JUNK, _raw_send(source, [1]), 1)
+    for number in (-1, -(2**63), 2**63, 2**64, large, -large, 1e300, True, None, "1"):
+        hog.raw(JUNK, _raw_send(hog.sender(), [number]), 1)
+
+
+def raw_huge_origins(hog: Hog) -> None:
+    name = hog.generator.choice(["x", "sender/0", "//sink/", "\ud800"])
+    hog.raw(JUNK, _raw_send(name * (_HUGE_BYTES // len(name.encode("utf-8", "replace"))), [1]), 1)
+    first = hog.generator.randrange(10**6)
+    numbers = list(range(first, first + _HUGE_BYTES // 8))
+    hog.raw(JUNK, _raw_send(hog.sender(), numbers), 1)
+    blob = bytes(_HUGE_BYTES // 8 * 8)
+    beside = {"$": "numbers", "at": 0, "size": len(blob)}
+    hog.raw(JUNK, _raw_send(hog.sender(), beside), 1, blob)
+    nested: Any = None
+    for _ in range(hog.generator.choice([5, 50])):
+        nested = {"$": "Origin", "source": hog.sender(), "numbers": [1], "also": nested}
+    hog.raw(JUNK, _raw_send(hog.sender(), [1], nested), 1)
+
+
+def raw_settlements_of_many_intervals(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, _empty(10)))
+    lease = hog.ask(JUNK, c.LeaseRange(JUNK, "hog", 10, duration=timedelta(seconds=5)))
+    epoch = lease.epoch if isinstance(lease, c.RangeLease) else 1
+    plain = {"$": "SettleRange", "path": JUNK, "epoch": epoch, "dead_lettered": [], "release": True}
+    step = hog.generator.choice([0, 2])
+    for count in (MAX_BATCH_MESSAGES + 1, 800_000):
+        apart = [[step * at, step * at] for at in range(count)]
+        hog.raw(JUNK, {**plain, "completed": apart})
+    hog.raw(JUNK, {**plain, "completed": [[1, 2**70]]})
+    drain(hog, JUNK)
+
+
 # -- rules -----------------------------------------------------------------------------------------
 
 _FILTERS: tuple[Callable[[random.Random], RuleFilter], ...] = (
@@ -214,6 +270,29 @@ def bad_rules(hog: Hog) -> None:
     hog.ask(TOPIC, c.DeleteRule(SUBSCRIPTION, name))
     drain(hog, SUBSCRIPTION, TOPIC)
     drain(hog, dead_letter_path(SUBSCRIPTION), TOPIC)
+
+
+def raw_rules(hog: Hog) -> None:
+    """Create rules that the values of this process would refuse."""
+    texts = ("\ud800", "a\0b", "x" * 100_000)
+    fields = ("subject", "message_id", "correlation_id", "to", "session_id")
+    nothing = {"$": "map", "items": {}}
+    odd: list[dict[str, Any]] = [
+        {"$": "CorrelationFilter", hog.generator.choice(fields): text, "properties": nothing}
+        for text in texts
+    ]
+    odd += [
+        {
+            "$": "SqlFilter",
+            "expression": "text LIKE @p",
+            "parameters": {"$": "map", "items": {"p": text}},
+        }
+        for text in ("\ud800", "x" * 100_000, "%x" * 50_000)  # NUL is a character of a value
+    ]
+    for one in odd:
+        name = f"raw{hog.generator.getrandbits(64):x}"
+        rule = {"$": "RuleDescription", "name": name, "filter": one, "action": None}
+        hog.raw(TOPIC, {"$": "CreateRule", "path": SUBSCRIPTION, "rule": rule})
 
 
 def flood_of_changes(hog: Hog) -> None:
@@ -366,7 +445,11 @@ ATTACKS: tuple[Callable[[Hog], None], ...] = (
     origins_with_gaps,
     many_senders,
     stolen_origins,
+    raw_senders_beyond_64_bits,
+    raw_huge_origins,
+    raw_settlements_of_many_intervals,
     bad_rules,
+    raw_rules,
     flood_of_changes,
     forwards_into_others,
     many_leases,

@@ -256,7 +256,7 @@ def _watch(server: ServerProcess, folder: Path, outcome: Outcome, stop: threadin
         outcome.log_bytes = max(outcome.log_bytes, sum(sizes))
 
 
-def _metrics(server: ServerProcess) -> dict[str, float]:
+def metrics_of(server: ServerProcess) -> dict[str, float]:
     connection = http.client.HTTPConnection("127.0.0.1", server.admin_port, timeout=60)
     try:
         connection.request("GET", "/metrics")
@@ -289,7 +289,7 @@ def run(seconds: float, seed: int) -> Outcome:
             stop.set()
             for thread in honest:
                 thread.join(120)
-            outcome.metrics = _metrics(server)
+            outcome.metrics = metrics_of(server)
             street.root.close()
             outcome.exit_code = server.stop()
             outcome.stderr_bytes = (Path(folder) / "stderr.txt").stat().st_size
