@@ -16,6 +16,7 @@ DEMO_KILLS ?= 200
 HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
+WIRE_RUNS ?= 1000
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs lock clean
@@ -82,6 +83,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.restore
 	$(RUN) -m tests.soak.power_cut --cuts $(CUTS)
 	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
+	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
 
 docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.pipeline.syphon twinbus.pipeline.source

@@ -21,7 +21,12 @@ import pyarrow as pa
 import xxhash
 from measure import Report, ratio, side_by_side
 
-from twinbus.broker.commands import (
+from twinbus.broker.engine import EngineSettings
+from twinbus.entities import QueueDescription
+from twinbus.ledger import NO_LEDGER, LedgerSettings
+from twinbus.message import BrokeredMessage, to_batch
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     CreateEntity,
     Disposition,
     Receive,
@@ -29,11 +34,6 @@ from twinbus.broker.commands import (
     SendReceipt,
     Settle,
 )
-from twinbus.broker.engine import EngineSettings
-from twinbus.entities import QueueDescription
-from twinbus.ledger import NO_LEDGER, LedgerSettings
-from twinbus.message import BrokeredMessage, to_batch
-from twinbus.namespace.embedded import EmbeddedNamespace
 
 BATCH = 1000
 BODY = 1024

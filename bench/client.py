@@ -1,62 +1,86 @@
-"""Durable sends through a server, against the least a Flight server can do and against peers.
+"""Durable sends through a server, against the least a server can do, the disk, and peers.
 
-python bench/client.py [--quick]
+    python bench/client.py [--quick]
 
-Every row is measured in turns within one run. Bodies have 1 KB, everything is synced before it is
-acknowledged (the installed NATS says in its name when it is not).
+All rows are measured in turns within one run. Bodies have 1 KB, and every server flushes a message
+before it acknowledges it (the name of NATS says when it does not). "16 connections" is the number
+of clients that send at the same time, each one message after the other: from 16 threads of one
+process, and from 4 processes with 4 threads each. The disk's own row is fdatasync of 1 KB written
+over a file that has its blocks already.
 """
 
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bare_socket import PreallocatedFile
 from measure import Report, ratio, side_by_side
-from peers import Nats, RabbitMQ
-from pyarrow import flight
+from peers import PEERS, Nats, RabbitMQ
+from senders import (
+    BODY,
+    BareSender,
+    ProcessCrowd,
+    RabbitSender,
+    Sender,
+    ThreadCrowd,
+    TwinbusSender,
+    timed_sends,
+)
 
-from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
-from twinbus.message import MESSAGE_SCHEMA, to_batch
+from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
+from twinbus.limits import MAX_SIZE_MEGABYTES
+from twinbus.message import to_batch
 
-BODY = b"x" * 1024
 BATCH = 1000
 QUEUE = "orders"
+CONNECTIONS, PROCESSES = 16, 4
 FOLDER = Path(__file__).parent
+SINGLES, CROWDED, MANY, BATCHED = 300, 1_600, 5_000, 20_000  # messages of a row in one round
 Works = dict[str, tuple[int, Callable[[], object]]]  # a row: messages, and what sends them
 
 
 @contextmanager
-def started(command: list[Any]) -> Iterator[str]:
-    """Start a process that prints a line when it is ready; end it afterwards."""
+def started_process(command: list[Any]) -> Iterator[tuple[str, int]]:
+    """Start a process; yield the line that it prints when it is ready, and its id; end it."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().strip()
+        yield process.stdout.readline().strip(), process.pid
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
 
 
+@contextmanager
+def started(command: list[Any]) -> Iterator[str]:
+    """Start a process that prints a line when it is ready; end it afterwards."""
+    with started_process(command) as (line, _):
+        yield line
+
+
 class Twinbus:
-    """A server process and a client of it."""
+    """A client of a server process."""
 
     def __init__(self, connection: str) -> None:
         with NamespaceManager.from_connection_string(connection) as manager:
-            manager.create_queue(QUEUE)
+            manager.create_queue(
+                QueueDescription(path=QUEUE, max_size_in_megabytes=MAX_SIZE_MEGABYTES)
+            )
         self._factory = MessagingFactory.from_connection_string(connection)
         self._sender = self._factory.create_message_sender(QUEUE)
         self._batch = to_batch([BrokeredMessage(BODY) for _ in range(BATCH)])
+        self.latencies: list[float] = []  # seconds of each single send
 
     def send_one_by_one(self, count: int) -> None:
         """Send messages; each waits for the one before."""
-        for _ in range(count):
-            self._sender.send(BrokeredMessage(BODY))
+        self.latencies += timed_sends(lambda: self._sender.send(BrokeredMessage(BODY)), count)
 
     def send_pipelined(self, count: int) -> None:
         """Send messages one by one without waiting for each."""
@@ -75,126 +99,166 @@ class Twinbus:
         for _ in range(count // BATCH):
             self._sender.send_batch([BrokeredMessage(BODY) for _ in range(BATCH)])
 
+    def rows(self) -> Works:
+        """Return what the benchmark measures."""
+        return {
+            "Twinbus, one by one": (SINGLES, partial(self.send_one_by_one, SINGLES)),
+            "Twinbus, pipelined": (MANY, partial(self.send_pipelined, MANY)),
+            "Twinbus, batches": (BATCHED, partial(self.send_batches, BATCHED)),
+            "Twinbus, batches of message objects": (
+                BATCHED,
+                partial(self.send_batches_of_messages, BATCHED),
+            ),
+        }
+
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._factory.close()
 
 
-class BareFlight:
-    """A client of a Flight server that appends what it gets to a file, and nothing else."""
+class Disk:
+    """The disk alone: 1 KB written over an existing block, then flushed."""
 
-    def __init__(self, port: int) -> None:
-        self._client = flight.connect(f"grpc+tcp://127.0.0.1:{port}")
-        descriptor = flight.FlightDescriptor.for_path("bare")
-        self._writer, self._reader = self._client.do_exchange(descriptor)
-        self._writer.begin(MESSAGE_SCHEMA)
-        self._put, self._acks = self._client.do_put(descriptor, MESSAGE_SCHEMA)
-        self._one = to_batch([BrokeredMessage(BODY)])
-        self._batch = to_batch([BrokeredMessage(BODY) for _ in range(BATCH)])
+    def __init__(self, path: Path) -> None:
+        self._file = PreallocatedFile(path)
+        self._payload = [memoryview(BODY)]
+        self.latencies: list[float] = []  # seconds of each flush
 
-    def round_trips(self, count: int) -> None:
-        """Send a ready-made batch of one message; wait for its acknowledgement."""
-        for _ in range(count):
-            self._writer.write_batch(self._one)
-            self._reader.read_chunk()
-
-    def put_batches(self, count: int) -> None:
-        """Put batches; each waits for the acknowledgement of the one before."""
-        for _ in range(count // BATCH):
-            self._put.write_batch(self._batch)
-            self._acks.read()
+    def flush(self, count: int) -> None:
+        """Write and flush that many times."""
+        self.latencies += timed_sends(lambda: self._file.append(self._payload), count)
 
     def close(self) -> None:
-        """Hang up."""
-        for writer in (self._writer, self._put):
-            writer.done_writing()
-        self._client.close()
+        """Close the file."""
+        self._file.close()
 
 
-def peers(stack: ExitStack, folder: Path) -> list[Any]:
-    """Start the peers that are installed; say how to install the others."""
-    found = []
-    for kind in (RabbitMQ, Nats):
+def crowd_rows(stack: ExitStack, name: str, kind: Callable[[Any], Sender], address: Any) -> Works:
+    """Connect 16 senders in one process and 16 in four; return a row for each."""
+    threads = stack.enter_context(ThreadCrowd(kind, address, CONNECTIONS))
+    processes = stack.enter_context(
+        ProcessCrowd(kind, address, PROCESSES, CONNECTIONS // PROCESSES)
+    )
+    each = CROWDED // CONNECTIONS
+    return {
+        f"{name}, 16 connections in 16 threads": (CROWDED, partial(threads.send, each)),
+        f"{name}, 16 connections in 4 processes": (CROWDED, partial(processes.send, each)),
+    }
+
+
+def bare_rows(stack: ExitStack, port: int) -> Works:
+    """Connect to the bare socket server; return its rows."""
+    bare = BareSender(port)
+    stack.callback(bare.close)
+    batch = to_batch([BrokeredMessage(BODY) for _ in range(BATCH)]).serialize().to_pybytes()
+    return {
+        "bare socket server, one by one": (SINGLES, partial(bare.send, SINGLES)),
+        "bare socket server, batches": (BATCHED, partial(bare.send, BATCHED // BATCH, batch)),
+    }
+
+
+def peer_rows(peer: RabbitMQ | Nats) -> Works:
+    """Return the rows of a peer on one connection."""
+    return {
+        f"{peer.name}, one by one": (SINGLES, partial(peer.send_one_by_one, SINGLES, BODY)),
+        f"{peer.name}, pipelined": (MANY, partial(peer.send_pipelined, MANY, BODY)),
+        f"{peer.name}, batches": (MANY, partial(peer.send_batches, MANY, BODY)),
+    }
+
+
+def start_peers(stack: ExitStack, folder: Path) -> list[RabbitMQ | Nats]:
+    """Start the peers that are installed; print how to install the others."""
+    found: list[RabbitMQ | Nats] = []
+    for kind in PEERS:
         missing = kind.missing()
         if missing:
             print(f"{kind.__name__} is left out: {missing}")
             continue
         home = folder / kind.__name__
         home.mkdir()
-        found.append(stack.enter_context(kind(home)))
+        peer = kind(home)
+        stack.enter_context(peer)
+        found.append(peer)
     return found
+
+
+def measure(works: Works, peers: Sequence[RabbitMQ | Nats], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds per message of each row in each round; peers start a round empty."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        taken = side_by_side([work for _, work in works.values()], 1)
+        for (name, (messages, _)), (row_s,) in zip(works.items(), taken, strict=True):
+            seconds[name].append(row_s / messages)
+        for peer in peers:
+            peer.purge()
+    return seconds
 
 
 def main() -> None:
     """Measure, print the rates and the goals."""
-    quick = "--quick" in sys.argv
-    rounds = 5 if quick else 11
-    singles, many, batched = 300, 5_000, 20_000
+    rounds = 5 if "--quick" in sys.argv else 11
     report = Report("client")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
         serve = "from twinbus.cli import main; main()"
         command = [sys.executable, "-c", serve, "serve", folder / "ns", "--port", "0"]
-        connection = stack.enter_context(started([*command, "--admin-port", "0"]))
-        bare_command = [sys.executable, FOLDER / "bare_flight.py", folder / "bare"]
-        port = stack.enter_context(started(bare_command))
-        twinbus, bare = Twinbus(connection), BareFlight(int(port))
+        connection = stack.enter_context(started(command))
+        bare_command = [sys.executable, FOLDER / "bare_socket.py", folder / "bare"]
+        port = int(stack.enter_context(started(bare_command)))
+        twinbus, disk = Twinbus(connection), Disk(folder / "disk")
         stack.callback(twinbus.close)
-        stack.callback(bare.close)
-        others = peers(stack, folder)
-
-        works: Works = {
-            "bare Flight round trip + fdatasync": (singles, partial(bare.round_trips, singles)),
-            "Twinbus, one by one": (singles, partial(twinbus.send_one_by_one, singles)),
-            "Twinbus, pipelined": (many, partial(twinbus.send_pipelined, many)),
-            "bare Flight put + fdatasync, batches": (batched, partial(bare.put_batches, batched)),
-            "Twinbus, batches": (batched, partial(twinbus.send_batches, batched)),
-            "Twinbus, batches of message objects": (
-                batched,
-                partial(twinbus.send_batches_of_messages, batched),
-            ),
-        }
-        for peer in others:
-            works |= _rows_of(peer, singles, many)
-        seconds = dict(
-            zip(works, side_by_side([work for _, work in works.values()], rounds + 1), strict=True)
-        )
-    per_message = {
-        name: [taken / works[name][0] for taken in times[1:]] for name, times in seconds.items()
-    }
-    print(f"{'durable sends of 1 KB, batches of 1000':<52} {'messages/s':>12}")
-    for name, times in per_message.items():
-        print(f"{name:<52} {1 / statistics.median(times):>12,.0f}")
-    _judge(report, per_message)
+        stack.callback(disk.close)
+        peers = start_peers(stack, folder)
+        works: Works = {"disk, fdatasync of 1 KB": (SINGLES, partial(disk.flush, SINGLES))}
+        works |= bare_rows(stack, port) | twinbus.rows()
+        for peer in peers:
+            works |= peer_rows(peer)
+        works |= crowd_rows(stack, "bare socket server", BareSender, port)
+        works |= crowd_rows(stack, "Twinbus", TwinbusSender, connection)
+        for peer in peers:
+            if isinstance(peer, RabbitMQ):
+                works |= crowd_rows(stack, peer.name, RabbitSender, peer.port)
+        measure(works, peers, 1)  # warms up
+        twinbus.latencies.clear()
+        disk.latencies.clear()
+        times = measure(works, peers, rounds)
+    print(f"{'durable sends of 1 KB, batches of 1000':<64} {'messages/s':>12}")
+    for name, per_message in times.items():
+        print(f"{name:<64} {1 / statistics.median(per_message):>12,.0f}")
+    print(f"\n{'latency in microseconds':<52} {'p50':>12} {'p99':>12}")
+    show_latency("disk, fdatasync of 1 KB", disk.latencies)
+    show_latency("Twinbus, one by one", twinbus.latencies)
+    judge(report, times)
     report.finish()
 
 
-def _rows_of(peer: Any, singles: int, many: int) -> Works:
-    return {
-        f"{peer.name}, one by one": (singles, partial(peer.send_one_by_one, singles, BODY)),
-        f"{peer.name}, pipelined": (many, partial(peer.send_pipelined, many, BODY)),
-        f"{peer.name}, batches": (many, partial(peer.send_batches, many, BODY)),
-    }
+def show_latency(name: str, seconds: Sequence[float]) -> None:
+    """Print the median and the 99th percentile."""
+    cuts = statistics.quantiles(seconds, n=100)
+    print(f"{name:<52} {cuts[49] * 1e6:>12,.0f} {cuts[98] * 1e6:>12,.0f}")
 
 
-def _judge(report: Report, times: dict[str, list[float]]) -> None:
-    single, piped = times["Twinbus, one by one"], times["Twinbus, pipelined"]
-    batches = times["Twinbus, batches"]
-    bare, put = (
-        times["bare Flight round trip + fdatasync"],
-        times["bare Flight put + fdatasync, batches"],
-    )
-    report.add("one by one, times a bare round trip + sync", ratio(single, bare), 1.5, at_most=True)
-    report.add("pipelined, times one by one", ratio(single, piped), 5)
-    report.add("batches, part of bare put + sync", ratio(put, batches), 0.6)
-    for row, ours, goal in (
-        ("one by one", single, 1),
-        ("pipelined", piped, 1),
-        ("batches", batches, 5),
-    ):
-        for name, theirs in times.items():
-            if name.startswith("RabbitMQ") and name.endswith(f", {row}"):
-                report.add(f"{row}, times RabbitMQ", ratio(theirs, ours), goal)
+def judge(report: Report, times: dict[str, list[float]]) -> None:
+    """Compare rows with their goals."""
+    disk, bare = times["disk, fdatasync of 1 KB"], "bare socket server"
+    crowds = ("16 connections in 16 threads", "16 connections in 4 processes")
+
+    def compare(row: str, other: str, goal: float) -> None:
+        figure = ratio(times[f"{other}, {row}"], times[f"Twinbus, {row}"])
+        report.add(f"{row}, times {other}", figure, goal)
+
+    compare("one by one", bare, 0.4)
+    compare("batches", bare, 0.5)
+    for crowd in crowds:
+        figure = ratio(disk, times[f"Twinbus, {crowd}"])
+        report.add(f"{crowd}, times the disk's flushes", figure, 3)
+    rabbits = {name.partition(",")[0] for name in times if name.startswith("RabbitMQ")}
+    for rabbit in rabbits:
+        compare("one by one", rabbit, 1)
+        compare("pipelined", rabbit, 4.0)
+        compare("batches", rabbit, 5)
+        for crowd in crowds:
+            compare(crowd, rabbit, 2)
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ from twinbus import (
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
 )
-from twinbus.broker.commands import Command, Send
 from twinbus.connection import ConnectionString
 from twinbus.limits import MAX_SIZE_MEGABYTES, PING_CONTENT_TYPE
 from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.protocol.commands import Command, Send
 from twinbus.testing import Fault, FaultyNamespace
 
 R = TypeVar("R")

@@ -41,7 +41,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from measure import Others, Report, processes
 
-from twinbus.broker.meter import Purpose
 from twinbus.entities import backlog_queue_path
 from twinbus.ledger import FOLDER, SCHEMAS, Ledger, LedgerKind
 from twinbus.limits import DAY_US
@@ -49,6 +48,7 @@ from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import ReportSettings, make_report
 from twinbus.pipeline.spark import start_session
 from twinbus.pipeline.stages import rule_of
+from twinbus.protocol.operations import Purpose
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 100_000_000), (1_000_000, 3_000_000)
 MESSAGES, QUICK_MESSAGES = (1_000_000, 10_000_000), (1_000_000,)

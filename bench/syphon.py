@@ -28,7 +28,6 @@ from movers import Mover, Shovel, Sources
 from pairing import make_queues, server
 
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
-from twinbus.broker.commands import Send
 from twinbus.entities import backlog_queue_path
 from twinbus.limits import CARRIED_BYTES
 from twinbus.message import to_batch
@@ -37,6 +36,7 @@ from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import SyphonProgress
 from twinbus.pipeline.spark import start_session
 from twinbus.pipeline.syphon import Syphon, SyphonSettings
+from twinbus.protocol.commands import Send
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,6 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from twinbus.broker.access import Claim, SharedAccessKey
-    from twinbus.broker.commands import Disposition, ReceiveMode
     from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient
     from twinbus.client.factory import MessagingFactory, PairedNamespaceOptions
     from twinbus.client.manager import NamespaceManager
@@ -86,6 +84,8 @@ if typing.TYPE_CHECKING:
     from twinbus.pairing.metrics import PairingCollector
     from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
     from twinbus.pairing.pairing import SendAvailabilityPairing, Syphon
+    from twinbus.protocol.commands import Disposition, ReceiveMode
+    from twinbus.protocol.keys import Claim, SharedAccessKey
 
 __all__ = [
     "BacklogQueueBack",
@@ -166,8 +166,8 @@ __all__ = [
 ]
 
 _NAMES_BY_MODULE = {
-    "broker.access": ("Claim", "SharedAccessKey"),
-    "broker.commands": ("Disposition", "ReceiveMode"),
+    "protocol.keys": ("Claim", "SharedAccessKey"),
+    "protocol.commands": ("Disposition", "ReceiveMode"),
     "client.clients": ("QueueClient", "SubscriptionClient", "TopicClient"),
     "client.factory": ("MessagingFactory", "PairedNamespaceOptions"),
     "client.manager": ("NamespaceManager",),

@@ -22,7 +22,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from twinbus.broker.commands import Disposition
 from twinbus.client import clients, factory, manager, pipelined, sender
 from twinbus.client import receiver as receivers
 from twinbus.client.receiver import DEFAULT_WAIT, ReceiveOptions
@@ -32,6 +31,7 @@ from twinbus.clock import Clock
 from twinbus.errors import MessagingError
 from twinbus.limits import WAITING_AIO_THREADS, WORKING_AIO_THREADS
 from twinbus.message import BrokeredMessage, tokens_of
+from twinbus.protocol.commands import Disposition
 
 __all__ = [
     "MessageReceiver",

@@ -54,6 +54,12 @@ _MARK = ".covered"
 _NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]+-\d+\.parquet")
 _MOMENT = pa.timestamp("us", "UTC")
 
+# Events of the messages ledger; broker/trail.py says what each means.
+ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
+GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
+ENDED = "ended"  # a log of an earlier version does not say why
+ENDINGS = ("completed", "dead_lettered", "expired", "activated", "cancelled", "forwarded")
+
 
 class LedgerKind(Enum):
     """What a ledger tells of; the first column of each is the moment its row is about."""

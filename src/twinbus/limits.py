@@ -133,6 +133,7 @@ MAX_SECRET_CHARACTERS: Final = 256  # 32 bytes in base64, and to spare
 MAX_KEYS: Final = 1000  # each start of a segment writes them all
 MAX_TOKEN_CHARACTERS: Final = 4096  # a path, a name and a digest, quoted
 TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen one is of use no longer
+TOKEN_GRACE_US: Final = 2 * SECOND_US  # for clients to notice that a clock was set
 TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its life is left
 
 # Clients
@@ -203,18 +204,39 @@ INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what sta
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
-WIRE_VERSION: Final = 1
-MAX_HEAD_BYTES: Final = 16 * 1024 * 1024  # of a frame: 100,000 numbers of a settlement fit
-MAX_FRAME_ASKS: Final = 1000  # a client with more sends several frames
-FRAMES_IN_FLIGHT: Final = 2  # one at work, one at hand; what comes meanwhile shares the next
+FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
+WIRE_VERSION: Final = 2
+MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a stranger: a token fits twice
+MAX_HEAD_BYTES: Final = 1024 * 1024  # of a client's frame: decoding takes up to 150 times as much
+MAX_REPLY_HEAD_BYTES: Final = 64 * 1024 * 1024  # the descriptions of every entity fit
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
-MAX_CONNECTIONS: Final = 1000  # each takes a thread or two of the server
+ROWS_AS_ROWS: Final = 16  # messages of one send; more are cheaper as columns
+MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
+MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
+MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one read, one at hand
+MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
+AUTHENTICATION_US: Final = 10 * SECOND_US  # a client takes milliseconds, a stranger gets no more
+MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes
+MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
+RESERVED_DESCRIPTORS: Final = 256  # for the log, the ledgers and the listening sockets
+CONNECTION_SHARE: Final = 0.8  # of the connections that one key, or one address, may take
+LISTEN_BACKLOG: Final = 1024  # connections that wait to be accepted
+WRITE_BUFFER_BYTES: Final = 256 * 1024  # of one socket, before its replies are kept back
+SNAPSHOT_ENTITIES: Final = 256  # looked at in one go: a few milliseconds
+METRICS_AGE_S: Final = 1.0  # a page of metrics is rendered no more often
+SLOW_TURN_US: Final = 5_000  # a flush in the loop that takes longer moves to a thread
+QUICK_TURN_US: Final = 2_000  # and comes back when flushes take this long
 LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond, a try 5 seconds
     *(500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
     *(1 * SECOND_US, 2_500_000, 5 * SECOND_US, 10 * SECOND_US),
 )
-WRITE_CHECK_S: Final = 0.25  # how often a client looks whether a write hangs
-QUIET_S: Final = 30.0  # a connection this quiet is asked whether it is there
+IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may have ended
+CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
+READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
+SERVER_READ_BYTES: Final = 1024 * 1024  # by a server, whose connections share one buffer
+WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
+QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there
+DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
 
 # Self-healing

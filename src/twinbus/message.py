@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
 from operator import attrgetter
-from os import urandom
+from os import register_at_fork, urandom
 from typing import Any
 from uuid import UUID
 
@@ -65,7 +65,7 @@ APPLICATION_FIELDS = (
     "scheduled_enqueue_time_utc",
     "application_properties",
 )
-_APPLICATION_VALUES = attrgetter(*APPLICATION_FIELDS)
+application_values = attrgetter(*APPLICATION_FIELDS)
 BOUNDED_TEXTS = ("message_id", "session_id", "partition_key", "reply_to_session_id")
 PROPERTY_TYPES = {
     "str": pa.string(),
@@ -107,6 +107,26 @@ DELIVERY_SCHEMA = pa.schema(
 _NO_PROPERTIES = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_type))
 
 
+_spare_ids: list[str] = []
+_DRAWN_IDS = 256  # at once: each draw is a system call, during which other threads take over
+_ID_DIGITS = 32
+
+
+def _new_id() -> str:
+    """Return a random id that no other message has."""
+    try:
+        return _spare_ids.pop()
+    except IndexError:
+        drawn = urandom(_DRAWN_IDS * _ID_DIGITS // 2).hex()
+        _spare_ids.extend(
+            drawn[at : at + _ID_DIGITS] for at in range(_ID_DIGITS, len(drawn), _ID_DIGITS)
+        )
+        return drawn[:_ID_DIGITS]
+
+
+register_at_fork(after_in_child=_spare_ids.clear)  # the parent goes on with the same ones
+
+
 class MessageState(IntEnum):
     """What a browser sees of a message's life."""
 
@@ -123,9 +143,7 @@ class BrokeredMessage:
     """
 
     body: bytes = b""
-    message_id: str = field(
-        default_factory=lambda: urandom(16).hex()
-    )  # what duplicates are known by
+    message_id: str = field(default_factory=_new_id)  # what duplicates are known by
     session_id: str | None = None  # messages of one session are delivered in order
     correlation_id: str | None = None
     content_type: str | None = None
@@ -179,7 +197,28 @@ class BrokeredMessage:
     @property
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
-        return int(sizes(to_batch([self]))[0])
+        total = len(self.body)
+        for text in _TEXTS(self):
+            if text is not None:
+                total += _text_bytes(text)
+        if self.time_to_live is not None:
+            total += 8
+        if self.scheduled_enqueue_time_utc is not None:
+            total += 8
+        for name, value in self.application_properties.items():
+            total += _text_bytes(name) + _property_bytes(value)
+        return total
+
+
+def _text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _property_bytes(value: PropertyValue) -> int:
+    child = _CHILD_OF_TYPE[type(value)]
+    if child in FIXED_PROPERTY_BYTES:
+        return FIXED_PROPERTY_BYTES[child]
+    return len(value) if isinstance(value, bytes) else _text_bytes(str(value))
 
 
 _TEXTS = attrgetter(*TEXT_COLUMNS)
@@ -256,56 +295,59 @@ def stored_property(child: str, value: Any) -> Any:
 
 def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
     """Return the messages as one batch; broker-set fields are left behind."""
-    if not messages:
-        return pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA)
-    body, *texts, lives, times, bags = zip(*map(_APPLICATION_VALUES, messages), strict=True)
+    return to_columns(messages)[0]
+
+
+def to_columns(
+    messages: Sequence[BrokeredMessage],
+) -> tuple[pa.RecordBatch, Mapping[str, pa.Array]]:
+    """Return the messages as one batch, and the columns of it in which some message has a value."""
+    count = len(messages)
+    if not count:
+        return pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA), {}
+    columns = list(_empty_columns(count) if count <= _FEW else _empty_columns.__wrapped__(count))
+    in_use: dict[str, pa.Array] = {}
     try:
-        columns = [
-            pa.array(body, pa.binary()),
-            *(_column(values, pa.string()) for values in texts),
-            _column(lives, DURATION, to_us),
-            _column(times, TIMESTAMP, moment_us),
-            to_properties_column(bags),
-        ]
+        for at, values in enumerate(zip(*map(application_values, messages), strict=True)):
+            if at == _PROPERTIES:
+                if any(values):
+                    columns[at] = in_use["properties"] = to_properties_column(values)
+            elif at == 0 or values.count(None) != count:
+                column = _column(at, values)
+                columns[at] = in_use[MESSAGE_SCHEMA.names[at]] = column
     except (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
-            f"a field of one of {len(messages)} messages has a value of the wrong type: {error}"
+            f"a field of one of {count} messages has a value of the wrong type: {error}"
         ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA), in_use
 
 
-def _column(
-    values: Sequence[Any], kind: pa.DataType, convert: Callable[[Any], int] | None = None
-) -> pa.Array:
-    """Return an array; a column nobody set skips the conversion."""
-    if values.count(None) == len(values):
-        count = len(values)
-        return _nulls(count, kind) if count <= _FEW else pa.nulls(count, kind)
+def _column(at: int, values: Sequence[Any]) -> pa.Array:
+    """Return the column at a place of the schema; some of its values are set."""
+    kind = _COLUMN_TYPES[at]
+    convert = to_us if kind == DURATION else moment_us if kind == TIMESTAMP else None
     if convert is not None:
         values = [None if value is None else convert(value) for value in values]
     return pa.array(values, kind)
 
 
+_COLUMN_TYPES = tuple(MESSAGE_SCHEMA.types)
+_PROPERTIES = MESSAGE_SCHEMA.names.index("properties")
 _FEW = 16  # columns of so few messages are kept at hand
 
 
-@lru_cache(maxsize=256)
-def _nulls(count: int, kind: pa.DataType) -> pa.Array:
-    """Return a column nobody set; most are, and those of single messages are all alike."""
-    return pa.nulls(count, kind)
-
-
-@lru_cache(maxsize=64)
-def _no_properties(count: int) -> pa.Array:
+@lru_cache(maxsize=_FEW)
+def _empty_columns(count: int) -> tuple[pa.Array, ...]:
+    """Return columns nobody set; most are, and those of single messages are all alike."""
     offsets = pa.array(np.zeros(count + 1, np.int32))
-    return pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
+    no_properties = pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
+    return (*(pa.nulls(count, kind) for kind in _COLUMN_TYPES[:-1]), no_properties)
 
 
 def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
     """Return each message's properties as one column."""
     if not any(bags):
-        count = len(bags)
-        return (_no_properties if count <= _FEW else _no_properties.__wrapped__)(count)
+        return _empty_columns.__wrapped__(len(bags))[-1]
     offsets = np.zeros(len(bags) + 1, np.int32)
     names: list[str] = []
     values: dict[str, list[Any]] = {}

@@ -11,15 +11,15 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
-from twinbus.broker.commands import Command, PutKey
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.flight import FlightNamespace
-from twinbus.server.flight import FlightDoor
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.commands import Command, PutKey
+from twinbus.server.door import Door
 
 
 @dataclass
@@ -36,7 +36,7 @@ class World:
         self.clock.advance(timedelta(**span))
 
 
-@pytest.fixture(params=["embedded", "flight"])
+@pytest.fixture(params=["embedded", "server"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     with EmbeddedNamespace(
@@ -46,7 +46,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             yield World(namespace, clock)
             return
         namespace.ask(PutKey(ROOT))
-        with closing(FlightDoor(namespace, clock)) as door:
+        with closing(Door(namespace, clock)) as door:
             connection = ConnectionString(
                 place=Place.SERVER,
                 host="127.0.0.1",
@@ -54,7 +54,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
                 key_name=ROOT.name,
                 key=ROOT.primary,
             )
-            with FlightNamespace(connection, clock) as client:
+            with ServerNamespace(connection, clock) as client:
                 yield World(client, clock)
 
 
@@ -72,5 +72,5 @@ def local(tmp_path: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Pair]:
-    with opened("flight", tmp_path) as pair:
+    with opened("server", tmp_path) as pair:
         yield pair

@@ -25,13 +25,6 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
-from twinbus.broker.commands import (
-    Command,
-    Peek,
-    PutKey,
-    Receive,
-    Send,
-)
 from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.storage import DiskStorage
 from twinbus.clock import ManualClock
@@ -42,7 +35,14 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
-from twinbus.server.flight import FlightDoor
+from twinbus.protocol.commands import (
+    Command,
+    Peek,
+    PutKey,
+    Receive,
+    Send,
+)
+from twinbus.server.door import Door
 from twinbus.testing import Fault, FaultyNamespace, Mover
 
 R = TypeVar("R")
@@ -53,7 +53,7 @@ AT_ONCE = timedelta(0)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 MANY = 1000
-WAYS = ["embedded", "flight"]
+WAYS = ["embedded", "server"]
 ALIASES = ("x-ms-path", "x-ms-sessionid", "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc")
 
 
@@ -355,7 +355,7 @@ def opened(way: str, directory: Path, *, threaded: bool = False) -> Iterator[Pai
 def _end(
     way: str, name: str, directory: Path, clock: ManualClock, stack: ExitStack, threaded: bool
 ) -> End:
-    is_server = way == "flight"
+    is_server = way == "server"
     disks = Storages(log=_Memory(), spill=_Memory())
     namespace = stack.enter_context(
         EmbeddedNamespace(
@@ -368,7 +368,7 @@ def _end(
     if not is_server:
         return End(name, clock, lambda: _Kept(namespace))
     namespace.ask(PutKey(ROOT))
-    door = stack.enter_context(closing(FlightDoor(namespace, clock)))
+    door = stack.enter_context(closing(Door(namespace, clock)))
     where = ConnectionString(
         place=Place.SERVER,
         host="127.0.0.1",

@@ -32,10 +32,10 @@ from twinbus import (
     aio,
     dead_letter_path,
 )
-from twinbus.broker.commands import PutKey
 from twinbus.clock import SystemClock
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.server.flight import FlightDoor
+from twinbus.protocol.commands import PutKey
+from twinbus.server.door import Door
 
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
@@ -86,7 +86,7 @@ def within(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Test]:
     clock = SystemClock()
     with EmbeddedNamespace(tmp_path / "shop", clock) as namespace:
         namespace.ask(PutKey(ROOT))
-        with closing(FlightDoor(namespace, clock)) as door:
+        with closing(Door(namespace, clock)) as door:
             key = f"SharedAccessKeyName={ROOT.name};SharedAccessKey={ROOT.primary}"
             yield lambda work: run(f"Endpoint=twinbus://127.0.0.1:{door.port};{key}", work)
 

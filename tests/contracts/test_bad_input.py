@@ -9,22 +9,6 @@ import pytest
 
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, message, peek, queue, send, take
-from twinbus.broker.commands import (
-    AcceptSession,
-    CancelScheduled,
-    Command,
-    CreateEntity,
-    DeleteRule,
-    GetEntity,
-    LeaseRange,
-    ListEntities,
-    Peek,
-    Receive,
-    ReceiveDeferred,
-    RenewLocks,
-    Send,
-    SessionLock,
-)
 from twinbus.entities import (
     EntityStatus,
     QueueDescription,
@@ -42,6 +26,22 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_ID_CHARACTERS, MAX_PATH_CHARACTERS, UNLIMITED
 from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.commands import (
+    AcceptSession,
+    CancelScheduled,
+    Command,
+    CreateEntity,
+    DeleteRule,
+    GetEntity,
+    LeaseRange,
+    ListEntities,
+    Peek,
+    Receive,
+    ReceiveDeferred,
+    RenewLocks,
+    Send,
+    SessionLock,
+)
 
 DAY = timedelta(days=1)
 WRONG = cast("Any", object())

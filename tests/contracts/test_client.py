@@ -53,7 +53,6 @@ from twinbus import (
     dead_letter_path,
     subscription_path,
 )
-from twinbus.broker.commands import Command, PutKey, RenewLocks, RenewSession
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
@@ -63,7 +62,8 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
-from twinbus.server.flight import FlightDoor
+from twinbus.protocol.commands import Command, PutKey, RenewLocks, RenewSession
+from twinbus.server.door import Door
 
 R = TypeVar("R")
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
@@ -148,7 +148,7 @@ class Site:
         return seen
 
 
-@pytest.fixture(params=["embedded", "flight"])
+@pytest.fixture(params=["embedded", "server"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     clock = ManualClock()
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
                 )
             )
             inner.ask(PutKey(ROOT))
-            door = stack.enter_context(closing(FlightDoor(inner, clock)))
+            door = stack.enter_context(closing(Door(inner, clock)))
             where = ConnectionString(
                 place=Place.SERVER,
                 host="127.0.0.1",

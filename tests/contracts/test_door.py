@@ -1,5 +1,7 @@
 """The door of a server: who is let in, for how long, and what happens when somebody leaves."""
 
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from twinbus import (
     BrokeredMessage,
     Claim,
     CommunicationError,
+    InvalidArgumentError,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
@@ -26,7 +29,13 @@ from twinbus import (
     TransientError,
     UnauthorizedError,
 )
-from twinbus.broker.commands import (
+from twinbus.clock import Clock, ManualClock, SystemClock
+from twinbus.connection import ConnectionString, Place, sign_token
+from twinbus.limits import MAX_MESSAGE_BYTES, SECOND_US, TOKEN_LIFE
+from twinbus.message import to_messages
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.commands import (
     AcceptSession,
     Command,
     CreateEntity,
@@ -40,13 +49,8 @@ from twinbus.broker.commands import (
     ReceiveMode,
     Send,
 )
-from twinbus.clock import Clock, ManualClock, SystemClock
-from twinbus.connection import ConnectionString, Place, sign_token
-from twinbus.limits import MAX_MESSAGE_BYTES, SECOND_US, TOKEN_LIFE
-from twinbus.message import to_messages
-from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.flight import FlightNamespace
-from twinbus.server.flight import FlightDoor
+from twinbus.server import native
+from twinbus.server.door import Door
 
 ORDERS, PAYMENTS, SESSIONS = "orders", "payments", "sessions"
 ORDER = BrokeredMessage(body=b"order")
@@ -65,7 +69,7 @@ class Server:
 
     namespace: EmbeddedNamespace
     clock: Clock
-    door: FlightDoor
+    door: Door
     clients: ExitStack = field(default_factory=ExitStack)
 
     def connection(self, key: SharedAccessKey | None = ROOT, /, **parts: Any) -> ConnectionString:
@@ -74,8 +78,8 @@ class Server:
             where = replace(where, key_name=key.name, key=key.primary, entity_path=key.entity_path)
         return replace(where, **parts)
 
-    def client(self, key: SharedAccessKey | None = ROOT, /, **parts: Any) -> FlightNamespace:
-        made = FlightNamespace(self.connection(key, **parts), self.clock)
+    def client(self, key: SharedAccessKey | None = ROOT, /, **parts: Any) -> ServerNamespace:
+        made = ServerNamespace(self.connection(key, **parts), self.clock)
         return self.clients.enter_context(made)
 
     def token(self, lives: timedelta, key: SharedAccessKey = ROOT) -> str:
@@ -117,7 +121,7 @@ def opened(stack: ExitStack, directory: Path, clock: Clock, **settings: Any) -> 
     for path in (ORDERS, PAYMENTS):
         namespace.ask(CreateEntity(QueueDescription(path=path)))
     namespace.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))
-    door = stack.enter_context(closing(FlightDoor(namespace, clock, **settings)))
+    door = stack.enter_context(closing(Door(namespace, clock, **settings)))
     server = Server(namespace, clock, door)
     stack.enter_context(server.clients)
     return server
@@ -134,7 +138,7 @@ def server(tmp_path: Path, clock: ManualClock) -> Iterator[Server]:
         yield opened(stack, tmp_path / "namespace", clock)
 
 
-def refused(client: FlightNamespace, command: Command[Any] = LIST) -> MessagingError:
+def refused(client: ServerNamespace, command: Command[Any] = LIST) -> MessagingError:
     """Return why a command is refused."""
     with pytest.raises(MessagingError) as caught:
         client.ask(command, 20)
@@ -364,16 +368,17 @@ def test_a_connection_that_ended_makes_room_for_another(tmp_path: Path, clock: M
 # -- those who leave -------------------------------------------------------------------------------
 
 
-def hang_up(client: FlightNamespace) -> None:
+def hang_up(client: ServerNamespace) -> None:
     """Break the connection as a client does that dies."""
     link = client._link
     assert link is not None
-    link._reader.cancel()
+    assert link._socket is not None
+    link._socket.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("leave", [FlightNamespace.close, hang_up])
+@pytest.mark.parametrize("leave", [ServerNamespace.close, hang_up])
 def test_a_receive_of_a_client_that_left_takes_no_message(
-    server: Server, leave: Callable[[FlightNamespace], None]
+    server: Server, leave: Callable[[ServerNamespace], None]
 ) -> None:
     client = server.client()
     receiving = client.submit(Receive(ORDERS, 1, LONG))
@@ -385,9 +390,9 @@ def test_a_receive_of_a_client_that_left_takes_no_message(
     assert isinstance(receiving.exception(timeout=20), MessagingError | None)
 
 
-@pytest.mark.parametrize("leave", [FlightNamespace.close, hang_up])
+@pytest.mark.parametrize("leave", [ServerNamespace.close, hang_up])
 def test_a_client_that_left_while_it_waited_for_a_session_holds_none(
-    server: Server, leave: Callable[[FlightNamespace], None]
+    server: Server, leave: Callable[[ServerNamespace], None]
 ) -> None:
     client = server.client()
     client.submit(AcceptSession(SESSIONS, None, LONG))
@@ -410,7 +415,7 @@ def test_messages_that_could_not_be_delivered_are_given_back(server: Server) -> 
     eventually(lambda: server.operations("Receive") == 1)
     hang_up(client)
     reading.set()
-    eventually(lambda: server.door.connections == 0)
+    eventually(lambda: server.door.connections == 0 and server.operations("Settle") == 1)
     given_back = server.receive_all()
     assert len(given_back) == 400
     assert {message.delivery_count for message in given_back} == {0}
@@ -470,7 +475,7 @@ def test_a_client_reconnects_by_itself_to_a_new_door_at_the_same_address(tmp_pat
         server.door.close()
         with ThreadPoolExecutor() as pool:
             sending = pool.submit(sender.send, replace(ORDER, body=b"meanwhile"))
-            again = FlightDoor(server.namespace, server.clock, port=server.door.port)
+            again = Door(server.namespace, server.clock, port=server.door.port)
             stack.enter_context(closing(again))
             sending.result(timeout=30)
         assert set(server.take()) == {b"order", b"meanwhile"}
@@ -486,7 +491,7 @@ def test_a_receive_that_waits_goes_on_waiting_at_a_new_door(tmp_path: Path) -> N
         with ThreadPoolExecutor() as pool:
             receiving = pool.submit(receiver.receive, timedelta(minutes=5))
             server.door.close()
-            again = FlightDoor(server.namespace, server.clock, port=server.door.port)
+            again = Door(server.namespace, server.clock, port=server.door.port)
             stack.enter_context(closing(again))
             eventually(lambda: again.connections == 1)
             server.namespace.ask(SENDING)
@@ -522,8 +527,8 @@ def sealed(tmp_path: Path, clock: ManualClock) -> Iterator[Sealed]:
     certificate = authority.issue_cert("broker.example")
     ca_file = tmp_path / "ca.pem"
     authority.cert_pem.write_to_path(ca_file)
-    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
-    tls = (chain, certificate.private_key_pem.bytes())
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(tls)
     with ExitStack() as stack:
         yield Sealed(opened(stack, tmp_path / "namespace", clock, tls=tls), ca_file)
 
@@ -536,12 +541,11 @@ def test_a_client_that_trusts_the_certificate_is_served(sealed: Sealed) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"tls": False},
         {"tls": True, "tls_host_name": "broker.example"},
         {"tls": True, "trusts": True},
         {"tls": True, "trusts": True, "tls_host_name": "other.example"},
     ],
-    ids=["no TLS", "nothing trusted", "address not in the certificate", "another name"],
+    ids=["nothing trusted", "address not in the certificate", "another name"],
 )
 def test_a_client_that_cannot_trust_the_server_tells_it_nothing(
     sealed: Sealed, parts: dict[str, Any]
@@ -550,6 +554,13 @@ def test_a_client_that_cannot_trust_the_server_tells_it_nothing(
     ca_file = sealed.ca_file if "trusts" in parts else None
     client = sealed.server.client(ca_file=ca_file, **known)
     assert isinstance(refused(client), CommunicationError)
+    assert sealed.server.door.accepted == sealed.server.door.refused == 0
+
+
+def test_a_client_without_tls_hears_how_to_connect(sealed: Sealed) -> None:
+    error = refused(sealed.server.client(tls=False))
+    assert isinstance(error, InvalidArgumentError)
+    assert "twinbus+tls://" in str(error)
     assert sealed.server.door.accepted == sealed.server.door.refused == 0
 
 
@@ -588,9 +599,10 @@ def test_refusals_of_a_key_are_one_line_per_ten_seconds_with_a_count(
 
 
 def test_answered_requests_are_counted_by_operation_and_time_also_after_the_client_has_gone(
-    server: Server, clock: ManualClock
+    server: Server, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FlightNamespace(server.connection(), clock) as client:
+    monkeypatch.setattr(native, "now_us", clock.now_us)
+    with ServerNamespace(server.connection(), clock) as client:
         for _ in range(3):
             client.ask(Send(ORDERS, [ORDER]))
         refused(client, Receive("nowhere"))
@@ -616,7 +628,7 @@ def histograms(server: Server) -> dict[tuple[str, ...], tuple[tuple[float, ...],
     """Return the cumulative counts and the sum of seconds by labels."""
     return {
         tuple(labels): (tuple(count for _, count in buckets), seconds)
-        for labels, buckets, seconds in server.door.latencies().histograms()
+        for labels, buckets, seconds in server.door.latencies.histograms()
     }
 
 

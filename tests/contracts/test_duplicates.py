@@ -20,8 +20,8 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import CancelScheduled, Receive
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import CancelScheduled, Receive
 
 WINDOW = timedelta(seconds=30)
 

@@ -27,10 +27,10 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import Disposition, Receive, ReceiveDeferred, UpdateEntity
 from twinbus.entities import dead_letter_path
 from twinbus.errors import MessageNotFoundError
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import Disposition, Receive, ReceiveDeferred, UpdateEntity
 
 TEN_SECONDS = timedelta(seconds=10)
 LONG_LOCK = timedelta(minutes=5)

@@ -23,7 +23,6 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import CreateEntity, Receive, UpdateEntity
 from twinbus.entities import (
     EntityStatus,
     QueueDescription,
@@ -33,6 +32,7 @@ from twinbus.entities import (
 )
 from twinbus.errors import EntityNotFoundError, MessagingError
 from twinbus.limits import MAX_FORWARD_HOPS
+from twinbus.protocol.commands import CreateEntity, Receive, UpdateEntity
 
 
 def test_a_forwarding_queue_hands_its_messages_on(world: World) -> None:

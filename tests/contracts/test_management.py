@@ -26,18 +26,6 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
-    CreateEntity,
-    DeleteEntity,
-    Disposition,
-    EntityKind,
-    GetEntity,
-    GetRuntimeProperties,
-    ListEntities,
-    Receive,
-    ReceiveMode,
-    UpdateEntity,
-)
 from twinbus.entities import (
     EntityDescription,
     EntityStatus,
@@ -53,6 +41,18 @@ from twinbus.errors import (
     MessagingError,
 )
 from twinbus.limits import UNLIMITED
+from twinbus.protocol.commands import (
+    CreateEntity,
+    DeleteEntity,
+    Disposition,
+    EntityKind,
+    GetEntity,
+    GetRuntimeProperties,
+    ListEntities,
+    Receive,
+    ReceiveMode,
+    UpdateEntity,
+)
 
 MINUTE = timedelta(minutes=1)
 COMMON: dict[str, Any] = {

@@ -20,8 +20,8 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import AcceptSession, Peek, ReadMeter, Receive
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError, SessionCannotBeLockedError
+from twinbus.protocol.commands import AcceptSession, Peek, ReadMeter, Receive
 
 UNIT = 64 * 1024
 

@@ -47,8 +47,8 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     ServerBusyError,
 )
-from twinbus.broker.commands import Command
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import Command
 from twinbus.testing import Fault, FaultyNamespace
 
 TICK = timedelta(microseconds=1)

@@ -33,7 +33,12 @@ from twinbus import (
     TransientError,
 )
 from twinbus.broker import transfers
-from twinbus.broker.commands import (
+from twinbus.clock import ManualClock
+from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.message import to_messages
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     Command,
     CreateEntity,
     Origin,
@@ -41,13 +46,8 @@ from twinbus.broker.commands import (
     Send,
     SettleRange,
 )
-from twinbus.broker.origins import sender_source
-from twinbus.broker.writer import Call
-from twinbus.clock import ManualClock
-from twinbus.limits import MAX_MESSAGE_BYTES
-from twinbus.message import to_messages
-from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.origins import sender_source
+from twinbus.protocol.requests import BlockingRequest
 from twinbus.testing import Fault
 from twinbus.testing.mover import Mover
 
@@ -181,7 +181,7 @@ NUMBERS: list[tuple[Sequence[int], Sequence[int]]] = [
 
 def in_one_turn(namespace: EmbeddedNamespace, *sends: Send) -> list[list[bool]]:
     """Hand sends over together; return which of their messages were enqueued."""
-    calls = [Call(send) for send in sends]
+    calls = [BlockingRequest(send) for send in sends]
     namespace.hand_over(calls)
     receipts = [call.result(DEADLINE_S).sequence_numbers for call in calls]
     return [[bool(number) for number in receipt] for receipt in receipts]
@@ -228,8 +228,8 @@ def test_two_sends_of_one_turn_that_share_numbers_by_another_origin_are_taken_on
 
 def test_a_send_of_one_turn_whose_first_was_refused_is_taken(namespace: EmbeddedNamespace) -> None:
     large = BrokeredMessage(bytes(MAX_MESSAGE_BYTES + 1))
-    refused = Call(Send(ORDERS, [large], Origin(sender_source(171), [1])))
-    taken = Call(numbered(range(1, 2)))
+    refused = BlockingRequest(Send(ORDERS, [large], Origin(sender_source(171), [1])))
+    taken = BlockingRequest(numbered(range(1, 2)))
     namespace.hand_over([refused, taken])
     with pytest.raises(MessageSizeExceededError):
         refused.result(DEADLINE_S)

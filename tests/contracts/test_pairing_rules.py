@@ -48,14 +48,14 @@ from twinbus import (
     ServerBusyError,
     UnauthorizedError,
 )
-from twinbus.broker.commands import CreateEntity, ListEntities, Peek, Send
 from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
 from twinbus.pairing.backlog import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.events import BacklogIncomplete, PingRefused, Protected, Unprotected
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.commands import CreateEntity, ListEntities, Peek, Send
 from twinbus.testing import Fault
 
 TRY = timedelta(seconds=5)
@@ -229,10 +229,10 @@ def test_a_server_refuses_clients_that_mean_another_namespace(servers: Pair) -> 
     pair, where = servers, servers.primary.where
     assert where is not None
     for namespace_id in (pair.primary.engine_id, ""):
-        with FlightNamespace(replace(where, namespace_id=namespace_id), pair.clock) as right:
+        with ServerNamespace(replace(where, namespace_id=namespace_id), pair.clock) as right:
             right.ask(Peek(ORDERS), 20)
     with (
-        FlightNamespace(replace(where, namespace_id="0" * 32), pair.clock) as wrong,
+        ServerNamespace(replace(where, namespace_id="0" * 32), pair.clock) as wrong,
         pytest.raises(UnauthorizedError, match="Correct the Endpoint or NamespaceId"),
     ):
         wrong.ask(Peek(ORDERS), 20)

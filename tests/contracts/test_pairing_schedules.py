@@ -23,7 +23,7 @@ from twinbus import (
     MessageState,
     MessagingFactory,
 )
-from twinbus.broker.commands import LeaseRange, RangeLease, ReleaseRange
+from twinbus.protocol.commands import LeaseRange, RangeLease, ReleaseRange
 from twinbus.testing import Fault, Mover
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

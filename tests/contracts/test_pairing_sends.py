@@ -60,7 +60,7 @@ from twinbus import (
     UnauthorizedError,
 )
 from twinbus.limits import MAX_MESSAGE_BYTES, OPERATION_TIMEOUT
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
 from twinbus.testing import Fault
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -99,7 +99,7 @@ def work(pair: Pair) -> None:
 def test_a_healthy_pairing_makes_no_extra_operations_at_the_primary(
     pair: Pair, tmp_path: Path
 ) -> None:
-    way = "embedded" if pair.primary.where is None else "flight"
+    way = "embedded" if pair.primary.where is None else "server"
     pair.begin()
     work(pair)
     with opened(way, tmp_path / "unpaired") as unpaired:
@@ -472,12 +472,12 @@ def test_sends_that_are_wrong_never_fail_over(pair: Pair) -> None:
 
 
 def test_a_key_that_may_not_send_never_fails_over(tmp_path: Path) -> None:
-    with opened("flight", tmp_path) as pair:
+    with opened("server", tmp_path) as pair:
         key = pair.primary.root.create_key("ears", [Claim.LISTEN])
         assert pair.primary.where is not None
         where = replace(pair.primary.where, key_name=key.name, key=key.primary)
         pair.begin(failover_interval=AT_ONCE)
-        pair.primary.faults.inner = FlightNamespace(where, pair.clock)
+        pair.primary.faults.inner = ServerNamespace(where, pair.clock)
         with pytest.raises(UnauthorizedError):
             pair.send()
         assert (pair.pairing.status(), pair.diverted()) == ([], [])

@@ -49,11 +49,11 @@ from twinbus import (
     UnauthorizedError,
     aio,
 )
-from twinbus.broker.commands import Command, CreateEntity, ListEntities
 from twinbus.connection import ConnectionString
 from twinbus.limits import UNLIMITED
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.commands import Command, CreateEntity, ListEntities
 
 TICK = timedelta(microseconds=1)
 REFUSED = MessagingError("the namespace makes no queues today")
@@ -349,7 +349,7 @@ def keyed(servers: Pair, held: SharedAccessKey | None = None, **changes: Any) ->
     if held is not None:
         changes |= {"key_name": held.name, "key": held.primary}
     other: ConnectionString = replace(where, **changes)
-    return End(SECONDARY, servers.clock, lambda: FlightNamespace(other, servers.clock), other)
+    return End(SECONDARY, servers.clock, lambda: ServerNamespace(other, servers.clock), other)
 
 
 def assert_pairing_is_refused(servers: Pair, secondary: End, error: type[MessagingError]) -> None:
@@ -391,7 +391,7 @@ def test_a_secondary_that_cannot_be_reached_fails_the_pairing(servers: Pair) -> 
         port = closed.getsockname()[1]
     where = servers.secondary.where
     assert where is not None
-    nowhere = FlightNamespace(replace(where, port=port), servers.clock)
+    nowhere = ServerNamespace(replace(where, port=port), servers.clock)
     once = RetryPolicy.once(timedelta(seconds=10))
     manager = NamespaceManager(nowhere, clock=servers.clock, retry_policy=once)
     factory = MessagingFactory(nowhere, clock=servers.clock, retry_policy=once)

@@ -51,16 +51,8 @@ from twinbus import (
     ServerBusyError,
     TransientError,
 )
-from twinbus.broker.commands import (
-    CancelScheduled,
-    Command,
-    CreateEntity,
-    Peek,
-    Receive,
-)
 from twinbus.clock import Clock, ManualClock, SystemClock
 from twinbus.limits import SECOND_US
-from twinbus.namespace import flight
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
@@ -68,6 +60,14 @@ from twinbus.pairing import lifecycle
 from twinbus.pairing.board import Board
 from twinbus.pairing.events import Announcer
 from twinbus.pairing.health import Timing
+from twinbus.protocol import client_conversation
+from twinbus.protocol.commands import (
+    CancelScheduled,
+    Command,
+    CreateEntity,
+    Peek,
+    Receive,
+)
 from twinbus.testing import Fault, FaultyNamespace
 
 R = TypeVar("R")
@@ -221,9 +221,8 @@ class Silenced:
 
 @pytest.fixture
 def silenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Silenced]:
-    monkeypatch.setattr(flight, "QUIET_S", 0.3)
-    monkeypatch.setattr(flight, "WRITE_CHECK_S", 0.05)
-    with opened("flight", tmp_path) as pair:
+    monkeypatch.setattr(client_conversation, "QUIET_US", 300_000)
+    with opened("server", tmp_path) as pair:
         where = pair.primary.where
         assert where is not None
         with closing(Proxy(where.port)) as proxy:

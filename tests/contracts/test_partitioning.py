@@ -26,7 +26,8 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
+from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import (
     CancelScheduled,
     Disposition,
     LeaseRange,
@@ -34,7 +35,6 @@ from twinbus.broker.commands import (
     ReceiveDeferred,
     SettleRange,
 )
-from twinbus.message import BrokeredMessage
 
 
 def partitioned(world: World, **settings: Any) -> None:

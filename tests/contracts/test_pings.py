@@ -21,11 +21,11 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import LeaseRange, ReadMeter, Receive
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, EntityNotFoundError, SessionCannotBeLockedError
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import LeaseRange, ReadMeter, Receive
 
 
 def ping(**fields: object) -> BrokeredMessage:

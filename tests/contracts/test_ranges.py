@@ -29,7 +29,17 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    MessageNotFoundError,
+    MessagingError,
+    RangeUnavailableError,
+    StaleEpochError,
+)
+from twinbus.limits import MAX_LEASE_DURATION, MAX_LEASE_MESSAGES
+from twinbus.message import DELIVERY_SCHEMA, to_messages
+from twinbus.protocol.commands import (
     DeadLetterPart,
     Disposition,
     LeaseRange,
@@ -42,16 +52,6 @@ from twinbus.broker.commands import (
     RenewRange,
     SettleRange,
 )
-from twinbus.errors import (
-    EntityNotFoundError,
-    InvalidArgumentError,
-    MessageNotFoundError,
-    MessagingError,
-    RangeUnavailableError,
-    StaleEpochError,
-)
-from twinbus.limits import MAX_LEASE_DURATION, MAX_LEASE_MESSAGES
-from twinbus.message import DELIVERY_SCHEMA, to_messages
 
 MINUTE = timedelta(minutes=1)
 

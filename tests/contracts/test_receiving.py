@@ -26,14 +26,6 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
-    DeleteEntity,
-    Disposition,
-    Peek,
-    Receive,
-    ReceiveMode,
-    Send,
-)
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
@@ -41,6 +33,14 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, MAX_WAIT
 from twinbus.message import MessageState, to_messages
+from twinbus.protocol.commands import (
+    DeleteEntity,
+    Disposition,
+    Peek,
+    Receive,
+    ReceiveMode,
+    Send,
+)
 
 HOUR = timedelta(hours=1)
 KILOBYTE = "x" * 1024

@@ -13,7 +13,9 @@ from tests.contracts.words import (
     send,
     settle,
 )
-from twinbus.broker.commands import (
+from twinbus.entities import dead_letter_path
+from twinbus.message import tokens_of
+from twinbus.protocol.commands import (
     CancelScheduled,
     DeadLetterPart,
     Disposition,
@@ -22,8 +24,6 @@ from twinbus.broker.commands import (
     Settle,
     SettleRange,
 )
-from twinbus.entities import dead_letter_path
-from twinbus.message import tokens_of
 
 
 def test_a_lock_token_given_twice_settles_once(world: World) -> None:

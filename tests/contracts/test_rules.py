@@ -18,7 +18,6 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import CreateRule, DeleteRule, ListRules
 from twinbus.entities import (
     DEFAULT_RULE,
     CorrelationFilter,
@@ -37,6 +36,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_SQL_CHARACTERS
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import CreateRule, DeleteRule, ListRules
 
 SAMPLE = message(
     message_id="m-1",

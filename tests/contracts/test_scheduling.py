@@ -22,9 +22,9 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import CancelScheduled, Receive, ReceiveDeferred
 from twinbus.errors import EntityNotFoundError, MessageNotFoundError
 from twinbus.message import BrokeredMessage, MessageState
+from twinbus.protocol.commands import CancelScheduled, Receive, ReceiveDeferred
 
 
 def in_minutes(world: World, minutes: float, body: str = "a", **more: object) -> BrokeredMessage:

@@ -22,7 +22,6 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import Peek, Receive, Send, UpdateEntity
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
@@ -32,6 +31,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage, MessageState, to_batch
+from twinbus.protocol.commands import Peek, Receive, Send, UpdateEntity
 
 QUARTER_MEGABYTE = 250 * 1024
 

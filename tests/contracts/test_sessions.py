@@ -28,7 +28,17 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+from twinbus.limits import MAX_SESSION_STATE_BYTES
+from twinbus.message import BrokeredMessage, to_messages
+from twinbus.protocol.commands import (
     AcceptSession,
     Disposition,
     GetSessionState,
@@ -40,16 +50,6 @@ from twinbus.broker.commands import (
     SessionLock,
     SetSessionState,
 )
-from twinbus.errors import (
-    EntityNotFoundError,
-    InvalidArgumentError,
-    InvalidOperationError,
-    MessagingError,
-    SessionCannotBeLockedError,
-    SessionLockLostError,
-)
-from twinbus.limits import MAX_SESSION_STATE_BYTES
-from twinbus.message import BrokeredMessage, to_messages
 
 HOUR = timedelta(hours=1)
 HALF_A_MINUTE = timedelta(seconds=30)

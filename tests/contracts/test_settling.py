@@ -24,13 +24,6 @@ from tests.contracts.words import (
     take,
     tokens,
 )
-from twinbus.broker.commands import (
-    Disposition,
-    ReceiveDeferred,
-    ReceiveMode,
-    RenewLocks,
-    Settle,
-)
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
@@ -39,6 +32,13 @@ from twinbus.errors import (
 )
 from twinbus.limits import UNLIMITED
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.commands import (
+    Disposition,
+    ReceiveDeferred,
+    ReceiveMode,
+    RenewLocks,
+    Settle,
+)
 
 NOBODYS = tokens_of([UUID(int=1)])
 

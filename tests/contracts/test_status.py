@@ -22,15 +22,15 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import (
+from twinbus.entities import EntityStatus
+from twinbus.errors import EntityDisabledError
+from twinbus.protocol.commands import (
     AcceptSession,
     GetEntity,
     LeaseRange,
     ReceiveDeferred,
     UpdateEntity,
 )
-from twinbus.entities import EntityStatus
-from twinbus.errors import EntityDisabledError
 
 NO_SEND = [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED]
 SEND = [EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED]

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, outcome, queue, send
-from twinbus.broker.commands import Receive
 from twinbus.errors import ServerBusyError
 from twinbus.limits import DEFAULT_OPEN_RECEIVES
+from twinbus.protocol.commands import Receive
 
 
 def test_one_open_receive_too_many_is_refused(world: World) -> None:

@@ -28,7 +28,15 @@ from tests.contracts.words import (
     tokens,
     topic,
 )
-from twinbus.broker.commands import (
+from twinbus.entities import SubscriptionDescription, dead_letter_path
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    MessageLockLostError,
+    MessagingError,
+    QuotaExceededError,
+)
+from twinbus.protocol.commands import (
     CreateEntity,
     DeleteEntity,
     Disposition,
@@ -37,14 +45,6 @@ from twinbus.broker.commands import (
     ReceiveDeferred,
     RenewLocks,
     Settle,
-)
-from twinbus.entities import SubscriptionDescription, dead_letter_path
-from twinbus.errors import (
-    EntityAlreadyExistsError,
-    EntityNotFoundError,
-    MessageLockLostError,
-    MessagingError,
-    QuotaExceededError,
 )
 
 

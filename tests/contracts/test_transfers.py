@@ -18,11 +18,11 @@ from tests.contracts.words import (
     take,
     topic,
 )
-from twinbus.broker.commands import DeleteEntity, Origin, Send, UpdateEntity
-from twinbus.broker.origins import sender_source
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, InvalidArgumentError, QuotaExceededError
 from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.commands import DeleteEntity, Origin, Send, UpdateEntity
+from twinbus.protocol.origins import sender_source
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 

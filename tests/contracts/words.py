@@ -5,7 +5,16 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from tests.contracts.conftest import World
-from twinbus.broker.commands import (
+from twinbus.entities import (
+    QueueDescription,
+    RuleDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+    dead_letter_path,
+)
+from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.commands import (
     AcceptSession,
     Command,
     CreateEntity,
@@ -21,15 +30,6 @@ from twinbus.broker.commands import (
     SessionLock,
     Settle,
 )
-from twinbus.entities import (
-    QueueDescription,
-    RuleDescription,
-    RuntimeProperties,
-    SubscriptionDescription,
-    TopicDescription,
-    dead_letter_path,
-)
-from twinbus.message import BrokeredMessage, to_messages, tokens_of
 
 R = TypeVar("R")
 QUEUE = "orders"

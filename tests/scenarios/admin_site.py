@@ -1,4 +1,4 @@
-"""The admin door of a site, asked over HTTP."""
+"""Health, readiness and metrics of a site, asked over HTTP."""
 
 import http.client
 import json
@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.scenarios.site import Site
-from twinbus.server.flight import FlightDoor
-from twinbus.server.http import AdminDoor
+from twinbus.server import web
+from twinbus.server.door import Door
 
 
 @dataclass(frozen=True, slots=True)
 class AdminAnswer:
-    """What the admin door answered."""
+    """What the door answered."""
 
     status: int
     body: bytes
@@ -29,7 +30,7 @@ class AdminAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AdminSite:
-    """Asks the admin door of a site."""
+    """Asks the door of a site over HTTP."""
 
     port: int
 
@@ -54,8 +55,9 @@ class AdminSite:
 
 @contextmanager
 def admin_of(site: Site) -> Iterator[AdminSite]:
-    """Open the doors of a site."""
-    with closing(FlightDoor(site.embedded, site.clock)) as door:
-        opened = AdminDoor(site.embedded, door, name="shop", host="127.0.0.1", port=0)
-        with closing(opened):
-            yield AdminSite(opened.port)
+    """Open the door of a site; metrics are rendered for each reader."""
+    with (
+        mock.patch.object(web, "METRICS_AGE_S", 0.0),
+        closing(Door(site.embedded, site.clock, name="shop")) as door,
+    ):
+        yield AdminSite(door.admin_port)

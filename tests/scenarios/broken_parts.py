@@ -12,7 +12,6 @@ from tests.scenarios.site import Site
 from twinbus.broker import intake as intake_module
 from twinbus.broker import namespace as namespace_module
 from twinbus.broker import queue as queue_module
-from twinbus.broker.access import AccessKeys
 from twinbus.broker.bodies import Bodies
 from twinbus.broker.commit import Commit, Entries
 from twinbus.broker.dead_letter import Deaths
@@ -35,6 +34,7 @@ from twinbus.clock import ManualClock, from_us
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.access import AccessKeys
 
 PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
     *((Waiting, name) for name in ("step", "put", "add", "set_due", "due", "expired")),
@@ -70,10 +70,10 @@ class BrokenParts:
         self.met = ""  # the part that raised
         for owner, name in PARTS:
             patch.setattr(owner, name, self._breaking(name, getattr(owner, name)))
-        self._arm(patch, "_execute_one", lambda args: args[1])
-        self._arm(patch, "_send", lambda args: args[0])
+        self._arm(patch, "_execute_one", lambda args: args[0].command)
+        self._arm(patch, "send", lambda args: args[0])
         self._arm(patch, "_tick_one", lambda args: args[0].path)
-        self._arm(patch, "_serve_one", lambda args: args[3].ticket)
+        self._arm(patch, "_serve_one", lambda args: args[3].request)
         self._arm(patch, "check_send", lambda args: f"spilling to {args[0].path}")
         self._arm(patch, "take_spilled", lambda args: f"spilled to {args[0].path}")
 

@@ -20,8 +20,6 @@ from tests.contracts.words import (
     topic,
 )
 from tests.scenarios.site import Site
-from twinbus.broker import commands as c
-from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.entities import (
     EntityStatus,
     QueueDescription,
@@ -31,6 +29,8 @@ from twinbus.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim, SharedAccessKey
 
 Story = Callable[[Site], c.Command[Any]]
 Timer = Callable[[Site, str], c.Command[Any] | None]

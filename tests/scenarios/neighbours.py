@@ -2,18 +2,15 @@
 
 A neighbour's commands take the way that they take behind a server's door: the admission of the key
 checks each command, and the broker carries it out under the key's name. Commands that are asked
-together share one turn, as the commands of one frame do.
+together share one turn, as the commands do that a server reads together.
 """
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 from tests.scenarios.site import Site
-from twinbus.broker.access import Admission, Claim, Principal, SharedAccessKey
-from twinbus.broker.commands import Command, CreateEntity, PutKey, Receive, ReceiveMode, Send
 from twinbus.connection import Token
 from twinbus.entities import (
     QueueDescription,
@@ -23,21 +20,24 @@ from twinbus.entities import (
 )
 from twinbus.errors import MessagingError
 from twinbus.message import BrokeredMessage, to_messages
+from twinbus.protocol.access import Admission, Principal
+from twinbus.protocol.commands import Command, CreateEntity, PutKey, Receive, ReceiveMode, Send
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.requests import Request
 
 JUNK, VICTIM, NEWS = "junk", "victim", "news"
 SPORT = subscription_path(NEWS, "sport")
 
 
-@dataclass(eq=False)
-class Question:
+class Question(Request):
     """A command of a neighbour, and the reply to it."""
 
-    command: Command[Any]
-    principal: Principal
-    value: Any = None
-    error: MessagingError | None = None
-    is_answered: bool = False
-    on_reply: Callable[["Question"], None] = field(default=lambda _: None)
+    def __init__(self, command: Command[Any], principal: Principal) -> None:
+        super().__init__(command, principal)
+        self.value: Any = None
+        self.error: MessagingError | None = None
+        self.is_answered = False
+        self.on_reply: Callable[[Question], None] = lambda _: None
 
     def answer(self, value: Any) -> None:
         self.value, self.is_answered = value, True

@@ -123,9 +123,9 @@ class Server:
         return [line for line in lines if line.get("event") == name]
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool], tries: int = 500) -> None:
     """Wait a little for something to become so."""
-    for _ in range(500):
+    for _ in range(tries):
         if is_so():
             return
         time.sleep(0.01)

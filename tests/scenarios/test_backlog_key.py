@@ -19,6 +19,7 @@ from twinbus import (
 from twinbus.connection import ConnectionString
 from twinbus.entities import backlog_folder, backlog_queue_path
 from twinbus.namespace.opening import open_namespace
+from twinbus.protocol.commands import Origin, Send
 from twinbus.testing import Mover
 
 QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))
@@ -79,6 +80,9 @@ def test_a_syphon_without_the_claim_moves_nothing_and_says_what_to_do(tmp_path: 
         secondary = open_namespace(ConnectionString.parse(away.connection))
         mover = Mover(primary, secondary)
         assert mover.move(backlog) == 0
+        brought_home = Send(QUEUE, [BrokeredMessage()], Origin("a backlog queue", [1]))
+        with pytest.raises(UnauthorizedError, match="a key with the claims send and transfer"):
+            primary.ask(brought_home)
         primary.close()
         secondary.close()
         assert away.count(backlog) == 1

@@ -18,7 +18,7 @@ from tests.soak.server_process import ServerProcess
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.cli.context import CONNECTION, Span, Text
 from twinbus.limits import MAX_MESSAGE_BYTES
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
 
 NOT_UTF_8 = b"caf\xe9"
 AS_PYTHON_SEES_IT = os.fsdecode(NOT_UTF_8)
@@ -406,7 +406,7 @@ def test_a_command_ends_with_its_timeout_where_nobody_answers(
 def passed_down(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """Note what a command passes down to its client, and how often it closes one."""
     noted: dict[str, list[Any]] = {"timeouts": [], "waits": [], "closes": []}
-    ask, submit = FlightNamespace.ask, FlightNamespace.submit
+    ask, submit = ServerNamespace.ask, ServerNamespace.submit
 
     def note(command: Any) -> None:
         if hasattr(command, "wait"):
@@ -421,8 +421,8 @@ def passed_down(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         note(command)
         return submit(self, command)
 
-    monkeypatch.setattr(FlightNamespace, "ask", ask_and_note)
-    monkeypatch.setattr(FlightNamespace, "submit", submit_and_note)
+    monkeypatch.setattr(ServerNamespace, "ask", ask_and_note)
+    monkeypatch.setattr(ServerNamespace, "submit", submit_and_note)
     for client in (MessagingFactory, NamespaceManager):
 
         def close_and_note(self: Any, close: Any = client.close) -> None:

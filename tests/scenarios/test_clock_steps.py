@@ -22,9 +22,9 @@ from tests.contracts.words import (
     take,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commands import LeaseRange, Receive, ReleaseRange, RenewLocks
 from twinbus.errors import MessageLockLostError, SessionLockLostError, StaleEpochError
 from twinbus.message import tokens_of
+from twinbus.protocol.commands import LeaseRange, Receive, ReleaseRange, RenewLocks
 
 STEPS = pytest.mark.parametrize(
     "step", [timedelta(hours=-1), timedelta(hours=1), timedelta(days=365), timedelta(days=-365)]

@@ -27,7 +27,10 @@ from tests.contracts.words import (
     topic,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commands import (
+from twinbus.entities import RuleDescription, SqlAction, TrueFilter
+from twinbus.errors import MessagingError, RangeUnavailableError
+from twinbus.message import MessageState, to_messages, tokens_of
+from twinbus.protocol.commands import (
     CancelScheduled,
     DeleteEntity,
     Disposition,
@@ -40,9 +43,6 @@ from twinbus.broker.commands import (
     SetSessionState,
     Settle,
 )
-from twinbus.entities import RuleDescription, SqlAction, TrueFilter
-from twinbus.errors import MessagingError, RangeUnavailableError
-from twinbus.message import MessageState, to_messages, tokens_of
 
 SEGMENT_BYTES = 20_000
 PADDING = "x" * 1000

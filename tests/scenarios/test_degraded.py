@@ -9,10 +9,10 @@ import pytest
 from tests.contracts.words import QUEUE, peek, queue, send, take
 from tests.scenarios.admin_site import admin_of
 from tests.scenarios.site import Site
-from twinbus.broker.commands import CreateEntity
 from twinbus.entities import QueueDescription
 from twinbus.errors import StoreUnavailableError
 from twinbus.limits import LOG_INTERVAL_US, SLOW_FLUSH_US, SPILL_BOUND_US
+from twinbus.protocol.commands import CreateEntity
 
 BOUND = timedelta(microseconds=SPILL_BOUND_US)
 SECOND = timedelta(seconds=1)

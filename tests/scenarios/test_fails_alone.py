@@ -25,12 +25,12 @@ from tests.scenarios.broken_parts import (
 )
 from tests.scenarios.command_stories import MINUTE, STORIES, TIMERS, Story
 from tests.scenarios.site import Site
-from twinbus.broker import commands as c
 from twinbus.broker.routing import Router
 from twinbus.broker.storage import DiskStorage
-from twinbus.broker.writer import Call
 from twinbus.errors import CommandFailedError
-from twinbus.namespace.wire import COMMANDS
+from twinbus.protocol import commands as c
+from twinbus.protocol.requests import BlockingRequest
+from twinbus.protocol.table import ROWS
 
 FULL, EMPTY = "bystander", "bystander-too"
 BYSTANDERS = (FULL, EMPTY)
@@ -63,9 +63,9 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         shutil.rmtree(site.directory)  # hundreds of them would fill a disk
 
 
-def together(site: Site, *commands: c.Command[Any]) -> list[Call]:
+def together(site: Site, *commands: c.Command[Any]) -> list[BlockingRequest]:
     """Hand commands over at once: they share a turn."""
-    calls = [Call(command) for command in commands]
+    calls = [BlockingRequest(command) for command in commands]
     site.embedded.hand_over(calls)
     return calls
 
@@ -78,7 +78,7 @@ def troubles(site: Site) -> list[str]:
     return [*found, *site.engine.namespace.faults(), *late_timers(site)]
 
 
-def failed_alone(call: Call) -> list[str]:
+def failed_alone(call: BlockingRequest) -> list[str]:
     error = call._error
     if isinstance(error, CommandFailedError) and "restarts" not in error.text:
         return []
@@ -86,7 +86,7 @@ def failed_alone(call: Call) -> list[str]:
     return [f"it should have failed alone, but was answered with {answer!r:.100}"]
 
 
-def succeeded(what: str, call: Call) -> list[str]:
+def succeeded(what: str, call: BlockingRequest) -> list[str]:
     if call.done and call._error is None:
         return []
     return [f"{what}: {call._error if call.done else 'no answer'!r:.100}"]
@@ -100,7 +100,7 @@ def state(site: Site) -> dict[str, Any]:
 
 
 def test_every_command_has_a_story(sites: Callable[[], Site]) -> None:
-    assert {type(story(sites())) for story in STORIES.values()} == set(COMMANDS)
+    assert {type(story(sites())) for story in STORIES.values()} == {row.command for row in ROWS}
 
 
 def broken_at(at: int, story: Story, site: Site, parts: BrokenParts, folder: Path) -> list[str]:
@@ -133,7 +133,7 @@ def _is(meant: Any, command: c.Command[Any]) -> bool:
     )
 
 
-def _finished(site: Site, command: c.Command[Any], call: Call) -> list[str]:
+def _finished(site: Site, command: c.Command[Any], call: BlockingRequest) -> list[str]:
     """Return what is wrong with a command that met no fault: it is answered, or waits."""
     if getattr(command, "wait", None) and not call.done:
         return troubles(site)
@@ -263,13 +263,13 @@ def named(what: str) -> Callable[[Any], bool]:
     return lambda meant: isinstance(meant, str) and meant == what
 
 
-def begun(site: Site, timer: str, path: str) -> Call | None:
+def begun(site: Site, timer: str, path: str) -> BlockingRequest | None:
     """Set up what a timer is about; return the call that waits for it, if one does."""
     command = TIMERS[timer](site, path)
     return None if command is None else together(site, command)[0]
 
 
-def outcome(site: Site, path: str, call: Call | None) -> dict[str, Any]:
+def outcome(site: Site, path: str, call: BlockingRequest | None) -> dict[str, Any]:
     """Return what became of a path and of what belongs to it, whatever its name."""
     queues = site.engine.namespace.directory.queues()
     found: dict[str, Any] = {

@@ -9,7 +9,6 @@ import pytest
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send, take
 from twinbus import BrokeredMessage, MessagingFactory
-from twinbus.broker.commands import Receive
 from twinbus.clock import ManualClock
 from twinbus.errors import (
     EntityNotFoundError,
@@ -20,6 +19,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import SERVER_BUSY_RETRY_S
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import Receive
 from twinbus.testing import Fault, FaultyNamespace
 
 OTHER = "invoices"

@@ -11,14 +11,6 @@ import pytest
 
 from tests.contracts.words import QUEUE
 from tests.scenarios.site import kill
-from twinbus.broker.commands import (
-    CreateEntity,
-    Disposition,
-    GetRuntimeProperties,
-    Receive,
-    Send,
-    Settle,
-)
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
@@ -26,6 +18,14 @@ from twinbus.errors import StoreUnavailableError
 from twinbus.ledger import NO_LEDGER
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
+    CreateEntity,
+    Disposition,
+    GetRuntimeProperties,
+    Receive,
+    Send,
+    Settle,
+)
 
 MEGABYTE = 1024 * 1024
 DISK_MEGABYTES = 40

@@ -1,4 +1,4 @@
-"""Askers that hand their commands over and do not wait, as a server's connections do."""
+"""Callers that hand requests over and do not wait, as a server's connections do."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from twinbus.broker.commands import (
+from twinbus.entities import QueueDescription
+from twinbus.message import BrokeredMessage
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     CreateEntity,
     GetRuntimeProperties,
     Origin,
@@ -16,11 +19,8 @@ from twinbus.broker.commands import (
     ReceiveMode,
     Send,
 )
-from twinbus.broker.writer import Call
-from twinbus.entities import QueueDescription
-from twinbus.message import BrokeredMessage
-from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.wire import decode_asks, encode_asks, with_columns
+from twinbus.protocol.requests import BlockingRequest
+from twinbus.protocol.wire import FrameReader, decode_command, encode_ask
 
 QUEUE = "orders"
 
@@ -40,7 +40,7 @@ def test_a_transfer_and_its_repetition_in_one_turn_are_taken_once(
     namespace: EmbeddedNamespace,
 ) -> None:
     sends = [Send(QUEUE, [BrokeredMessage(b"tea")], Origin("backlog", [7])) for _ in range(2)]
-    calls = [Call(send) for send in sends]
+    calls = [BlockingRequest(send) for send in sends]
     namespace.hand_over(calls)
     assert [call.result().sequence_numbers for call in calls] == [[1], [0]]
     assert active(namespace) == 1
@@ -51,7 +51,7 @@ def test_a_repetition_of_a_refused_transfer_is_taken(tmp_path: Path) -> None:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         large = Send(QUEUE, [BrokeredMessage(bytes(300_000))], Origin("backlog", [7]))
         fitting = Send(QUEUE, [BrokeredMessage(b"tea")], Origin("backlog", [7]))
-        calls = [Call(large), Call(fitting)]
+        calls = [BlockingRequest(large), BlockingRequest(fitting)]
         namespace.hand_over(calls)
         assert calls[1].result().sequence_numbers == [1]
 
@@ -60,7 +60,7 @@ def test_a_receive_that_was_withdrawn_before_its_turn_takes_nothing(
     namespace: EmbeddedNamespace,
 ) -> None:
     hour = timedelta(hours=1)
-    ghost = Call(Receive(QUEUE, 10, hour, ReceiveMode.RECEIVE_AND_DELETE))
+    ghost = BlockingRequest(Receive(QUEUE, 10, hour, ReceiveMode.RECEIVE_AND_DELETE))
     writer: Any = namespace._writer
     writer._arrivals.append(ghost)  # it came, and its turn has not begun
     namespace.withdraw([ghost])
@@ -73,14 +73,29 @@ class Queues(StrEnum):
 
 
 def test_a_path_may_be_a_text_of_a_class_of_its_own() -> None:
-    frame = encode_asks([(1, with_columns(Receive(Queues.ORDERS)))])
-    (ask,) = decode_asks(frame.metadata, frame.batch).asks
-    assert ask.command == Receive(QUEUE)
+    [(head, body)] = FrameReader().feed(b"".join(encode_ask(1, Receive(Queues.ORDERS))))
+    assert decode_command(head, body) == Receive(QUEUE)
 
 
 def test_what_comes_while_somebody_looks_is_seen_to(namespace: EmbeddedNamespace) -> None:
-    send = Call(Send(QUEUE, [BrokeredMessage(b"tea")]))
+    send = BlockingRequest(Send(QUEUE, [BrokeredMessage(b"tea")]))
     writer: Any = namespace._writer
     with writer._turn_kept():
         namespace.hand_over([send])  # the turn is taken: it is left to whoever has it
     assert send.result(timeout_s=10).sequence_numbers == [1]
+
+
+def test_a_withdrawal_while_somebody_looks_is_for_the_request_that_was_withdrawn(
+    namespace: EmbeddedNamespace,
+) -> None:
+    writer: Any = namespace._writer
+    command = Receive(QUEUE, wait=timedelta(hours=1))
+    for _ in range(100):
+        with writer._turn_kept():
+            namespace.withdraw([BlockingRequest(command)])  # it is gone before its turn
+            waiting = BlockingRequest(command)  # perhaps where the other one was
+        namespace.hand_over([waiting])
+        assert namespace.snapshot().open_receives == 1
+        namespace.withdraw([waiting])
+        while namespace.snapshot().open_receives:
+            pass

@@ -17,8 +17,8 @@ from twinbus import (
     OperationTimeoutError,
     RetryPolicy,
 )
-from twinbus.broker.commands import Receive
-from twinbus.namespace import flight
+from twinbus.protocol import client_conversation
+from twinbus.protocol.commands import Receive
 
 QUEUE = "orders"
 IMPATIENT = RetryPolicy.once(timedelta(seconds=0.5))
@@ -50,7 +50,7 @@ def test_a_send_to_a_hanging_server_ends_with_its_timeout(server: ServerProcess)
 def test_a_long_poll_lives_on_while_the_server_answers(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "QUIET_S", 0.05)
+    monkeypatch.setattr(client_conversation, "QUIET_US", 50_000)
     got: list[bytes] = []
     with MessagingFactory.from_connection_string(server.connection_string) as factory:
         receiver = factory.create_message_receiver(QUEUE)
@@ -72,7 +72,7 @@ def test_a_long_poll_lives_on_while_the_server_answers(
 def test_a_long_poll_notices_that_the_server_hangs(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "QUIET_S", 0.1)
+    monkeypatch.setattr(client_conversation, "QUIET_US", 100_000)
     patient = RetryPolicy.once(timedelta(minutes=1))
     with MessagingFactory.from_connection_string(
         server.connection_string, retry_policy=patient
@@ -87,7 +87,7 @@ def test_a_long_poll_notices_that_the_server_hangs(
 def test_a_long_poll_that_nobody_waits_at_notices_it_too(
     server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight, "QUIET_S", 0.3)
+    monkeypatch.setattr(client_conversation, "QUIET_US", 300_000)
     with MessagingFactory.from_connection_string(server.connection_string) as factory:
         poll = factory.courier.namespace.submit(Receive(QUEUE, wait=timedelta(hours=1)))
         time.sleep(2)  # several times as long as a connection may be quiet

@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
-from tests.soak.bad_bytes_tools import Exchange, ask, metadata
-from twinbus.broker.access import Claim, SharedAccessKey
-from twinbus.broker.commands import CreateEntity, PutKey, Send
+from tests.soak.bad_bytes_tools import Exchange, frames_of
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place, token_for
@@ -20,12 +19,13 @@ from twinbus.entities import QueueDescription
 from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.server import flight
-from twinbus.server.flight import FlightDoor
+from twinbus.protocol.commands import CreateEntity, PutKey, Receive, Send
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.server.door import Door
 
 pytestmark = pytest.mark.timeout(60)
 CONNECTIONS = 8
-POLL = {"$": "Receive", "path": JUNK, "max_messages": 100, "wait": {"$": "timedelta", "us": 10**9}}
+POLL = Receive(JUNK, 100, wait=timedelta(minutes=10))
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Doorway:
     """A server in this process, and the keys of a hog and of a victim."""
 
     namespace: EmbeddedNamespace
-    door: FlightDoor
+    door: Door
     left_open: ExitStack
 
     def where(self, path: str) -> ConnectionString:
@@ -54,7 +54,7 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        return sum(len(connection._open) for connection in list(self.door._connections))
+        return sum(len(one.conversation._open) for one in list(self.door._connections))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def doorway(tmp_path: Path) -> Iterator[Doorway]:
                 entity_path=path,
             )
             namespace.ask(PutKey(key))
-        door = FlightDoor(namespace, SystemClock(), max_connections=CONNECTIONS)
+        door = Door(namespace, SystemClock(), max_connections=CONNECTIONS)
         with closing(door), ExitStack() as left_open:
             yield Doorway(namespace, door, left_open)
 
@@ -87,21 +87,22 @@ def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
     doorway: Doorway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hog = doorway.hog()
-    hog.write(metadata(ask(POLL)))
+    hog.write(frames_of(POLL))
     assert wait_until(lambda: doorway.unanswered == 1)
 
-    def no_more_threads(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+    def no_loop(*_: Any) -> None:
+        raise RuntimeError("Event loop is closed")
 
-    monkeypatch.setattr(flight._Connection, "_wake_helper", no_more_threads)
+    monkeypatch.setattr(doorway.door._loop, "call_soon_threadsafe", no_loop)
     doorway.namespace.ask(Send(JUNK, to_batch(messages(1))), 10)
     doorway.namespace.ask(Send(VICTIM, messages(1)), 10)
+    monkeypatch.undo()
     assert doorway.namespace.vitals().restarts == 0
 
 
 def test_a_wait_of_a_client_that_left_is_forgotten(doorway: Doorway) -> None:
     hog = doorway.hog()
-    hog.write(metadata({"asks": [[number, POLL, 0] for number in range(1, 101)]}))
+    hog.write(frames_of(*[POLL] * 100))
     assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 100)
     hog.cancel()
     assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 0)

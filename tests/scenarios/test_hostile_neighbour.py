@@ -26,26 +26,6 @@ from tests.scenarios.neighbours import (
 from tests.scenarios.site import Site
 from twinbus import entities
 from twinbus.broker import topic, transfers
-from twinbus.broker.access import Claim
-from twinbus.broker.commands import (
-    AcceptSession,
-    Command,
-    CreateEntity,
-    CreateRule,
-    DeadLetterPart,
-    DeleteEntity,
-    DeleteRule,
-    Disposition,
-    LeaseRange,
-    Origin,
-    Peek,
-    Receive,
-    Send,
-    SetSessionState,
-    Settle,
-    SettleRange,
-    UpdateEntity,
-)
 from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.throttle import Thresholds
 from twinbus.broker.topic import Rule
@@ -75,6 +55,26 @@ from twinbus.limits import (
     PING_CONTENT_TYPE,
 )
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch, to_messages
+from twinbus.protocol.commands import (
+    AcceptSession,
+    Command,
+    CreateEntity,
+    CreateRule,
+    DeadLetterPart,
+    DeleteEntity,
+    DeleteRule,
+    Disposition,
+    LeaseRange,
+    Origin,
+    Peek,
+    Receive,
+    Send,
+    SetSessionState,
+    Settle,
+    SettleRange,
+    UpdateEntity,
+)
+from twinbus.protocol.keys import Claim
 from twinbus.testing import Mover
 
 pytestmark = pytest.mark.timeout(30)  # a broker that is kept busy for ever is found out

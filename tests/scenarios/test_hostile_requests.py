@@ -20,29 +20,8 @@ from tests.scenarios.neighbours import (
     messages,
 )
 from tests.scenarios.site import Site
-from tests.soak.bad_bytes_tools import ask, metadata
+from tests.soak.bad_bytes_tools import asking, framed
 from twinbus.broker import management, transfers
-from twinbus.broker.access import Claim
-from twinbus.broker.commands import (
-    AcceptSession,
-    CancelScheduled,
-    CreateEntity,
-    CreateRule,
-    Disposition,
-    EntityKind,
-    LeaseRange,
-    ListEntities,
-    Origin,
-    Receive,
-    ReceiveDeferred,
-    ReceiveMode,
-    ReleaseSession,
-    RenewLocks,
-    Send,
-    SessionLock,
-    Settle,
-    UpdateEntity,
-)
 from twinbus.broker.log import Log, PartKind
 from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.throttle import Thresholds
@@ -71,6 +50,7 @@ from twinbus.limits import (
     CAREFUL_US,
     KNOWN_INTERVALS,
     MAX_BATCH_MESSAGES,
+    MAX_HEAD_BYTES,
     MAX_HEALS,
     MAX_RECEIVE_BYTES,
     MAX_SIZE_MEGABYTES,
@@ -78,8 +58,29 @@ from twinbus.limits import (
     SECOND_US,
 )
 from twinbus.message import to_batch
-from twinbus.namespace import wire
-from twinbus.namespace.wire import Reply, decode_asks, encode_replies
+from twinbus.protocol import wire
+from twinbus.protocol.commands import (
+    AcceptSession,
+    CancelScheduled,
+    CreateEntity,
+    CreateRule,
+    Disposition,
+    EntityKind,
+    LeaseRange,
+    ListEntities,
+    Origin,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    ReleaseSession,
+    RenewLocks,
+    Send,
+    SessionLock,
+    Settle,
+    UpdateEntity,
+)
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.wire import FrameKind, FrameReader, decode_command, encode_reply
 
 pytestmark = pytest.mark.timeout(60)  # a broker that is kept busy for ever is found out
 ORIGIN = Origin("of another key", [1])
@@ -234,14 +235,14 @@ def test_a_key_that_uses_up_its_rate_leaves_some_of_it_for_others(
 def test_the_reply_to_a_refused_request_does_not_repeat_all_its_numbers(street: Street) -> None:
     with pytest.raises(MessageNotFoundError) as caught:
         street.sender.ask(CancelScheduled(JUNK, range(1, MAX_BATCH_MESSAGES)))
-    assert len(encode_replies([Reply(1, caught.value)]).metadata) < FEW_BYTES
+    assert sum(map(len, encode_reply(1, caught.value))) < FEW_BYTES
 
 
 def test_the_reply_to_unknown_lock_tokens_does_not_repeat_all_of_them(street: Street) -> None:
     tokens = tokens_for(1, np.arange(1, MAX_BATCH_MESSAGES))
     with pytest.raises(MessageLockLostError) as caught:
         street.hog.ask(RenewLocks(JUNK, tokens))
-    assert len(encode_replies([Reply(1, caught.value)]).metadata) < FEW_BYTES
+    assert sum(map(len, encode_reply(1, caught.value))) < FEW_BYTES
 
 
 def test_deferred_messages_come_in_replies_of_bounded_size(street: Street) -> None:
@@ -349,15 +350,15 @@ def test_a_client_cannot_have_the_server_unpack_a_batch_where_none_belongs(
     unpacked: list[bytes] = []
     monkeypatch.setattr(wire, "_from_ipc", unpacked.append)
     plain = {"$": "Peek", "path": {"$": "batch", "at": 0, "size": 4}}
-    [one] = decode_asks(pa.py_buffer(metadata(ask(plain), b"bomb")), None).asks
-    assert isinstance(one.command, InvalidArgumentError)
+    [(head, body)] = FrameReader().feed(asking(plain, blobs=b"bomb"))
+    with pytest.raises(InvalidArgumentError):
+        decode_command(head, body)
     assert unpacked == []
 
 
 def test_a_head_with_more_values_than_any_command_has_is_refused() -> None:
-    head = b'{"asks":[],"more":[' + b",".join([b"[]"] * 1_000_000) + b"]}"
     with pytest.raises(InvalidArgumentError):
-        decode_asks(pa.py_buffer(metadata(head)), None)
+        list(FrameReader(MAX_HEAD_BYTES).feed(framed([FrameKind.ASK, 1, "Peek", [[]] * 1_000_000])))
 
 
 # -- rights ----------------------------------------------------------------------------------------

@@ -48,8 +48,20 @@ from tests.contracts.words import (
 )
 from tests.scenarios.site import Site
 from tests.unit.properties import replayed
-from twinbus.broker import trail
-from twinbus.broker.commands import (
+from twinbus import ledger
+from twinbus.clock import ManualClock
+from twinbus.entities import EntityStatus, backlog_queue_path
+from twinbus.errors import (
+    CommandFailedError,
+    EntityDisabledError,
+    EntityNotFoundError,
+    InvalidArgumentError,
+    StoreUnavailableError,
+)
+from twinbus.ledger import NO_LEDGER, LedgerKind, LedgerSettings
+from twinbus.limits import PING_CONTENT_TYPE
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     CancelScheduled,
     DeleteEntity,
     Disposition,
@@ -66,19 +78,7 @@ from twinbus.broker.commands import (
     SettleRange,
     UpdateEntity,
 )
-from twinbus.broker.writer import Call
-from twinbus.clock import ManualClock
-from twinbus.entities import EntityStatus, backlog_queue_path
-from twinbus.errors import (
-    CommandFailedError,
-    EntityDisabledError,
-    EntityNotFoundError,
-    InvalidArgumentError,
-    StoreUnavailableError,
-)
-from twinbus.ledger import NO_LEDGER, LedgerKind, LedgerSettings
-from twinbus.limits import PING_CONTENT_TYPE
-from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.requests import BlockingRequest
 
 LEDGER = LedgerSettings()
 BACKLOG = backlog_queue_path("home", 0)
@@ -173,26 +173,26 @@ class Told:
 
     def note(self, row: Row) -> None:
         event, number = row["event"], row["number"]
-        if event == trail.GAP:
+        if event == ledger.GAP:
             self.gaps.append(row["record"])
-        elif event == trail.INVENTORY:
+        elif event == ledger.INVENTORY:
             self.inventories.append(set())
-        if event == trail.BEGUN:
+        if event == ledger.BEGUN:
             self.begun += 1
             for old in (self.accepted, self.ended, self.paths, self.inventories, self.tellings):
                 old.clear()
-        if event in (trail.GAP, trail.INVENTORY, trail.BEGUN, trail.EXISTS):
+        if event in (ledger.GAP, ledger.INVENTORY, ledger.BEGUN, ledger.EXISTS):
             return
         self.paths.setdefault(number, set()).add(row["path"])
-        if event == trail.DELETED:
+        if event == ledger.DELETED:
             assert (row["first"], row["last"]) == (0, EVERYTHING)
             return
         assert 1 <= row["first"] <= row["last"]
         for place in ((number, at) for at in range(row["first"], row["last"] + 1)):
             self.tellings[event, place] += 1
-            if event == trail.STANDING:
+            if event == ledger.STANDING:
                 self.inventories[-1].add(place)
-            elif event == trail.ACCEPTED:
+            elif event == ledger.ACCEPTED:
                 assert row["first"] == row["last"]
                 assert self.accepted.setdefault(place, row["message_id"]) == row["message_id"]
             else:
@@ -207,10 +207,10 @@ def told(site: Site) -> Told:
     for row in rows:
         found.note(row)
     for row in rows:
-        if row["event"] == trail.DELETED:
+        if row["event"] == ledger.DELETED:
             for place in found.standing:
                 if place[0] == row["number"]:
-                    found.ended[place] = trail.DELETED
+                    found.ended[place] = ledger.DELETED
     return found
 
 
@@ -474,7 +474,7 @@ def test_waiting_at_a_backlog_queue_in_vain_is_an_idle_poll(noted: Site, kind: s
     ran_out = start(noted, command)
     noted.wait(seconds=30)
     assert ran_out.done()
-    gone = Call(command)
+    gone = BlockingRequest(command)
     noted.embedded.hand_over([gone])
     noted.embedded.withdraw([gone])
     found = counts(noted, path=BACKLOG)
@@ -485,7 +485,7 @@ def test_waiting_at_another_queue_in_vain_is_the_applications(noted: Site) -> No
     queue(noted)
     start(noted, Receive(QUEUE, wait=timedelta(seconds=30)))
     noted.wait(seconds=30)
-    gone = Call(Receive(QUEUE, wait=timedelta(seconds=30)))
+    gone = BlockingRequest(Receive(QUEUE, wait=timedelta(seconds=30)))
     noted.embedded.hand_over([gone])
     noted.embedded.withdraw([gone])
     assert counts(noted, path=QUEUE) == {
@@ -637,7 +637,7 @@ def test_a_scheduled_message_was_accepted_when_it_came(noted: Site) -> None:
     send(noted, message("a", scheduled_enqueue_time_utc=later(noted, days=2)))
     now = noted.clock.now()
     noted.embedded.close()
-    [row] = [row for row in rows_of(noted, MESSAGES) if row["event"] == trail.ACCEPTED]
+    [row] = [row for row in rows_of(noted, MESSAGES) if row["event"] == ledger.ACCEPTED]
     assert row["at"] == now
 
 
@@ -968,7 +968,7 @@ WORKER = textwrap.dedent("""
     from datetime import timedelta
     from pathlib import Path
 
-    from twinbus.broker.commands import CreateEntity, Disposition, Receive, Send, Settle
+    from twinbus.protocol.commands import CreateEntity, Disposition, Receive, Send, Settle
     from twinbus.broker.engine import EngineSettings
     from twinbus.entities import QueueDescription
     from twinbus.ledger import LedgerSettings

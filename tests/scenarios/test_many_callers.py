@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.broker.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 from twinbus.entities import QueueDescription
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 
 QUEUE = "orders"
 SENDERS, RECEIVERS, EACH = 8, 4, 150

@@ -23,7 +23,9 @@ from tests.contracts.words import (
     take,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commands import (
+from twinbus.entities import EntityStatus, dead_letter_path
+from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.commands import (
     AcceptSession,
     DeleteEntity,
     Disposition,
@@ -34,9 +36,7 @@ from twinbus.broker.commands import (
     SetSessionState,
     UpdateEntity,
 )
-from twinbus.broker.origins import sender_source
-from twinbus.entities import EntityStatus, dead_letter_path
-from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.origins import sender_source
 
 
 def test_a_new_entity_inherits_nothing_of_one_deleted_before_a_restart(site: Site) -> None:

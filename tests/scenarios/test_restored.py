@@ -12,13 +12,12 @@ from click.testing import CliRunner
 from tests.contracts.keys import ROOT
 from tests.contracts.words import QUEUE, bodies, complete, message, peek, queue, receive, send
 from tests.scenarios.site import Site
-from twinbus.broker.commands import LeaseRange, Origin, PutKey, RangeLease, ReadRange, Send
-from twinbus.broker.trail import RESTORED
 from twinbus.cli.root import root
 from twinbus.errors import LogDamagedError
-from twinbus.ledger import NO_LEDGER, LedgerSettings
+from twinbus.ledger import NO_LEDGER, RESTORED, LedgerSettings
 from twinbus.message import conform
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import LeaseRange, Origin, PutKey, RangeLease, ReadRange, Send
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 MakeSite = Callable[..., Site]

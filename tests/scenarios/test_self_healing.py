@@ -28,17 +28,17 @@ from tests.contracts.words import (
     topic,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commands import EntityKind, ListEntities, Peek, Receive
 from twinbus.broker.commit import Commit
 from twinbus.broker.engine import Engine
 from twinbus.broker.lifecycle import State
 from twinbus.broker.namespace import Namespace
-from twinbus.broker.writer import Call
 from twinbus.clock import ManualClock
 from twinbus.entities import RuleDescription, SqlFilter
 from twinbus.errors import BrokerRestartingError, CommandFailedError, MessagingError
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES, MAX_HEALS, SELF_CHECK_INTERVAL_US
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import EntityKind, ListEntities, Peek, Receive
+from twinbus.protocol.requests import BlockingRequest
 
 pytestmark = pytest.mark.timeout(5)  # a broker that heals for ever never ends
 SELF_CHECK = timedelta(microseconds=SELF_CHECK_INTERVAL_US)
@@ -81,7 +81,7 @@ def test_a_command_that_breaks_a_turn_of_its_own_is_not_to_be_repeated(site: Sit
 def test_commands_that_share_a_broken_turn_are_told_to_try_again(site: Site) -> None:
     queue(site)
     break_next(site)
-    calls = [Call(Peek(QUEUE)) for _ in range(3)]
+    calls = [BlockingRequest(Peek(QUEUE)) for _ in range(3)]
     site.embedded.hand_over(calls)
     for call in calls:
         with pytest.raises(BrokerRestartingError, match="Try again") as caught:
@@ -103,7 +103,7 @@ def test_after_a_restart_commands_run_one_at_a_time_so_that_the_cause_is_found(
     send(site, "a")
     monkeypatch.setattr(Namespace, "serve", fail_for_the_bad_one)
     for expected in (BrokerRestartingError, CommandFailedError):
-        calls = [Call(Peek(QUEUE)), Call(ListEntities(EntityKind.QUEUE))]
+        calls = [BlockingRequest(Peek(QUEUE)), BlockingRequest(ListEntities(EntityKind.QUEUE))]
         site.embedded.hand_over(calls)
         with pytest.raises(expected):
             calls[0].result(1)

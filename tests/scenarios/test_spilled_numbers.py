@@ -4,8 +4,8 @@ import pytest
 
 from tests.contracts.words import QUEUE, message, queue, take
 from tests.scenarios.site import Site
-from twinbus.broker.commands import Origin, Send
-from twinbus.broker.origins import sender_source
+from twinbus.protocol.commands import Origin, Send
+from twinbus.protocol.origins import sender_source
 
 pytestmark = pytest.mark.timeout(5)  # a broker that tries again without a pause never ends
 BACKLOG = "contoso/x-servicebus-transfer/0"

@@ -31,14 +31,6 @@ from tests.contracts.words import (
     topic,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commands import (
-    DeleteEntity,
-    Disposition,
-    Origin,
-    Peek,
-    Receive,
-    Send,
-)
 from twinbus.errors import (
     EntityNotFoundError,
     LogDamagedError,
@@ -48,6 +40,14 @@ from twinbus.errors import (
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_DRAIN_SENDS
 from twinbus.message import MessageState
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
+    DeleteEntity,
+    Disposition,
+    Origin,
+    Peek,
+    Receive,
+    Send,
+)
 from twinbus.testing import PowerFailure
 
 NOBODY = 65534

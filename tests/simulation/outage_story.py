@@ -20,7 +20,6 @@ from twinbus import (
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
 )
-from twinbus.broker.commands import Disposition, Receive, Settle
 from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.storage import DiskStorage
 from twinbus.client.retry import RetryPolicy
@@ -35,6 +34,7 @@ from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.estimate import Plan, time_away
 from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.pipeline.transfers import TransferLedger
+from twinbus.protocol.commands import Disposition, Receive, Settle
 from twinbus.testing import Fault, FaultyNamespace
 
 PRIMARY = "contoso"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from twinbus import BrokeredMessage, dead_letter_path
-from twinbus.broker.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription, backlog_queue_path
@@ -26,6 +25,7 @@ from twinbus.pipeline.carrier import Carried, Carrier, failure_of
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.pipeline.settling import settlements
+from twinbus.protocol.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 from twinbus.testing import Fault, FaultyNamespace
 
 DESTINATIONS = ("orders", "bills", "news")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.simulation.model import NEVER, Item, QueueModel
-from twinbus.broker import commands as c
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock, from_us
 from twinbus.entities import (
@@ -44,6 +43,7 @@ from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol import commands as c
 
 QUEUE, SESSIONS, TOPIC, DOOR = "plain", "sessions", "news", "door"
 RED, ALL = subscription_path(TOPIC, "red"), subscription_path(TOPIC, "all")

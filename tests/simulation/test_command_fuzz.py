@@ -16,10 +16,10 @@ import pytest
 from tests.contracts.words import QUEUE, bodies, later, message, peek, queue, send, start
 from tests.scenarios.site import Site
 from tests.soak.command_fuzz import run
-from twinbus.broker import commands as c
 from twinbus.entities import SubscriptionDescription, TopicDescription
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError, MessageLockLostError
 from twinbus.message import BrokeredMessage, to_batch, tokens_of
+from twinbus.protocol import commands as c
 
 ROUNDS = int(os.environ.get("TWINBUS_FUZZ_ROUNDS", "6"))  # of about three seconds each
 DAY = timedelta(days=1)

@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.simulation.syphon_words import QUEUES, World
-from twinbus.broker.commands import (
+from twinbus.entities import QueueDescription
+from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
+from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.pipeline import carrier as carrying
+from twinbus.pipeline.carrier import Carrier
+from twinbus.protocol.commands import (
     Command,
     CreateEntity,
     DeleteEntity,
@@ -18,12 +24,6 @@ from twinbus.broker.commands import (
     Receive,
     Settle,
 )
-from twinbus.entities import QueueDescription
-from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
-from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
-from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline import carrier as carrying
-from twinbus.pipeline.carrier import Carrier
 from twinbus.testing import Fault, FaultyNamespace
 
 pytestmark = pytest.mark.usefixtures("answered_at_once")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, QUEUES, World
-from twinbus.broker.commands import CreateEntity, ReadMeter
 from twinbus.entities import backlog_queue_path
 from twinbus.pairing.backlog import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
+from twinbus.protocol.commands import CreateEntity, ReadMeter
 
 pytestmark = pytest.mark.usefixtures("answered_at_once")
 

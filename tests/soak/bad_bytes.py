@@ -143,7 +143,7 @@ def _attack(target: Target, attacks: Sequence[Attack], outcome: Outcome) -> None
         try:
             attack(target)
         except Exception as error:  # noqa: BLE001 - the server may be gone, which is said below
-            target.find(f"{type(error).__name__}: {str(error).partition('. gRPC')[0]:.200}")
+            target.find(f"{type(error).__name__}: {error!s:.200}")
         outcome.attacks += 1
         assert target.server.is_alive(), (
             f"{attack.__name__} ended the server: {target.server.complaints()}"

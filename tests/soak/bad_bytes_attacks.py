@@ -8,20 +8,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import flight
 
 from tests.soak.bad_bytes_tools import (
     BROKEN,
     DEADLINE_S,
+    HANG_UP,
     LARGE,
     POISON,
     QUEUE,
     SEND,
     Target,
-    ask,
+    asking,
     batch_of,
+    framed,
     good_token,
-    metadata,
+    hello,
+    packed,
     short,
     signed,
     spoiling_proxy,
@@ -33,54 +35,83 @@ from twinbus.errors import (
     MessagingError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_BATCH_BYTES, MAX_FRAME_ASKS, MAX_HEAD_BYTES, MAX_MESSAGE_BYTES
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_GREETING_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_OPEN_REQUESTS,
+    ROWS_AS_ROWS,
+    WIRE_VERSION,
+)
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
+from twinbus.protocol.wire import MAGIC, FrameKind
 
-_DESCRIPTOR = flight.FlightDescriptor.for_command(b"twinbus/1")
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HELD = 14  # sockets and exchanges left open at once: as many as two rounds of warm-up leave
-_WHOLE_HEAD = {"$": "GetEntity", "path": QUEUE}
+_HELD = 14  # connections left open at once: as many as two rounds of warm-up leave
+_LOOK = {"$": "GetEntity", "path": QUEUE}
+_POLL = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 3_600_000_000}}
+_CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(508)  # of TLS
+_ASKS = 1000  # written at once: below MAX_OPEN_REQUESTS
 
-# -- below Flight ------------------------------------------------------------------------------
+# -- other protocols ---------------------------------------------------------------------------
 
 
-def _say(port: int, said: bytes) -> None:
-    """Say something on a raw socket, listen a little, hang up."""
+def _say(port: int, said: bytes) -> bytes:
+    """Say something on a raw socket, listen a little, hang up; return the answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
         line.settimeout(0.05)
         with contextlib.suppress(OSError):
             line.sendall(said)
-            line.recv(65536)
+            return line.recv(65536)
+    return b""
 
 
 def random_bytes(target: Target) -> None:
-    for _ in range(10):
-        said = target.generator.randbytes(target.generator.choice([1, 30, 1000, 60_000]))
-        _say(target.connection.port, said)
-    _say(target.connection.port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    _say(target.server.admin_port, target.generator.randbytes(1000))
+    for port in (target.connection.port, target.server.admin_port):
+        for _ in range(5):
+            size = target.generator.choice([1, 30, 1000, 60_000])
+            _say(port, target.generator.randbytes(size))
+    _say(target.connection.port, _CLIENT_HELLO)  # TLS to a port without it
+    _say(target.connection.port, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
 
 
-def truncated_http2(target: Target) -> None:
-    settings = struct.pack(">I", 0)[1:] + b"\x04\x00" + bytes(4)
+def wrong_http(target: Target) -> None:
+    """What begins like HTTP gets an answer of HTTP, or none."""
+    requests = [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /health\r\n\r\n",
+        b"GET " + b"/x" * 50_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 10_000 + b"\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: [\r\nAuthorization: \xff\xfe\r\n\r\n",
+        b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + bytes(1000),
+        b"POST /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nfffffffff\r\n",
+        b"DELETE /" + target.generator.randbytes(500),
+    ]
+    for request in requests:
+        for said in (request, request[: target.generator.randrange(5, len(request))]):
+            answer = _say(target.connection.port, said)
+            if answer and not answer.startswith(b"HTTP/1."):
+                target.find(f"{said!r:.40} was answered with {answer!r:.40}")
+
+
+def pieces_of_greetings(target: Target) -> None:
+    """Hang up in the middle of the first bytes."""
+    greeting = hello(good_token(target.connection)) + asking(_LOOK)
     for _ in range(10):
-        size = target.generator.choice([0, 5, 100, 2**24 - 1])
-        kind, flags = target.generator.randrange(12), target.generator.randrange(256)
-        stream = target.generator.choice([0, 1, 2, 3, 2**31 - 1])
-        header = struct.pack(">I", size)[1:] + bytes([kind, flags]) + struct.pack(">I", stream)
-        frame = header + target.generator.randbytes(min(size, 1000))
-        _say(target.connection.port, (_PREFACE + settings + frame)[: -1 or None])
-    cut = target.generator.randrange(1, len(_PREFACE))
-    _say(target.connection.port, _PREFACE[:cut])
+        _say(target.connection.port, greeting[: target.generator.randrange(1, len(greeting))])
+    _say(target.connection.port, MAGIC[:4] + b"????")
 
 
 def slow_sender(target: Target) -> None:
+    """Stay connected with half of what must come."""
     for _ in range(5):
         line = socket.create_connection(("127.0.0.1", target.connection.port), timeout=DEADLINE_S)
-        line.sendall(_PREFACE[: target.generator.randrange(1, len(_PREFACE))])
+        line.sendall(hello("x")[: target.generator.randrange(1, 30)])
         _hold(target, line.close)
     exchange = target.exchange()
-    exchange.write(metadata(ask(_WHOLE_HEAD)))
+    exchange.write(asking(_LOOK), asking(SEND, batch_of(100))[:-50])
     _hold(target, exchange.cancel)
 
 
@@ -110,206 +141,193 @@ def spoilt_streams(target: Target) -> None:
             contextlib.suppress(*BROKEN, MessagingError),
             target.exchange(port=port) as exchange,
         ):
-            for _ in range(3):
-                about = metadata(ask({**SEND, "path": POISON}, rows=5))
-                exchange.write(about, batch_of(5, target.generator.randrange(200)))
+            exchange.line.settimeout(1)  # a flipped length makes the server wait for more
+            for number in range(1, 4):
+                batch = batch_of(5, target.generator.randrange(200))
+                exchange.write(asking({**SEND, "path": POISON}, batch, number=number))
             exchange.all_replies(3)
 
 
-# -- Flight ------------------------------------------------------------------------------------
+# -- greetings ---------------------------------------------------------------------------------
 
 
-def wrong_descriptors(target: Target) -> None:
-    for descriptor in (
-        flight.FlightDescriptor.for_command(b"twinbus/999"),
-        flight.FlightDescriptor.for_command(b""),
-        flight.FlightDescriptor.for_command(target.generator.randbytes(10_000)),
-        flight.FlightDescriptor.for_path("twinbus/1"),
-    ):
-        about = metadata(ask(_WHOLE_HEAD))
-        what = f"descriptor {descriptor!r:.40}"
-        target.expect(InvalidArgumentError, about, what=what, descriptor=descriptor)
+def wrong_greetings(target: Target) -> None:
+    """A first frame that is no good HELLO is answered with the reason, and the end."""
+    token = good_token(target.connection)
+    greetings: dict[str, bytes] = {
+        "versions of the future": hello(token, first=WIRE_VERSION + 1, last=999),
+        "versions of the past": hello(token, first=0, last=1),
+        "versions backwards": hello(token, first=9, last=1),
+        "versions of text": hello(token, first="1", last="2"),
+        "no parts": MAGIC + framed([FrameKind.HELLO]),
+        "few parts": MAGIC + framed([FrameKind.HELLO, 1, 2, token]),
+        "an ask before the greeting": MAGIC + asking(_LOOK),
+        "a ping before the greeting": MAGIC + framed([FrameKind.PING]),
+        "a token before the greeting": MAGIC + framed([FrameKind.TOKEN, token]),
+        "a goodbye before the greeting": MAGIC + framed([FrameKind.GOODBYE, "", "", {}]),
+        "a long head": MAGIC + framed([FrameKind.HELLO, 1, 2, "x" * MAX_GREETING_BYTES, ""]),
+        "a body": MAGIC + framed([FrameKind.HELLO, 2, 2, token, ""], bytes(8)),
+        "no head": MAGIC + struct.pack("<II", 0, 0),
+        "a head of a number": MAGIC + framed(7),
+        "an empty list": MAGIC + framed([]),
+        "a kind of text": MAGIC + framed(["HELLO"]),
+    }
+    for what, greeting in greetings.items():
+        target.expect(InvalidArgumentError, b"", what=what, greeting=greeting)
+    other = hello(token, namespace_id="another")
+    target.expect(UnauthorizedError, b"", what="another namespace", greeting=other)
 
 
-def wrong_schemas(target: Target) -> None:
-    for schema in (
-        pa.schema([]),
-        pa.schema([("body", pa.int64())]),
-        pa.schema([*MESSAGE_SCHEMA, ("more", pa.int8())]),
-        pa.schema(list(MESSAGE_SCHEMA)[::-1]),
-        pa.schema([("d", pa.dictionary(pa.int8(), pa.string()))]),
-        pa.schema([(f"c{n}", pa.list_(pa.string())) for n in range(2000)]),
-    ):
-        about = metadata(ask(_WHOLE_HEAD))
-        target.expect(InvalidArgumentError, about, what=f"schema {schema!s:.30}", schema=schema)
+def wrong_frames(target: Target) -> None:
+    """After the greeting, a frame that nobody understands ends the connection with the reason."""
+    token = good_token(target.connection)
+    said: dict[str, bytes] = {
+        "a second greeting": framed([FrameKind.HELLO, 1, 9, token, ""]),
+        "a greeting of the server": framed([FrameKind.WELCOME, 2, ""]),
+        "a reply": framed([FrameKind.REPLY, 1, None]),
+        "a refusal": framed([FrameKind.REFUSAL, 1, "x", "y", {}]),
+        "an unknown kind": framed([99]),
+        "a negative kind": framed([-1]),
+        "a huge kind": framed([2**64 - 1]),
+        "the first bytes again": MAGIC,
+        "a kind that is true": framed([True]),
+        "no head": struct.pack("<II", 0, 0),
+        "a head beyond the limit": struct.pack("<II", MAX_HEAD_BYTES + 1, 0),
+        "a head of 4 GB": struct.pack("<II", 2**32 - 1, 0),
+        "a body beyond the limit": struct.pack("<II", 10, MAX_FRAME_BYTES + 1),
+        "a body of 4 GB": struct.pack("<II", 10, 2**32 - 1),
+        "an ask without a number": framed([FrameKind.ASK]),
+        "a number of text": framed([FrameKind.ASK, "1", "ReadMeter"]),
+        "number zero": asking(_LOOK, number=0),
+        "a negative number": asking(_LOOK, number=-1),
+        "a number too large": asking(_LOOK, number=2**63),
+        "a withdrawal of nothing": framed([FrameKind.WITHDRAW]),
+        "no MessagePack": framed(b"\xc1" * 10),
+        "a cut head": framed(packed([FrameKind.PING, "x"])[:-1]),
+        "two values": framed(packed([FrameKind.PING]) * 2),
+        "noise": framed(b"\xc1" + target.generator.randbytes(500)),
+        "text that is not UTF-8": framed([FrameKind.ASK, 1, "GetEntity", "\ud800"]),
+        "deep lists": framed(b"\x91" * 100_000 + b"\x01"),
+        "deep maps": framed(b"\x81\xa1a" * 50_000 + b"\x01"),
+        "a list of billions": framed(b"\xdd\xff\xff\xff\xff"),
+    }
+    for what, frame in said.items():
+        target.expect(InvalidArgumentError, frame, what=what)
+    for number in (5, 4):
+        with target.exchange() as exchange:
+            exchange.answer(asking(_LOOK, number=5))
+            ended, value = exchange.answer(asking(_LOOK, number=number))
+            if ended != HANG_UP or not isinstance(value, InvalidArgumentError):
+                target.find(f"number {number} after 5 was answered with {value!r:.100}")
 
 
-def other_calls(target: Target) -> None:
-    """Everything else Flight has is refused, with a token and without."""
-    with flight.FlightClient(f"grpc+tcp://127.0.0.1:{target.connection.port}") as client:
-        for token in (None, good_token(target.connection)):
-            headers = [] if token is None else [(b"authorization", token.encode())]
-            options = flight.FlightCallOptions(timeout=DEADLINE_S, headers=headers)
-            for call in _OTHER_CALLS:
-                try:
-                    found = call(client, options)
-                except NotImplementedError:
-                    continue
-                except (pa.ArrowException, OSError) as error:
-                    if "Unauthenticated" not in str(error):
-                        target.find(f"{call.__name__} gave {short(error)}")
-                else:
-                    if found:
-                        target.find(f"{call.__name__} gave {found!r:.100}")
+def harmless_frames(target: Target) -> None:
+    """Withdrawals of what is not there and pongs that nobody asked for change nothing."""
+    with target.exchange() as exchange:
+        exchange.write(
+            *(framed([FrameKind.WITHDRAW, odd]) for odd in (7, "x", None, -1, [1], 2**63, 1.5)),
+            *(framed([FrameKind.PONG]) for _ in range(100)),
+            asking(_POLL, number=1),
+            framed([FrameKind.WITHDRAW, 1]),
+            framed([FrameKind.WITHDRAW, 1]),
+        )
+        value = dict([exchange.answer(asking(_LOOK, number=2)), exchange.reply()]).get(2)
+        if isinstance(value, MessagingError):
+            target.find(f"the connection did not go on: {value!r:.100}")
 
 
-def _get(client: Any, options: Any) -> Any:
-    return client.do_get(flight.Ticket(b"x"), options).read_all()
-
-
-def _put(client: Any, options: Any) -> None:
-    writer, _ = client.do_put(_DESCRIPTOR, MESSAGE_SCHEMA, options)
-    writer.write_batch(batch_of(3))
-    writer.close()
-
-
-def _list_flights(client: Any, options: Any) -> Any:
-    return list(client.list_flights(options=options))
-
-
-def _do_action(client: Any, options: Any) -> Any:
-    return list(client.do_action(("stop", b""), options))
-
-
-def _list_actions(client: Any, options: Any) -> Any:
-    return client.list_actions(options)
-
-
-def _get_flight_info(client: Any, options: Any) -> Any:
-    return client.get_flight_info(_DESCRIPTOR, options)
-
-
-def _get_schema(client: Any, options: Any) -> Any:
-    return client.get_schema(_DESCRIPTOR, options)
-
-
-_OTHER_CALLS = (
-    _get,
-    _put,
-    _list_flights,
-    _do_action,
-    _list_actions,
-    _get_flight_info,
-    _get_schema,
-)
+# -- requests ----------------------------------------------------------------------------------
 
 
 def vanishing_clients(target: Target) -> None:
     """Ask, and be gone before the answer."""
-    poll = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 3_600_000_000}}
     for _ in range(5):
         with target.exchange() as exchange:
-            for number in range(1, target.generator.randrange(2, 20)):
-                exchange.write(metadata(ask(poll, number=number)))
-                about = metadata(ask({**SEND, "path": POISON}, rows=5, number=number + 100))
-                exchange.write(about, batch_of(5))
+            for number in range(1, target.generator.randrange(2, 20), 2):
+                exchange.write(asking(_POLL, number=number))
+                send = {**SEND, "path": POISON}
+                exchange.write(asking(send, batch_of(5), number=number + 1))
 
 
 def non_readers(target: Target) -> None:
-    """Ask for much and never read it; the exchange stays open."""
+    """Ask for much and never read it; the connection stays open."""
     exchange = target.exchange()
     peek = {"$": "Peek", "path": LARGE, "max_messages": 1000}
-    exchange.write(metadata({"asks": [[number, peek, 0] for number in range(1, 6)]}))
+    exchange.write(*(asking(peek, number=number) for number in range(1, 6)))
     _hold(target, exchange.cancel)
 
 
 def many_asks(target: Target) -> None:
-    """Ask as many things in one frame as it may: each gets its answer."""
-    poll = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 1000}}
-    kinds = [_WHOLE_HEAD, {"$": "Peek", "path": QUEUE}, poll, {"$": "Nothing"}, 7]
-    count = MAX_FRAME_ASKS
-    items = [[n, target.generator.choice(kinds), 0] for n in range(1, count + 1)]
+    """Ask many things at once: each gets its answer."""
+    poll = {**_POLL, "wait": {"$": "timedelta", "us": 1000}}
+    kinds = [_LOOK, {"$": "Peek", "path": QUEUE}, poll, {"$": "Nothing"}, 7]
+    frames = [asking(target.generator.choice(kinds), number=n) for n in range(1, _ASKS + 1)]
     with target.exchange() as exchange:
-        exchange.write(metadata({"asks": items}))
-        got = {number for number, _ in exchange.all_replies(count)}
-    if got != set(range(1, count + 1)):
-        target.find(f"{len(got)} of {count} asks were answered")
+        exchange.write(*frames)
+        got = {number for number, _ in exchange.all_replies(_ASKS)}
+    if got != set(range(1, _ASKS + 1)):
+        target.find(f"{len(got)} of {_ASKS} asks were answered")
 
 
-def too_many_asks(target: Target) -> None:
-    """Ask one thing more than a frame may hold."""
-    items = [[n, {"$": "Peek", "path": QUEUE}, 0] for n in range(1, MAX_FRAME_ASKS + 2)]
-    target.expect(InvalidArgumentError, metadata({"asks": items}), what="too many asks")
+def too_many_waits(target: Target) -> None:
+    """Wait more often than a connection may: those beyond are refused, the others wait."""
+    count = MAX_OPEN_REQUESTS + 50
+    with target.exchange() as exchange:
+        exchange.write(*(asking(_POLL, number=number) for number in range(1, count + 1)))
+        refused = [value for _, value in exchange.all_replies(50)]
+    if not all(isinstance(value, MessagingError) for value in refused):
+        target.find(f"more requests wait than may: {refused[:3]!r:.200}")
 
 
 def many_sends(target: Target) -> None:
-    """Send as many single messages in one frame as it may, one of them too large."""
-    count = MAX_FRAME_ASKS
-    bodies = [BrokeredMessage(b"x") for _ in range(count)]
-    bodies[count // 2] = BrokeredMessage(bytes(MAX_MESSAGE_BYTES + 1))
-    items = [[n, {**SEND, "path": POISON}, 1] for n in range(1, count + 1)]
+    """Send many single messages at once, one of them too large."""
+    large = _ASKS // 2
+    sizes = [MAX_MESSAGE_BYTES + 1 if n == large else 1 for n in range(1, _ASKS + 1)]
+    send = {**SEND, "path": POISON}
+    frames = [asking(send, batch_of(1, size), number=n) for n, size in enumerate(sizes, 1)]
     with target.exchange() as exchange:
-        exchange.write(metadata({"asks": items}), to_batch(bodies))
-        got = dict(exchange.all_replies(count))
+        exchange.write(*frames)
+        got = dict(exchange.all_replies(_ASKS))
     wrong = [number for number, value in got.items() if isinstance(value, MessagingError)]
-    if len(got) != count or wrong != [count // 2 + 1]:
-        target.find(f"{len(got)} of {count} sends answered, refused: {wrong[:5]}")
+    if len(got) != _ASKS or wrong != [large]:
+        target.find(f"{len(got)} of {_ASKS} sends answered, refused: {wrong[:5]}")
 
 
 def many_large_replies(target: Target) -> None:
-    """Ask in one frame for many times what the queue holds, and read all of it."""
+    """Ask for many times what the queue holds, and read all of it."""
     peek = {"$": "Peek", "path": LARGE, "max_messages": 1000}
     with target.exchange() as exchange:
-        exchange.write(metadata({"asks": [[number, peek, 0] for number in range(1, 101)]}))
+        exchange.write(*(asking(peek, number=number) for number in range(1, 101)))
         exchange.all_replies(100)
 
 
-# -- heads -------------------------------------------------------------------------------------
-
-_HEADS: dict[str, bytes] = {
-    "three bytes": b"abc",
-    "a length beyond the frame": struct.pack("<I", 2**32 - 1) + b"{}",
-    "no JSON": metadata(b"{asks: 1}"),
-    "not UTF-8": metadata(b'{"asks": "\xff\xfe"}'),
-    "a list": metadata([]),
-    "asks no list": metadata({"asks": {"1": 2}}),
-    "asks no triples": metadata({"asks": [1, 2, 3]}),
-    "negative rows": metadata({"asks": [[1, SEND, -1]]}),
-    "rows no number": metadata({"asks": [[1, SEND, "1"]]}),
-    "deep lists": metadata(b'{"asks":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-    "deep maps": metadata(b'{"a":' * 50_000 + b"1" + b"}" * 50_000),
-    "a long number": metadata(b'{"asks": [[' + b"9" * 100_000 + b", 1, 0]]}"),
-    "too long": metadata(b'{"asks": [], "x": "' + b"x" * MAX_HEAD_BYTES + b'"}'),
-}
+# -- commands ----------------------------------------------------------------------------------
 
 
-def _deep(depth: int, before: str, after: str) -> bytes:
-    return f'{{"asks":[[1,{before * depth}1{after * depth},0]]}}'.encode()
-
-
-def wrong_heads(target: Target) -> None:
-    for what, about in _HEADS.items():
-        target.expect(InvalidArgumentError, about, what=what)
-    target.expect(InvalidArgumentError, None, batch_of(1), what="a batch without metadata")
-    target.expect(InvalidArgumentError, metadata(target.generator.randbytes(500)), what="noise")
+def _deep(depth: int, before: bytes) -> bytes:
+    return packed([FrameKind.ASK, 1, "GetEntity", None])[:-1] + before * depth + b"\x01"
 
 
 def wrong_asks(target: Target) -> None:
-    """What is JSON but no command is refused by itself: the exchange goes on."""
+    """What is MessagePack but no command is refused by itself: the connection goes on."""
     state = {"$": "SetSessionState", "path": QUEUE, "session": None}
     plains: dict[str, Any] = {
         "unknown kind": {"$": "Explode", "path": QUEUE},
         "kind no text": {"$": [1], "path": QUEUE},
-        "kind a dict": {"$": {}, "path": QUEUE},
-        "no kind": {"path": QUEUE},
+        "kind a map": {"$": {}, "path": QUEUE},
         "no command": {"$": "SendReceipt", "sequence_numbers": [1]},
         "a number": 7,
-        "null": None,
-        "unknown field": {**_WHOLE_HEAD, "more": 1},
+        "nothing": None,
+        "too many fields": {**_LOOK, "more": 1},
         "missing field": {"$": "GetEntity"},
         "a path of another type": {"$": "GetEntity", "path": 7},
-        "a send without a path": {"$": "Send"},
-        "a send's origin": {**SEND, "origin": {"$": "Origin", "source": 1, "numbers": "a"}},
+        "a send without fields": {"$": "Send"},
+        "a send's origin": {
+            "$": "Send",
+            "path": QUEUE,
+            "messages": [],
+            "origin": {"$": "Origin", "source": 1, "numbers": "a"},
+        },
         "a blob outside": {**state, "state": {"$": "blob", "at": 5, "size": 100}},
         "a blob before": {**state, "state": {"$": "blob", "at": -5, "size": 5}},
         "a blob backwards": {**state, "state": {"$": "blob", "at": 5, "size": -5}},
@@ -325,26 +343,98 @@ def wrong_asks(target: Target) -> None:
             "path": QUEUE,
             "lock_tokens": {"$": "tokens", "at": 0, "size": 15},
         },
-        "a damaged batch": {**state, "state": {"$": "batch", "at": 0, "size": 20}},
+        "a batch": {**state, "state": {"$": "batch", "at": 0, "size": 20}},
         "an empty batch": {**state, "state": {"$": "batch", "at": 0, "size": 0}},
     }
     for what, plain in plains.items():
-        target.expect(InvalidArgumentError, metadata(ask(plain), bytes(20)), what=what)
-    for depth in (100, 300, 400, 900):
-        lists = metadata(_deep(depth, "[", "]"))
+        with target.exchange() as exchange:
+            try:
+                value = exchange.ask(plain, blobs=bytes(20))
+            except BROKEN as error:
+                target.find(f"{what}: got {short(error)}")
+                continue
+            if not isinstance(value, InvalidArgumentError):
+                target.find(f"{what}: got {value!r:.150}")
+    for depth in (100, 300, 400, 900, 3000):
+        lists = framed(_deep(depth, b"\x91"))
         target.expect(InvalidArgumentError, lists, what=f"lists {depth} deep")
-        maps = metadata(_deep(depth, '{"$":"map","items":{"a":', "}}"))
+        maps = framed(_deep(depth, b"\x82\xa1$\xa3map\xa5items\x81\xa1a"))
         target.expect(InvalidArgumentError, maps, what=f"maps {depth} deep")
-    for what, rows, batch in (
-        ("rows without a batch", 1, None),
-        ("more rows than there are", 6, batch_of(5)),
-        ("far more rows than there are", 10**30, batch_of(5)),
-        ("no rows", 0, batch_of(5)),
-    ):
-        target.expect(InvalidArgumentError, metadata(ask(SEND, rows)), batch, what=what)
+
+
+def wrong_rows(target: Target) -> None:
+    """Rows of a send that make no message."""
+    row = [4, "id"]
+    rows: dict[str, Any] = {
+        "no list": 7,
+        "nothing": None,
+        "no row": [7],
+        "an empty row": [[]],
+        "a long row": [[4] + ["x"] * 100],
+        "a size of text": [["4", "id"]],
+        "a negative size": [[-1, "id"]],
+        "a size beyond the frame": [[9, "id"]],
+        "sizes beyond the frame": [row, row, row],
+        "a huge size": [[2**63, "id"]],
+        "a size that is true": [[True, "id"]],
+        "too many": [[0, "id"]] * (ROWS_AS_ROWS + 1),
+        "an id that is a list": [[4, []]],
+        "an id that is a map": [[4, {"$": "blob", "at": 0, "size": 4}]],
+        "columns outside": {"$": "columns", "at": 0, "size": 100},
+        "columns of nothing": {"$": "columns"},
+        "columns of noise": {"$": "columns", "at": 0, "size": 8},
+        "no columns": {"$": "columns", "at": 0, "size": 0},
+    }
+    for at in range(1, 15):
+        for odd in ([1], {"a": 1}, 2**63, -(2**63), 1.5, True, b"x"):
+            rows[f"field {at} is {odd!r:.20}"] = [[4, *[None] * (at - 1), odd]]
+    kinds: list[Any] = [
+        ["datetime", 2**63 - 1],
+        ["timedelta", "x"],
+        ["uuid", b"x"],
+        ["code", 1],
+        [],
+        [[]],
+    ]
+    for kind in (*kinds, {}, None):
+        for at in range(8, 15):
+            rows[f"property {kind!r:.20} at {at}"] = [[4, *[None] * (at - 1), {"a": kind}]]
+    with target.exchange() as exchange:
+        for what, plain in rows.items():
+            send = {**SEND, "path": POISON, "messages": plain}
+            try:
+                value = exchange.ask(send, blobs=b"bodybody")
+            except BROKEN as error:
+                target.find(f"{what}: the connection broke: {short(error)}")
+                return
+            is_refusal = isinstance(value, MessagingError)
+            if is_refusal and not isinstance(value, InvalidArgumentError):
+                target.find(f"{what}: {value!r:.150}")
+    target.drain(POISON, "odd rows")
 
 
 # -- batches -----------------------------------------------------------------------------------
+
+
+def wrong_schemas(target: Target) -> None:
+    """Columns of another schema than messages have."""
+    for batch in (
+        pa.RecordBatch.from_pylist([]),
+        pa.RecordBatch.from_pydict({"body": pa.array([1, 2, 3])}),
+        batch_of(3).append_column("more", pa.array([1, 2, 3])),
+        batch_of(3).select(MESSAGE_SCHEMA.names[::-1]),
+        pa.RecordBatch.from_pydict({"d": pa.array(["a"]).dictionary_encode()}),
+        pa.RecordBatch.from_pydict({f"c{n}": pa.array([["a"]]) for n in range(2000)}),
+    ):
+        with target.exchange() as exchange:
+            try:
+                value = exchange.ask({**SEND, "path": POISON}, batch)
+            except BROKEN as error:
+                target.find(f"{batch.schema!s:.30}: got {short(error)}")
+                continue
+            if isinstance(value, MessagingError) and not isinstance(value, InvalidArgumentError):
+                target.find(f"{batch.schema!s:.30}: got {value!r:.150}")
+    target.drain(POISON, "columns of other schemas")
 
 
 def damaged_batches(target: Target) -> None:
@@ -371,64 +461,62 @@ def damaged_batches(target: Target) -> None:
                     column.type, 50, [None, pa.py_buffer(offsets), *rest]
                 )
             batch = good.set_column(good.schema.names.index(name), good.schema.field(name), spoilt)
-            about = metadata(ask(SEND, rows=50))
-            target.expect(InvalidArgumentError, about, batch, what=f"offsets of {name}")
+            target.expect(InvalidArgumentError, asking(SEND, batch), what=f"offsets of {name}")
     column = good.column("subject")
     letters = pa.py_buffer(b"\xff" * column.buffers()[2].size)
     spoilt = pa.Array.from_buffers(column.type, 50, [None, column.buffers()[1], letters])
     batch = good.set_column(
         good.schema.names.index("subject"), good.schema.field("subject"), spoilt
     )
-    about = metadata(ask(SEND, rows=50))
-    target.expect(InvalidArgumentError, about, batch, what="text that is not UTF-8")
+    target.expect(InvalidArgumentError, asking(SEND, batch), what="text that is not UTF-8")
 
 
-def damaged_inner_batches(target: Target) -> None:
-    """A batch within the head, with bytes flipped anywhere."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, MESSAGE_SCHEMA) as writer:
-        writer.write_batch(to_batch([BrokeredMessage(b"x" * 50, subject="s") for _ in range(9)]))
-    good = sink.getvalue().to_pybytes()
-    blobs, items = bytearray(), []
-    for number in range(1, 101):
-        spoilt = bytearray(good)
-        for _ in range(target.generator.choice([1, 1, 3, 20])):
-            spoilt[target.generator.randrange(len(good))] = target.generator.randrange(256)
-        state = {"$": "batch", "at": len(blobs), "size": len(spoilt)}
-        items.append([number, {"$": "SetSessionState", "path": QUEUE, "state": state}, 0])
-        blobs += spoilt
+def spoilt_columns(target: Target) -> None:
+    """The columns of a send, with bytes flipped anywhere: refused, or good for who receives."""
+    good = bytes(to_batch([BrokeredMessage(b"x" * 50, subject="s") for _ in range(9)]).serialize())
+    columns = {"$": "columns", "at": 0, "size": len(good)}
+    send = {**SEND, "path": POISON, "messages": columns}
     with target.exchange() as exchange:
-        exchange.write(metadata({"asks": items}, bytes(blobs)))
-        try:
-            found = exchange.all_replies(100)
-        except BROKEN as error:
-            target.find(f"the exchange broke: {short(error)}")
-            return
-    for _, value in found:
-        if not isinstance(value, InvalidArgumentError):
-            target.find(f"expected InvalidArgumentError, got {value!r:.150}")
+        for _ in range(100):
+            spoilt = bytearray(good)
+            for _ in range(target.generator.choice([1, 1, 3, 20])):
+                spoilt[target.generator.randrange(len(good))] = target.generator.randrange(256)
+            value = exchange.ask(send, blobs=bytes(spoilt))
+            if isinstance(value, MessagingError) and not isinstance(value, InvalidArgumentError):
+                target.find(f"expected InvalidArgumentError, got {value!r:.150}")
+    target.drain(POISON, "spoilt columns")
 
 
 def oversize(target: Target) -> None:
     size = MAX_MESSAGE_BYTES
-    one = metadata(ask(SEND, rows=1))
-    target.expect(MessageSizeExceededError, one, batch_of(1, size + 1), what="a message")
+    one = asking(SEND, batch_of(1, size + 1))
+    target.expect(MessageSizeExceededError, one, what="a message")
     count = MAX_BATCH_BYTES // size + 1
-    many = metadata(ask(SEND, rows=count))
-    target.expect(MessageSizeExceededError, many, batch_of(count, size), what="a batch")
-    count *= 2
-    many = metadata(ask(SEND, rows=count))
-    target.expect(InvalidArgumentError, many, batch_of(count, size), what="a frame")
-    count = 100_001
-    many = metadata(ask(SEND, rows=count))
-    target.expect(InvalidArgumentError, many, batch_of(count, 0), what="too many messages")
+    target.expect(MessageSizeExceededError, asking(SEND, batch_of(count, size)), what="a batch")
+    frame = asking(SEND, batch_of(2 * count, size))
+    target.expect(InvalidArgumentError, frame[:1000], what="a frame")
+    many = asking(SEND, batch_of(100_001, 0))
+    target.expect(InvalidArgumentError, many, what="too many messages")
 
 
-def packed(target: Target) -> None:
+def compressed(target: Target) -> None:
     """A small frame that unpacks into a large one."""
     count = MAX_BATCH_BYTES * 4 // MAX_MESSAGE_BYTES
-    about, batch = metadata(ask(SEND, rows=count)), batch_of(count, MAX_MESSAGE_BYTES)
-    target.expect(InvalidArgumentError, about, batch, what="a packed frame", compression="zstd")
+    for codec in ("zstd", "lz4"):
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        blob = compressed_columns(batch_of(count, MAX_MESSAGE_BYTES), options)
+        send = {**SEND, "messages": {"$": "columns", "at": 0, "size": len(blob)}}
+        target.expect(InvalidArgumentError, asking(send, blobs=blob), what=f"a frame in {codec}")
+
+
+def compressed_columns(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> bytes:
+    """Return the message of a batch as Arrow writes it with some compression."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    reader = pa.BufferReader(sink.getvalue())
+    pa.ipc.read_message(reader)  # the schema
+    return bytes(sink.getvalue())[reader.tell() :]
 
 
 # -- tokens ------------------------------------------------------------------------------------
@@ -438,9 +526,12 @@ def wrong_tokens(target: Target) -> None:
     """A bad token is refused before anything is read."""
     connection = target.connection
     good = good_token(connection)
-    tokens: dict[str, str | None] = {
+    tokens: dict[str, Any] = {
         "none": None,
         "empty": "",
+        "a number": 7,
+        "a list": [good],
+        "bytes": good.encode(),
         "noise": target.generator.randbytes(40).hex(),
         "a key in place of a token": connection.key,
         "forged": sign_token("twinbus://x/", connection.key_name, "guess" * 8, 2**40),
@@ -454,20 +545,11 @@ def wrong_tokens(target: Target) -> None:
         "a path": signed(connection, "twinbus://x/" + "a/" * 300),
     }
     for what, token in tokens.items():
-        try:
-            with target.exchange(token=token) as exchange:
-                _, value = exchange.answer(metadata(ask({"$": "ListKeys"})))
-        except flight.FlightUnauthenticatedError:
-            continue
-        except BROKEN as error:
-            target.find(f"{what}: got {short(error)}")
-            continue
-        if not isinstance(value, UnauthorizedError):
-            target.find(f"{what}: answered {value!r:.100}")
+        target.expect(UnauthorizedError, asking({"$": "ListKeys"}), what=what, token=token)
 
 
 def wrong_tokens_later(target: Target) -> None:
-    """A token that comes with a frame is looked at as closely."""
+    """A token that comes later is looked at as closely."""
     good = good_token(target.connection)
     for what, token in (
         ("expired", signed(target.connection, expires_in_s=-60)),
@@ -476,19 +558,22 @@ def wrong_tokens_later(target: Target) -> None:
         ("a list", [good]),
         ("a map", {"token": good}),
         ("an address that is none", signed(target.connection, "twinbus://[")),
-        ("half a character", good + "\ud800"),
-        ("half a character in the resource", good.replace("sr=", "sr=\ud800")),
     ):
-        head = {"asks": [[1, _WHOLE_HEAD, 0]], "token": token}
-        target.expect(UnauthorizedError, metadata(head), what=what)
+        renewal = framed([FrameKind.TOKEN, token])
+        target.expect(UnauthorizedError, renewal + asking(_LOOK), what=what)
+    for what, renewal in (
+        ("half a character", framed([FrameKind.TOKEN, good + "\ud800"])),
+        ("no token at all", framed([FrameKind.TOKEN])),
+    ):
+        target.expect(InvalidArgumentError, renewal + asking(_LOOK), what=what)
 
 
 def wrong_claims(target: Target) -> None:
     """A key does what its claims allow, and where."""
     listener, sender = target.tokens["listener"], target.tokens["sender"]
     receive = {"$": "Receive", "path": QUEUE}
-    about, batch = metadata(ask(SEND, rows=1)), batch_of(1)
-    target.expect(UnauthorizedError, about, batch, what="Listen sends", token=listener)
+    send = asking(SEND, batch_of(1))
+    target.expect(UnauthorizedError, send, what="Listen sends", token=listener)
     for what, plain, token in (
         ("Send receives", receive, sender),
         ("Send peeks", {**receive, "$": "Peek"}, sender),
@@ -498,30 +583,32 @@ def wrong_claims(target: Target) -> None:
         ("a prefix", receive, signed(target.connection, "twinbus://x/order")),
         ("everything", {"$": "ListKeys"}, signed(target.connection, f"twinbus://x/{POISON}")),
     ):
-        target.expect(UnauthorizedError, metadata(ask(plain)), what=what, token=token)
+        target.expect(UnauthorizedError, asking(plain), what=what, token=token)
 
 
 ATTACKS: tuple[Callable[[Target], None], ...] = (
     random_bytes,
-    truncated_http2,
+    wrong_http,
+    pieces_of_greetings,
     slow_sender,
     spoilt_streams,
-    wrong_descriptors,
-    wrong_schemas,
-    other_calls,
+    wrong_greetings,
+    wrong_frames,
+    harmless_frames,
     vanishing_clients,
     non_readers,
     many_asks,
-    too_many_asks,
+    too_many_waits,
     many_sends,
-    wrong_heads,
     wrong_asks,
+    wrong_rows,
+    wrong_schemas,
     damaged_batches,
-    damaged_inner_batches,
+    spoilt_columns,
     wrong_tokens,
     wrong_tokens_later,
     wrong_claims,
     oversize,
-    packed,
+    compressed,
     many_large_replies,
 )

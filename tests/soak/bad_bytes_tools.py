@@ -1,33 +1,44 @@
-"""What attackers use: exchanges that can write anything, frames by hand, a proxy that spoils."""
+"""What attackers use: connections that can write anything, frames by hand, a proxy that spoils."""
 
 import contextlib
-import json
 import random
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
-from pyarrow import flight
 
 from tests.soak.server_process import Footprint, ServerProcess
 from twinbus import MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.connection import ConnectionString, sign_token, token_for
 from twinbus.errors import MessagingError
-from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
-from twinbus.namespace.wire import HANG_UP, PROTOCOL, decode_replies
+from twinbus.limits import FIRST_WIRE_VERSION, WIRE_VERSION
+from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol import wire
+from twinbus.protocol.commands import Command
+from twinbus.protocol.table import ROWS
+from twinbus.protocol.wire import (
+    MAGIC,
+    FrameKind,
+    FrameReader,
+    decode_error,
+    decode_value,
+    encode_ask,
+)
 
 ONCE = RetryPolicy.once(timedelta(seconds=30))
-DEADLINE_S = 30.0  # what never answers is found out by this
+DEADLINE_S = 30.0  # a server that never answers is detected after this time
 QUEUE, POISON, LARGE = "orders", "poison", "large"
 SEND = {"$": "Send", "path": QUEUE, "origin": None}
-BROKEN = (pa.ArrowException, OSError, StopIteration)
+HANG_UP = 0  # stands for the request id of a goodbye, which has none
+BROKEN = (OSError,)
+_COMMANDS = {row.kind: row.command for row in ROWS}
 
 
 def good_token(connection: ConnectionString) -> str:
@@ -40,15 +51,69 @@ def signed(connection: ConnectionString, path: str = "", *, expires_in_s: int = 
     return sign_token(path, connection.key_name, connection.key, when)
 
 
-def metadata(head: Any, blobs: bytes = b"") -> bytes:
-    """Return the metadata of a frame; a head that is bytes goes as it is."""
-    text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    return struct.pack("<I", len(text)) + text + blobs
+# -- frames by hand --------------------------------------------------------------------------------
 
 
-def ask(plain: Any, rows: int = 0, number: int = 1) -> dict[str, Any]:
-    """Return the head of one ask."""
-    return {"asks": [[number, plain, rows]]}
+def packed(value: Any) -> bytes:
+    """Return a value as MessagePack; a text may have halves of characters."""
+    if isinstance(value, str):
+        text = value.encode(errors="surrogatepass")
+        return b"\xdb" + struct.pack(">I", len(text)) + text
+    if isinstance(value, list | tuple):
+        return b"\xdd" + struct.pack(">I", len(value)) + b"".join(map(packed, value))
+    if isinstance(value, dict):
+        items = [packed(part) for item in value.items() for part in item]
+        return b"\xdf" + struct.pack(">I", len(value)) + b"".join(items)
+    return wire._pack(value)
+
+
+def framed(head: Any, body: bytes = b"") -> bytes:
+    """Return a frame; a head that is bytes goes as it is."""
+    text = head if isinstance(head, bytes) else packed(head)
+    start = struct.pack("<II", len(text), len(body)) + text
+    return start + bytes(-len(start) % 8) + body
+
+
+def hello(
+    token: Any, namespace_id: Any = "", first: Any = FIRST_WIRE_VERSION, last: Any = WIRE_VERSION
+) -> bytes:
+    """Return what a client says first."""
+    return MAGIC + framed([FrameKind.HELLO, first, last, token, namespace_id])
+
+
+def head_of(plain: Any, number: Any = 1) -> list[Any]:
+    """Return the head that asks for a command, given as a mapping of its fields."""
+    if not isinstance(plain, dict) or "$" not in plain:
+        return [FrameKind.ASK, number, plain]
+    name = plain["$"]
+    given = {field: value for field, value in plain.items() if field != "$"}
+    if not isinstance(name, str) or name not in _COMMANDS:
+        return [FrameKind.ASK, number, name, *given.values()]
+    values = []
+    for one in fields(_COMMANDS[name]):  # type: ignore[arg-type]
+        if one.name in given:
+            values.append(given.pop(one.name))
+        elif one.default is MISSING:
+            break
+        else:
+            values.append(wire._Writing().dump(one.default))
+    return [FrameKind.ASK, number, name, *values, *given.values()]
+
+
+def asking(
+    plain: Any, batch: pa.RecordBatch | None = None, *, number: Any = 1, blobs: bytes = b""
+) -> bytes:
+    """Return the frame that asks for a command; the messages of a send travel as columns."""
+    if batch is not None:
+        blobs = bytes(batch.serialize())
+        plain = {**plain, "messages": {"$": "columns", "at": 0, "size": len(blobs)}}
+    return framed(head_of(plain, number), blobs)
+
+
+def frames_of(*commands: Command[Any]) -> bytes:
+    """Return the frames of whole commands, numbered from 1."""
+    pieces = [piece for at, one in enumerate(commands, 1) for piece in encode_ask(at, one)]
+    return b"".join(map(bytes, pieces))
 
 
 def batch_of(count: int, size: int = 10) -> pa.RecordBatch:
@@ -56,76 +121,69 @@ def batch_of(count: int, size: int = 10) -> pa.RecordBatch:
 
 
 class Exchange:
-    """One exchange with a server, without the client's manners."""
+    """One connection to a server, without the client's manners."""
 
     def __init__(
-        self,
-        port: int,
-        token: str | None,
-        *,
-        descriptor: flight.FlightDescriptor | None = None,
-        schema: pa.Schema | None = MESSAGE_SCHEMA,
-        compression: str | None = None,
+        self, port: int, token: Any, *, greeting: bytes | None = None, source: str = "127.0.0.1"
     ) -> None:
-        self.client = flight.FlightClient(
-            f"grpc+tcp://127.0.0.1:{port}",
-            generic_options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)],
+        self.line = socket.create_connection(
+            ("127.0.0.1", port), timeout=DEADLINE_S, source_address=(source, 0)
         )
-        headers = [] if token is None else [(b"authorization", token.encode())]
-        self.writer, self.reader = self.client.do_exchange(
-            descriptor or flight.FlightDescriptor.for_command(PROTOCOL),
-            flight.FlightCallOptions(
-                timeout=DEADLINE_S,
-                headers=headers,
-                write_options=pa.ipc.IpcWriteOptions(compression=compression),
-            ),
-        )
-        if schema is not None:
-            with contextlib.suppress(pa.ArrowException, OSError):  # the reading tells why
-                self.writer.begin(schema)
+        self._reader = FrameReader()
+        self._arrived: list[tuple[list[Any], memoryview]] = []
+        self.asked = 0  # the request id of the last ask
+        self.write(hello(token) if greeting is None else greeting)
 
-    def write(self, about: bytes | None, batch: pa.RecordBatch | None = None) -> None:
-        """Write a frame; the server may have hung up already, which the reading then tells."""
-        with contextlib.suppress(pa.ArrowException, OSError):
-            if batch is None:
-                self.writer.write_metadata(about)
-            elif about is None:
-                self.writer.write_batch(batch)
-            else:
-                self.writer.write_with_metadata(batch, about)
+    def write(self, *said: bytes) -> None:
+        """Write; the server may have hung up already, which the reading then tells."""
+        with contextlib.suppress(OSError):
+            self.line.sendall(b"".join(said))
 
-    def replies(self) -> list[tuple[int, Any]]:
-        """Return the replies of the next frame, or why the server ended the call."""
-        try:
-            chunk = self.reader.read_chunk()
-            found = decode_replies(chunk.app_metadata, chunk.data)
-        except flight.FlightError as error:
-            if not error.extra_info:
-                raise
-            found = decode_replies(pa.py_buffer(error.extra_info), None)
-        return [(reply.number, reply.value) for reply in found]
+    def frame(self) -> tuple[list[Any], memoryview]:
+        """Return the next frame; raise OSError when the server hangs up."""
+        while not self._arrived:
+            data = self.line.recv(262_144)
+            if not data:
+                raise ConnectionResetError("the server hung up")
+            self._arrived += self._reader.feed(data)
+        return self._arrived.pop(0)
+
+    def reply(self) -> tuple[int, Any]:
+        """Return the next reply, or why the server ended the connection."""
+        while True:
+            head, body = self.frame()
+            if head[0] == FrameKind.REPLY:
+                return head[1], decode_value(head[2], body)
+            if head[0] == FrameKind.REFUSAL:
+                return head[1], decode_error(head[2:])
+            if head[0] == FrameKind.GOODBYE:
+                return HANG_UP, decode_error(head[1:])
+            if head[0] == FrameKind.PING:
+                self.write(framed([FrameKind.PONG]))
 
     def all_replies(self, count: int) -> list[tuple[int, Any]]:
         """Return so many replies, or those until the server hangs up."""
         found: list[tuple[int, Any]] = []
-        while len(found) < count:
-            found += self.replies()
-            if any(number == HANG_UP for number, _ in found):
-                break
+        while len(found) < count and HANG_UP not in dict(found[-1:]):
+            found.append(self.reply())
         return found
 
-    def answer(self, about: bytes | None, batch: pa.RecordBatch | None = None) -> tuple[int, Any]:
-        """Write a frame and return its first reply."""
-        self.write(about, batch)
-        return self.all_replies(1)[0]
+    def answer(self, *said: bytes) -> tuple[int, Any]:
+        """Write and return the first reply."""
+        self.write(*said)
+        return self.reply()
+
+    def ask(self, plain: Any, batch: pa.RecordBatch | None = None, *, blobs: bytes = b"") -> Any:
+        """Ask for one command and return its reply; the server must not hang up."""
+        self.asked += 1
+        number, value = self.answer(asking(plain, batch, number=self.asked, blobs=blobs))
+        if number != self.asked:
+            raise ConnectionAbortedError(f"request {self.asked} got {number}: {value!r:.200}")
+        return value
 
     def cancel(self) -> None:
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self.reader.cancel()
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self.writer.close()
-        with contextlib.suppress(pa.ArrowException, OSError):
-            self.client.close()
+        """Hang up without a word."""
+        self.line.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,6 +208,7 @@ class Target:
     findings: list[str] = field(default_factory=list)
     held: list[Callable[[], None]] = field(default_factory=list)  # lets go of what stays open
     tokens: dict[str, str] = field(default_factory=dict)  # of keys with fewer claims
+    asks: int = 0  # on the connection that stands
     _standing: "Exchange | None" = None
 
     def exchange(self, **options: Any) -> Exchange:
@@ -167,26 +226,26 @@ class Target:
     def expect(
         self,
         kind: type[MessagingError],
-        about: bytes | None,
-        batch: pa.RecordBatch | None = None,
+        said: bytes,
         *,
         what: str,
         **options: Any,
     ) -> None:
-        """Write one frame on a new exchange: the server must answer with this kind of error."""
+        """Write on a new connection: the server must answer with this kind of error."""
         with self.exchange(**options) as exchange:
             try:
-                _, value = exchange.answer(about, batch)
-            except (pa.ArrowException, OSError, StopIteration) as error:
+                _, value = exchange.answer(said)
+            except BROKEN as error:
                 self.find(f"{what}: expected {kind.__name__}, got {short(error)}")
                 return
             if not isinstance(value, kind):
                 self.find(f"{what}: expected {kind.__name__}, got {value!r:.150}")
 
-    def standing(self) -> Exchange:
-        """Return an exchange that is used for many asks."""
+    def stand(self) -> Exchange:
+        """Return a connection that is used for many asks; `asks` counts them."""
         if self._standing is None:
-            self._standing = self.exchange()
+            self._standing, self.asks = self.exchange(), 0
+        self.asks += 1
         return self._standing
 
     def let_go(self) -> Footprint:
@@ -204,7 +263,7 @@ class Target:
         return before
 
     def stand_anew(self) -> None:
-        """Leave the standing exchange."""
+        """Leave the connection that stands."""
         if self._standing is not None:
             self._standing.cancel()
             self._standing = None
@@ -234,8 +293,7 @@ class Target:
 
 
 def short(error: BaseException) -> str:
-    text = str(error).partition(". gRPC client debug context")[0].partition("; a report is")[0]
-    text = text.partition(" Detail: Python exception")[0]
+    text = str(error).partition("; a report is")[0]
     return f"{type(error).__name__}({text:.120})"
 
 

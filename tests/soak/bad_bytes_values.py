@@ -6,10 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.soak.bad_bytes_tools import BROKEN, POISON, SEND, Target, ask, batch_of, metadata, short
+from tests.soak.bad_bytes_tools import (
+    BROKEN,
+    HANG_UP,
+    POISON,
+    SEND,
+    Target,
+    asking,
+    batch_of,
+    short,
+)
 from twinbus.errors import BrokerRestartingError, InvalidArgumentError, MessagingError
 from twinbus.message import MESSAGE_SCHEMA
-from twinbus.namespace.wire import COMMANDS
+from twinbus.protocol.table import ROWS
 
 
 def poison(target: Target) -> None:
@@ -69,11 +78,11 @@ def _send_poison(target: Target, good: pa.RecordBatch, name: str, column: Any, w
     batch = good.set_column(at, MESSAGE_SCHEMA.field(name), column)
     with target.exchange() as exchange:
         try:
-            _, value = exchange.answer(metadata(ask({**SEND, "path": POISON}, rows=1)), batch)
+            _, value = exchange.answer(asking({**SEND, "path": POISON}, batch))
             if isinstance(value, MessagingError) and not isinstance(value, InvalidArgumentError):
                 target.find(f"{what}: {value!r:.150}")
         except BROKEN as error:
-            target.find(f"{what}: the exchange broke: {short(error)}")
+            target.find(f"{what}: the connection broke: {short(error)}")
     target.drain(POISON, what)
 
 
@@ -106,7 +115,7 @@ _ODD: list[Any] = [
     0,
     -1,
     1.5,
-    10**30,
+    2**64 - 1,
     2**63 - 1,
     -(2**63),
     "",
@@ -139,8 +148,7 @@ _ODD: list[Any] = [
 
 def odd_commands(target: Target) -> None:
     """Every command with odd values in its fields: each is answered, and nothing else happens."""
-    target.stand_anew()  # an exchange has a deadline, and rounds before this one took their time
-    for command in COMMANDS:
+    for command in (row.command for row in ROWS):
         names = list(inspect.signature(command).parameters)
         for name in names:
             plain = {"$": command.__name__}
@@ -155,11 +163,16 @@ def odd_commands(target: Target) -> None:
 
 def _is_answered(target: Target, plain: dict[str, Any], what: str) -> bool:
     try:
-        _, value = target.standing().answer(metadata(ask(plain), bytes(32)))
+        number, value = target.stand().answer(asking(plain, number=target.asks, blobs=bytes(32)))
     except BROKEN as error:
-        target.find(f"{what}: the exchange broke: {short(error)}")
+        target.find(f"{what}: the connection broke: {short(error)}")
         target.stand_anew()
         return False
+    if number == HANG_UP:  # what is no MessagePack ends the connection
+        target.stand_anew()
+        if not isinstance(value, InvalidArgumentError):
+            target.find(f"{what}: {value!r:.100}")
+            return False
     return not _is_internal(target, value, what)
 
 
@@ -175,11 +188,10 @@ def odd_settlements(target: Target) -> None:
     """Settle real locks with odd words."""
     odd: list[Any] = ["\ud800", "\x00", "x" * 2_000_000, "", 5, None]
     for reason in odd:
-        about = metadata(ask({**SEND, "path": POISON}, rows=1))
         with target.exchange() as exchange:
             try:
-                exchange.answer(about, batch_of(1))
-                _, batch = exchange.answer(metadata(ask({"$": "Receive", "path": POISON})))
+                exchange.ask({**SEND, "path": POISON}, batch_of(1))
+                batch = exchange.ask({"$": "Receive", "path": POISON})
                 blob = b"".join(batch.column("lock_token").to_pylist())
                 settle = {
                     "$": "Settle",
@@ -189,7 +201,7 @@ def odd_settlements(target: Target) -> None:
                     "reason": reason,
                     "description": reason,
                 }
-                _, value = exchange.answer(metadata(ask(settle), blob))
+                _, value = exchange.answer(asking(settle, number=3, blobs=blob))
             except BROKEN as error:
                 target.find(f"reason {reason!r:.20}: {short(error)}")
                 continue

@@ -11,8 +11,6 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker import commands as c
-from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.entities import (
     CorrelationFilter,
     EntityDescription,
@@ -40,6 +38,8 @@ from twinbus.message import (
     BrokeredMessage,
     to_batch,
 )
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim, SharedAccessKey
 
 T = TypeVar("T")
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)

@@ -17,7 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from twinbus.broker.commands import (
+from twinbus.broker.engine import EngineSettings
+from twinbus.entities import QueueDescription
+from twinbus.errors import EntityAlreadyExistsError
+from twinbus.message import BrokeredMessage, to_messages
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     CreateEntity,
     Disposition,
     Peek,
@@ -26,11 +31,6 @@ from twinbus.broker.commands import (
     Send,
     Settle,
 )
-from twinbus.broker.engine import EngineSettings
-from twinbus.entities import QueueDescription
-from twinbus.errors import EntityAlreadyExistsError
-from twinbus.message import BrokeredMessage, to_messages
-from twinbus.namespace.embedded import EmbeddedNamespace
 
 QUEUE, DELETING = "orders", "wires"
 

@@ -5,7 +5,6 @@ one key for each kind of junk entity. No attack needs a right that an ordinary t
 """
 
 import contextlib
-import json
 import os
 import random
 import time
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tests.soak.bad_bytes_tools import BROKEN, Exchange, ask, metadata
-from twinbus.broker import commands as c
+from tests.soak.bad_bytes_attacks import compressed_columns
+from tests.soak.bad_bytes_tools import BROKEN, Exchange, asking, framed, frames_of, packed
 from twinbus.broker.tokens import token_columns, tokens_for
 from twinbus.connection import ConnectionString, token_for
 from twinbus.entities import (
@@ -33,17 +32,19 @@ from twinbus.entities import (
     dead_letter_path,
     subscription_path,
 )
-from twinbus.errors import Fault, MessagingError, UnauthorizedError
-from twinbus.limits import MAX_BATCH_MESSAGES, MAX_FRAME_ASKS, PING_CONTENT_TYPE
+from twinbus.errors import Fault, InvalidArgumentError, MessagingError, UnauthorizedError
+from twinbus.limits import MAX_BATCH_MESSAGES, PING_CONTENT_TYPE
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
-from twinbus.namespace.wire import encode_asks, with_columns
+from twinbus.protocol import commands as c
+from twinbus.protocol.wire import FrameKind
 
 JUNK, SESSIONS, IDS, TOPIC, VICTIM = "junk", "junk-sessions", "junk-ids", "junk-topic", "victim"
 SUBSCRIPTION = subscription_path(TOPIC, "all")
 TOKEN_LIFE_S = 3600
+FLOOD = 5000  # requests written at once
 SOON, LONG = timedelta(microseconds=1), timedelta(minutes=10)
 AT_ONCE = c.ReceiveMode.RECEIVE_AND_DELETE
-_HUGE_BYTES = 15_000_000  # what a head of a frame has room for
+_HUGE_BYTES = 15_000_000  # many times what the head of a frame may have
 
 
 @dataclass
@@ -61,13 +62,11 @@ class Hog:
         return Exchange(where.port, token, **options)
 
     def together(self, path: str, *commands: c.Command[Any]) -> list[Any]:
-        """Ask commands in one frame; return the replies in their order, errors too."""
+        """Ask commands at once; return the replies in their order, errors too."""
         with self.exchange(path) as exchange:
-            numbered = [(at, with_columns(command)) for at, command in enumerate(commands, 1)]
-            frame = encode_asks(numbered)
-            exchange.write(frame.metadata, frame.batch)
+            exchange.write(frames_of(*commands))
             found = dict(exchange.all_replies(len(commands)))
-        return [found.get(at) for at, _ in numbered]
+        return [found.get(at) for at in range(1, len(commands) + 1)]
 
     def ask(self, path: str, command: c.Command[Any]) -> Any:
         [reply] = self.together(path, command)
@@ -84,10 +83,19 @@ class Hog:
 
         The server must refuse it as an error of its caller, or end the connection.
         """
+        columns = bytes(_pings(pings).serialize()) if pings else b""
+        if columns:
+            messages = {"$": "columns", "at": len(blobs), "size": len(columns)}
+            plain = {**plain, "messages": messages}
+        try:
+            said = asking(plain, blobs=blobs + columns)
+        except InvalidArgumentError:
+            return  # no frame can hold it
         with self.exchange(path) as exchange:
-            batch = _pings(pings) if pings else None
-            head = json.dumps(ask(plain, pings), separators=(",", ":")).encode()
-            _, reply = exchange.answer(metadata(head, blobs), batch)
+            try:
+                _, reply = exchange.answer(said)
+            except BROKEN:
+                return  # the server hung up while it was written
         if not isinstance(reply, MessagingError) or reply.fault is not Fault.CALLER:
             self.findings.append(f"{plain!r:.150} was not refused: {reply!r:.100}")
 
@@ -386,24 +394,21 @@ def remembered_ids(hog: Hog) -> None:
 
 def flood(hog: Hog) -> None:
     plain = {"$": "CancelScheduled", "path": JUNK, "sequence_numbers": [1]}
-    frame = metadata({"asks": [[n, plain, 0] for n in range(1, MAX_FRAME_ASKS + 1)]})
     with hog.exchange() as exchange:
-        for _ in range(5):
-            exchange.write(frame)
-        exchange.all_replies(5 * MAX_FRAME_ASKS)
+        exchange.write(*(asking(plain, number=number) for number in range(1, FLOOD + 1)))
+        exchange.all_replies(FLOOD)
 
 
 def waits(hog: Hog) -> None:
     with hog.exchange() as exchange:
-        polls = [(n, c.Receive(JUNK, wait=LONG)) for n in range(1, 301)]
-        exchange.write(encode_asks(polls).metadata)
+        exchange.write(frames_of(*[c.Receive(JUNK, wait=LONG)] * 300))
         hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage()]))
 
 
 def unread_replies(hog: Hog) -> None:
     hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 40))
     exchange = hog.exchange()
-    exchange.write(encode_asks([(n, c.Peek(JUNK, 0, 1000)) for n in range(1, 51)]).metadata)
+    exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 50))
     hog.held.append(exchange)
     if len(hog.held) > 3:
         hog.held.pop(0).cancel()
@@ -412,23 +417,25 @@ def unread_replies(hog: Hog) -> None:
 
 def packed_frames(hog: Hog) -> None:
     zeros = to_batch([BrokeredMessage(bytes(250_000))] * hog.generator.choice([1, 200, 400]))
-    with hog.exchange(compression="zstd") as exchange:
-        send = {"$": "Send", "path": JUNK, "origin": None}
-        exchange.answer(metadata(ask(send, zeros.num_rows)), zeros)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    blob = compressed_columns(zeros, options)
+    columns = {"$": "columns", "at": 0, "size": len(blob)}
+    with hog.exchange() as exchange:
+        send = {"$": "Send", "path": JUNK, "messages": columns, "origin": None}
+        exchange.answer(asking(send, blobs=blob))
     drain(hog, JUNK)
 
 
 def odd_heads(hog: Hog) -> None:
-    head = b'{"asks":[],"more":[' + b",".join([b"[]"] * hog.rows(300_000)) + b"]}"
+    head = packed([FrameKind.ASK, 1, "Peek", [[]] * hog.rows(180_000)])
     with hog.exchange() as exchange:
-        exchange.write(metadata(head, bytes(hog.rows(10_000_000))))
-        exchange.replies()
+        exchange.answer(framed(head, bytes(hog.rows(10_000_000))))
 
 
 def come_and_go(hog: Hog) -> None:
     for _ in range(10):
         with hog.exchange() as exchange:
-            exchange.write(encode_asks([(1, c.Receive(JUNK, wait=LONG))]).metadata)
+            exchange.write(frames_of(c.Receive(JUNK, wait=LONG)))
 
 
 def unknown_paths(hog: Hog) -> None:

@@ -29,11 +29,11 @@ from typing import Any
 from tests.soak.hostile_attacks import ATTACKS, IDS, JUNK, SESSIONS, TOPIC, VICTIM, Hog, attack
 from tests.soak.server_process import ServerProcess
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory
-from twinbus.broker.access import Claim, SharedAccessKey
-from twinbus.broker.commands import CreateEntity, GetRuntimeProperties, PutKey, UpdateEntity
 from twinbus.connection import ConnectionString, Place
 from twinbus.entities import QueueDescription, SubscriptionDescription, TopicDescription
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.commands import CreateEntity, GetRuntimeProperties, PutKey, UpdateEntity
+from twinbus.protocol.keys import Claim, SharedAccessKey
 
 HOGS = 3  # threads that attack: more than the server has cores
 PAUSE_S = 0.05  # between two attacks of a thread
@@ -103,7 +103,7 @@ class Street:
 
     def __init__(self, server: ServerProcess) -> None:
         self._server = server
-        self.root = FlightNamespace(ConnectionString.parse(server.connection_string))
+        self.root = ServerNamespace(ConnectionString.parse(server.connection_string))
         small: dict[str, Any] = {"max_size_in_megabytes": 64}
         for description in (
             QueueDescription(path=JUNK, lock_duration=timedelta(seconds=5), **small),
@@ -182,7 +182,7 @@ class Victim:
         """Look at the queue, and describe it anew."""
         look = GetRuntimeProperties(VICTIM)
         update = UpdateEntity(QueueDescription(path=VICTIM, lock_duration=timedelta(minutes=5)))
-        with FlightNamespace(self._where) as namespace:
+        with ServerNamespace(self._where) as namespace:
             while not self._stop.is_set():
                 self._timed("look", partial(namespace.ask, look, 60))
                 self._timed("update", partial(namespace.ask, update, 60))

@@ -49,8 +49,8 @@ from twinbus import (
     SharedAccessKey,
     UnauthorizedError,
 )
-from twinbus.broker.commands import PutKey
 from twinbus.connection import ConnectionString
+from twinbus.protocol.commands import PutKey
 
 # -- what came of it -----------------------------------------------------------------------------
 

@@ -27,10 +27,10 @@ from twinbus import (
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
 )
-from twinbus.broker.commands import Command
 from twinbus.connection import ConnectionString
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.cancelling import pages
+from twinbus.protocol.commands import Command
 from twinbus.testing import Mover
 
 QUEUE = "orders"

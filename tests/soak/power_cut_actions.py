@@ -9,8 +9,23 @@ from typing import Any
 
 from tests.soak.power_cut_machine import MANY, SOON, Hold, Machine, Step
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Fate, Lease
-from twinbus.broker.access import Claim, SharedAccessKey
-from twinbus.broker.commands import (
+from twinbus.clock import moment_us
+from twinbus.entities import (
+    DEAD_LETTER_SUFFIX,
+    EntityDescription,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    dead_letter_path,
+)
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    MessageNotFoundError,
+    SessionCannotBeLockedError,
+)
+from twinbus.limits import MAX_LEASE_DURATION, SPILL_DRAIN_SENDS
+from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.commands import (
     AcceptSession,
     CancelScheduled,
     CreateEntity,
@@ -34,23 +49,8 @@ from twinbus.broker.commands import (
     SettleRange,
     UpdateEntity,
 )
-from twinbus.broker.origins import sender_source
-from twinbus.clock import moment_us
-from twinbus.entities import (
-    DEAD_LETTER_SUFFIX,
-    EntityDescription,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-    dead_letter_path,
-)
-from twinbus.errors import (
-    EntityAlreadyExistsError,
-    MessageNotFoundError,
-    SessionCannotBeLockedError,
-)
-from twinbus.limits import MAX_LEASE_DURATION, SPILL_DRAIN_SENDS
-from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.origins import sender_source
 
 PLAIN, PASSING, ONCE, TALKS, TOPIC = "orders", "passing", "once", "talks", "news"
 SUBSCRIPTIONS = [SubscriptionDescription(topic_path=TOPIC, name=name) for name in ("sport", "art")]

@@ -22,7 +22,16 @@ from unittest import mock
 
 from tests.scenarios.site import kill
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Model
-from twinbus.broker.commands import (
+from twinbus.broker.engine import Engine, EngineSettings, Storages
+from twinbus.broker.log import Log
+from twinbus.broker.topic import Topic
+from twinbus.clock import ManualClock
+from twinbus.entities import QueueDescription, dead_letter_path
+from twinbus.errors import MessagingError, StoreUnavailableError
+from twinbus.ledger import NO_LEDGER
+from twinbus.message import BrokeredMessage, to_messages
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
     AcceptSession,
     Command,
     GetEntity,
@@ -34,16 +43,7 @@ from twinbus.broker.commands import (
     Send,
     Settle,
 )
-from twinbus.broker.engine import Engine, EngineSettings, Storages
-from twinbus.broker.log import Log
-from twinbus.broker.topic import Topic
-from twinbus.broker.writer import Call
-from twinbus.clock import ManualClock
-from twinbus.entities import QueueDescription, dead_letter_path
-from twinbus.errors import MessagingError, StoreUnavailableError
-from twinbus.ledger import NO_LEDGER
-from twinbus.message import BrokeredMessage, to_messages
-from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.requests import BlockingRequest
 from twinbus.testing import PowerCutStorage, PowerFailure, PowerSupply
 
 MANY = 1000
@@ -172,7 +172,7 @@ class Machine:
         self.trace.append("; ".join(_brief(step.command) for step in steps))
         self.record = self.engine.log.last_record
         self.was_troubled = self.is_troubled
-        calls = [Call(step.command) for step in steps]
+        calls = [BlockingRequest(step.command) for step in steps]
         self.namespace.hand_over(calls)
         for step, call in zip(steps, calls, strict=True):
             try:

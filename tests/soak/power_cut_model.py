@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from twinbus.broker.commands import Send
 from twinbus.entities import DEAD_LETTER_SUFFIX
 from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState
+from twinbus.protocol.commands import Send
 
 
 class BrokenPromiseError(AssertionError):

@@ -36,13 +36,13 @@ from twinbus import (
     NamespaceManager,
     RetryPolicy,
 )
-from twinbus.broker.commands import Origin
-from twinbus.broker.origins import sender_source
 from twinbus.entities import backlog_queue_path
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.cancelling import pages
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.commands import Origin
+from twinbus.protocol.origins import sender_source
 
 DESTINATIONS = ("orders", "invoices", "returns")
 QUEUES = tuple(backlog_queue_path(PRIMARY, index) for index in range(4))

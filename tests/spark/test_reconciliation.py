@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 from twinbus.broker.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
@@ -18,6 +17,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pipeline.prices import load_sheet
 from twinbus.pipeline.report import Report, ReportSettings, make_report
 from twinbus.pipeline.report_page import report_page
+from twinbus.protocol.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 MIDNIGHT = datetime(2026, 11, 16, tzinfo=UTC)

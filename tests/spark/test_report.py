@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.commands import CreateEntity, Disposition, Receive, Send, Settle
 from twinbus.broker.engine import EngineSettings
 from twinbus.broker.log import Log
 from twinbus.cli.root import root
@@ -39,6 +38,7 @@ from twinbus.pipeline.report import (
 )
 from twinbus.pipeline.report_page import report_page, stage_costs
 from twinbus.pipeline.stages import DIVERTED, Stage
+from twinbus.protocol.commands import CreateEntity, Disposition, Receive, Send, Settle
 
 STANDARD = load_sheet("azure-standard").with_completions(True)
 PLAN = Plan(

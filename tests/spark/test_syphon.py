@@ -10,14 +10,14 @@ from pyspark.sql.functions import col, concat, expr, lit
 from tests.spark.test_source import FULL
 from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
 from twinbus import BrokeredMessage, EntityStatus, MessagingError, QueueDescription
-from twinbus.broker.commands import LeaseRange, Origin, Send
-from twinbus.broker.origins import sender_source
 from twinbus.connection import ConnectionString
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.syphon import Syphon, note_extra_queues
 from twinbus.pipeline.transform_query import Transform
+from twinbus.protocol.commands import LeaseRange, Origin, Send
+from twinbus.protocol.origins import sender_source
 
 pytestmark = pytest.mark.usefixtures("spark")
 LATER = datetime(2040, 1, 1, tzinfo=UTC)

@@ -16,13 +16,13 @@ from twinbus import (
     QueueDescription,
     dead_letter_path,
 )
-from twinbus.broker.commands import Origin, ReadMeter, Send
 from twinbus.entities import backlog_queue_path
 from twinbus.lifetimes import Closable
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.pipeline.syphon import Syphon, SyphonSettings
+from twinbus.protocol.commands import Origin, ReadMeter, Send
 from twinbus.server.process import Server, ServerSettings
 
 PRIMARY = "contoso"

@@ -8,8 +8,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.unit.odd_values import KEY
-from twinbus.broker import commands as c
-from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.entities import (
     CorrelationFilter,
     EntityStatus,
@@ -23,6 +21,8 @@ from twinbus.entities import (
     TrueFilter,
 )
 from twinbus.message import TEXT_COLUMNS, BrokeredMessage, to_batch, tokens_of
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim, SharedAccessKey
 
 PRINTED = st.characters(codec="utf-8", exclude_characters="\0")
 NUMBER = st.integers(-(2**63), 2**63 - 1)

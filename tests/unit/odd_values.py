@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from twinbus.broker import commands as c
-from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.broker.lifecycle import State
 from twinbus.entities import (
     EntityStatus,
@@ -28,6 +26,8 @@ from twinbus.entities import (
 )
 from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import LOCK_TOKEN, BrokeredMessage, to_batch
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.values import shown
 
 

@@ -13,9 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker import commands as c
-from twinbus.broker.access import AccessKeys, Admission, Claim, SharedAccessKey
-from twinbus.broker.origins import sender_source, spill_source
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
 from twinbus.entities import (
@@ -37,6 +34,10 @@ from twinbus.errors import (
 from twinbus.limits import SECOND_US
 from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol import commands as c
+from twinbus.protocol.access import AccessKeys, Admission
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.origins import sender_source, spill_source
 
 ORDERS = "orders"
 FIRST, SECOND, OTHER = "first" * 8, "second" * 8, "other" * 8

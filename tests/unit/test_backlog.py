@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.unit.properties import replayed, replayed_at_length
 from tests.unit.test_message import batches as any_batches
 from tests.unit.test_message import exactly, plain
-from twinbus.broker.commands import Origin
 from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import MAX_MESSAGE_BYTES, UNLIMITED
@@ -28,6 +27,7 @@ from twinbus.pairing.backlog import (
     restored,
 )
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.commands import Origin
 
 PATH, SESSION = "x-ms-path", "x-ms-sessionid"
 LIFE, SCHEDULE = "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc"

@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime
 
-from twinbus.broker.commands import RangeLease
 from twinbus.limits import CROWDED_RANGES, HELD_RANGES, SECOND_US
 from twinbus.pipeline.book import Book, Task
 from twinbus.pipeline.carrier import OVERTAKING, Carried, Failure, Range
 from twinbus.pipeline.destinations import Destinations
+from twinbus.protocol.commands import RangeLease
 
 DOWN = Failure("Communication", "it is down")
 BUSY = Failure("ServerBusy", "wait")

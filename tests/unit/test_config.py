@@ -7,15 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.broker.access import Claim, SharedAccessKey
-from twinbus.broker.commands import (
-    CreateEntity,
-    CreateRule,
-    EntityKind,
-    GetEntity,
-    ListEntities,
-    ListRules,
-)
 from twinbus.broker.throttle import Thresholds
 from twinbus.entities import (
     EntityStatus,
@@ -29,6 +20,15 @@ from twinbus.entities import (
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES, UNLIMITED
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import (
+    CreateEntity,
+    CreateRule,
+    EntityKind,
+    GetEntity,
+    ListEntities,
+    ListRules,
+)
+from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.server import config
 from twinbus.server.config import Config, Declared, apply, read_config
 

@@ -1,5 +1,6 @@
 """Messages: what goes into a batch comes out of it, and sizes follow the documented rule."""
 
+import os
 import struct
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -349,3 +350,20 @@ def test_pings_are_known_by_their_content_type(kinds: list[str | None]) -> None:
     found = ping_rows(columns_in_use(batch))
     pings = [kind == "application/vnd.ms-servicebus-ping" for kind in kinds]
     assert (found is None and not any(pings)) or (found is not None and found.tolist() == pings)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # this is what is tested
+def test_every_message_gets_an_id_of_its_own_also_after_a_fork() -> None:
+    own = {BrokeredMessage().message_id for _ in range(1000)}
+    assert len(own) == 1000
+    assert all(len(message_id) == 32 for message_id in own)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, BrokeredMessage().message_id.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    of_child = os.read(reading, 100).decode()
+    for end in (reading, writing):
+        os.close(end)
+    assert of_child not in {BrokeredMessage().message_id for _ in range(1000)}

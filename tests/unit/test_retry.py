@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed_at_length
-from twinbus.broker.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
 from twinbus.client.courier import Courier
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.retry import RetryPolicy
@@ -33,6 +32,7 @@ from twinbus.errors import (
 from twinbus.limits import MAX_BACKOFF, MIN_BACKOFF, OPERATION_TIMEOUT, SECOND_US
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
 from twinbus.testing import Fault, FaultyNamespace
 
 R = TypeVar("R")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.broker.commands import Origin
 from twinbus.broker.spill import Spill, StoreHealth
 from twinbus.clock import ManualClock
 from twinbus.errors import StoreUnavailableError
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
 from twinbus.message import BrokeredMessage, to_batch, to_messages
+from twinbus.protocol.commands import Origin
 from twinbus.testing import FaultyStorage
 
 NOON = 1_000_000

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.meter import Purpose
 from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage, is_billed, rule_of
 from twinbus.pipeline.stages import stage_operations as counted
+from twinbus.protocol.operations import Purpose
 
 Row = tuple[tuple[str, str, str], dict[str, int]]
 KINDS = ("Send", "Receive", "Settle", "RenewLocks", "LeaseRange", "ReadRange", "CreateEntity")

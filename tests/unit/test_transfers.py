@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.origins import origin_kind, sender_number, sender_source, sink_source
-from twinbus.broker.transfers import ANYBODY, Intervals, Transfers, runs
+from twinbus.broker.transfers import ANYBODY, Transfers
 from twinbus.errors import InvalidArgumentError
+from twinbus.intervals import Intervals, runs
 from twinbus.limits import (
     KNOWN_GAPS,
     KNOWN_INTERVALS,
@@ -18,6 +18,7 @@ from twinbus.limits import (
     KNOWN_SENDERS_IN_ALL,
     MAX_ORIGIN_CHARACTERS,
 )
+from twinbus.protocol.origins import origin_kind, sender_number, sender_source, sink_source
 
 spans = st.tuples(st.integers(-30, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1]))
 EVERYTHING = np.arange(-50, 50)

@@ -8,37 +8,20 @@ new entities) fall with the commit, and `on_refused` undoes what memory holds of
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.access import Principal
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.log import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.meter import Operation
-from twinbus.broker.origins import sender_number
-from twinbus.broker.transfers import Intervals
 from twinbus.errors import MessagingError
+from twinbus.intervals import Intervals
 from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
 from twinbus.message import Int64s
-
-
-class Ticket(Protocol):
-    """Someone waiting for a reply."""
-
-    @property
-    def principal(self) -> Principal:
-        """Whose rights the request has."""
-        ...
-
-    def answer(self, value: Any) -> None:
-        """Give the reply."""
-        ...
-
-    def fail(self, error: MessagingError) -> None:
-        """Say why there is none."""
-        ...
+from twinbus.protocol.origins import sender_number
+from twinbus.protocol.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +120,19 @@ class Commit:
         self.must_sync = bool(self.kept.places)
         self.on_durable: list[Callable[[], None]] = []
         self.on_refused: list[Callable[[], None]] = []
-        self.replies: list[tuple[Ticket, Any]] = []
-        self.refusals: list[tuple[Ticket, MessagingError]] = []
+        self.replies: list[tuple[Request, Any]] = []
+        self.refusals: list[tuple[Request, MessagingError]] = []
         self.operations: list[Operation] = []  # of the replies; counted when they are answered
 
-    def reply(self, ticket: Ticket, value: Any, operation: Operation | None = None) -> None:
+    def reply(self, request: Request, value: Any, operation: Operation | None = None) -> None:
         """Answer a request when the turn is over; sends are counted together, elsewhere."""
-        self.replies.append((ticket, value))
+        self.replies.append((request, value))
         if operation is not None:
             self.operations.append(operation)
 
-    def refuse(self, ticket: Ticket, error: MessagingError) -> None:
+    def refuse(self, request: Request, error: MessagingError) -> None:
         """Refuse a request when the turn is over."""
-        self.refusals.append((ticket, error))
+        self.refusals.append((request, error))
 
     # -- transfers -----------------------------------------------------------------------------
 

@@ -19,17 +19,17 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.bodies import Bodies
-from twinbus.broker.commands import Command, Send, SendReceipt, size_of
-from twinbus.broker.commit import Commit, Entries, Fact, Ticket
+from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.compaction import Compaction
 from twinbus.broker.dead_letter import Deaths
 from twinbus.broker.diagnostics import write_bundle
+from twinbus.broker.entity import Entity
 from twinbus.broker.healing import Healing
 from twinbus.broker.intake import counted, full
 from twinbus.broker.ledgers import Ledgers, Lineage, Standing
@@ -71,6 +71,9 @@ from twinbus.limits import (
 )
 from twinbus.loglines import facts as facts_of_line
 from twinbus.message import sizes
+from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.requests import Request
+from twinbus.protocol.table import size_of
 
 _log = logging.getLogger("twinbus.broker")
 
@@ -81,12 +84,6 @@ class InvariantError(BrokenInvariantError):
 
 class GaveUpError(MessagingError):
     """The broker restarted too often for the same cause, and stops."""
-
-
-class Asker(Ticket, Protocol):
-    """A caller and its command."""
-
-    command: Command[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +125,14 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
+class Flushes:
+    """How often the log was written and flushed since the start, and how long the last took."""
+
+    count: int = 0
+    last_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Vitals:
     """Whether a namespace works; read from any thread at any time."""
 
@@ -164,12 +169,13 @@ class Engine:
         self.healing = Healing()
         self._reopens_at: int | None = None  # while it heals
         self.trouble = ""
-        self.stranded: list[Ticket] = []  # callers that wait while it heals
+        self.stranded: list[Request] = []  # callers that wait while it heals
         self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
-        self._held: list[tuple[Ticket, Any]] = []  # replies that wait for a slow log
+        self._held: list[tuple[Request, Any]] = []  # replies that wait for a slow log
         self._uncounted: list[Operation] = []  # the operations of these replies
         self._rule_failures = RuleFailures(lambda: self._now)  # over all restarts
         self.watch = StoreWatch(settings.directory)
+        self.flushes = Flushes()
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._open()
 
@@ -387,24 +393,24 @@ class Engine:
 
     # -- a turn --------------------------------------------------------------------------------
 
-    def turn(self, askers: Sequence[Asker]) -> None:
-        """Carry out commands and whatever time brings; every asker is answered or waits."""
-        if self._reopens_at is not None and not self._reopen(askers):
+    def turn(self, requests: Sequence[Request]) -> None:
+        """Carry out commands and whatever time brings; every request is answered or waits."""
+        if self._reopens_at is not None and not self._reopen(requests):
             return
         self._recent.extend(
-            (type(asker.command), getattr(asker.command, "path", "")) for asker in askers
+            (type(request.command), getattr(request.command, "path", "")) for request in requests
         )
         failure: BaseException | None = None
         try:
-            self._turn(askers)
+            self._turn(requests)
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
             failure = error
         if failure is not None:
-            self._heal(failure, askers)  # whatever it is, the log is right and memory is not
+            self._heal(failure, requests)  # whatever it is, the log is right and memory is not
             if not isinstance(failure, Exception):
                 raise failure  # it was meant for the caller whose thread this is
 
-    def _turn(self, askers: Sequence[Asker]) -> None:
+    def _turn(self, requests: Sequence[Request]) -> None:
         now = self._look_at_clock()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
@@ -416,16 +422,16 @@ class Engine:
             self._finish(commit, ())
             commit = self._new_commit()
         if self.health.spilling:
-            askers = self._spill_sends(askers)
+            requests = self._spill_sends(requests)
             if now >= self.health.retry_at:
                 self._drain_spill(now, commit)
-        self.namespace.execute([(asker, asker.command) for asker in askers], now, commit)
+        self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
         if not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
         if now >= self._next_check:
             self._check_one(now)
-        self._finish(commit, askers)
+        self._finish(commit, requests)
         while self.namespace.has_more_to_serve:  # what became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)
@@ -440,7 +446,7 @@ class Engine:
         kept, self._kept = self._kept, Entries()
         return Commit(self.namespace.shared.bodies.next_number, kept)
 
-    def _finish(self, commit: Commit, askers: Sequence[Asker]) -> None:
+    def _finish(self, commit: Commit, requests: Sequence[Request]) -> None:
         # A healthy log takes settlements right after they are answered. One in trouble may not:
         # then nobody is answered before it is written.
         if not commit.must_sync and not (self.health.spilling and commit.has_settled):
@@ -456,7 +462,7 @@ class Engine:
             if not commit.is_empty:
                 self._append(commit)
         except StoreUnavailableError as error:
-            self._refuse(commit, askers, error)
+            self._refuse(commit, requests, error)
             return
         for hook in commit.on_durable:
             hook()
@@ -495,6 +501,7 @@ class Engine:
         duration, now = self._clock.now_us() - began, self._time.now_us()
         self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
         self.watch.flushed(duration, now)
+        self.flushes = Flushes(self.flushes.count + 1, duration)
 
     def _facts(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
@@ -510,14 +517,14 @@ class Engine:
 
     def _answer(self, commit: Commit) -> None:
         """Answer everyone; a caller that cannot take its answer harms nobody else."""
-        for ticket, value in commit.replies:
+        for request, value in commit.replies:
             try:
-                ticket.answer(value)
+                request.answer(value)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("an answer could not be handed on")
-        for ticket, error in commit.refusals:
+        for request, error in commit.refusals:
             try:
-                ticket.fail(error)
+                request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("a refusal could not be handed on")
         for operation in commit.operations:
@@ -529,7 +536,7 @@ class Engine:
     # -- storage trouble -----------------------------------------------------------------------
 
     def _refuse(
-        self, commit: Commit, askers: Sequence[Asker], error: StoreUnavailableError
+        self, commit: Commit, requests: Sequence[Request], error: StoreUnavailableError
     ) -> None:
         """Undo what was tentative, keep the rest for the next record, spill the sends."""
         _log.debug("a commit was refused: %s", error)
@@ -542,41 +549,41 @@ class Engine:
         self._release_held(commit)
         for operation in commit.operations:
             self._ledgers.meter.count(operation.refused(error))
-        promised = {id(ticket) for ticket, _ in commit.replies}
-        sends = [a for a in askers if isinstance(a.command, Send) and id(a) in promised]
-        left = {id(asker) for asker in self._spill_sends(sends)}
-        for asker in sends:
-            if id(asker) in left and isinstance(asker.command, Send):
-                self.namespace.meter_refused(asker.command, error)
-        spilled = {id(asker) for asker in sends} - left
-        for ticket, _ in commit.replies:
-            if id(ticket) not in spilled:
-                ticket.fail(error)
-        for ticket, refusal in commit.refusals:
-            ticket.fail(refusal)
+        promised = {id(request) for request, _ in commit.replies}
+        sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
+        left = {id(request) for request in self._spill_sends(sends)}
+        for request in sends:
+            if id(request) in left and isinstance(request.command, Send):
+                self.namespace.meter_refused(request.command, error)
+        spilled = {id(request) for request in sends} - left
+        for request, _ in commit.replies:
+            if id(request) not in spilled:
+                request.fail(error)
+        for request, refusal in commit.refusals:
+            request.fail(refusal)
 
-    def _spill_sends(self, askers: Sequence[Asker]) -> list[Asker]:
-        """Spill the sends that can be, and answer them; return the other askers."""
-        left: list[Asker] = []
-        for asker in askers:
-            if not isinstance(asker.command, Send):
-                left.append(asker)
+    def _spill_sends(self, requests: Sequence[Request]) -> list[Request]:
+        """Spill the sends that can be, and answer them; return the other requests."""
+        left: list[Request] = []
+        for request in requests:
+            if not isinstance(request.command, Send):
+                left.append(request)
                 continue
-            work = partial(self._spill_one, asker, asker.command, left)
-            error = self.namespace.alone(work, Commit(0), f"a send to {asker.command.path}")
+            work = partial(self._spill_one, request, request.command, left)
+            error = self.namespace.alone(work, Commit(0), f"a send to {request.command.path}")
             if error is not None:
-                asker.fail(error)
-                self.namespace.meter_refused(asker.command, error)
+                request.fail(error)
+                self.namespace.meter_refused(request.command, error)
         return left
 
-    def _spill_one(self, asker: Asker, command: Send, left: list[Asker]) -> None:
+    def _spill_one(self, request: Request, command: Send, left: list[Request]) -> None:
         batch = self.namespace.check_send(command)
         if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
-            left.append(asker)  # its number, needed to cancel it, is not known here
+            left.append(request)  # its number, needed to cancel it, is not known here
             return
         self._check_spill_room(command.path, batch)
-        self.spill.append(command.path, batch, command.origin, asker.principal.id, self._now)
-        asker.answer(SendReceipt([0] * batch.num_rows))
+        self.spill.append(command.path, batch, command.origin, request.principal.id, self._now)
+        request.answer(SendReceipt([0] * batch.num_rows))
         self.namespace.meter_spilled(command, batch)
 
     def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
@@ -664,7 +671,7 @@ class Engine:
         if queue is not None and faults:
             raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
 
-    def _heal(self, error: BaseException, askers: Sequence[Asker]) -> None:
+    def _heal(self, error: BaseException, requests: Sequence[Request]) -> None:
         """Restart from the log, at once or after a pause; nothing of the old state stays."""
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
@@ -683,14 +690,14 @@ class Engine:
             bundle=str(folder),
         )
         failed: MessagingError = restarting
-        if len(askers) == 1 and isinstance(error, Exception):
+        if len(requests) == 1 and isinstance(error, Exception):
             failed = CommandFailedError(
                 f"the broker restarts because this command led to an internal error ({cause}); it "
                 f"was not carried out. Do not repeat it. A report is in {folder}",
                 bundle=str(folder),
             )
-        waiting = [*self.namespace.waiting_tickets(), *(ticket for ticket, _ in self._held)]
-        self.stranded = [*askers, *waiting]
+        waiting = [*self.namespace.waiting_requests(), *(request for request, _ in self._held)]
+        self.stranded = [*requests, *waiting]
         self._held, self._uncounted = [], []
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
@@ -702,24 +709,24 @@ class Engine:
             )
         if not pause:
             self._open()
-        for asker in askers:
-            asker.fail(failed)
-        for ticket in waiting:
-            ticket.fail(restarting)
+        for request in requests:
+            request.fail(failed)
+        for request in waiting:
+            request.fail(restarting)
         self.stranded = []
 
-    def _reopen(self, askers: Sequence[Asker]) -> bool:
+    def _reopen(self, requests: Sequence[Request]) -> bool:
         """Read the log again if it is time for that; return whether it is open."""
         self._time.look()
         self._now = self._time.now_us()
         assert self._reopens_at is not None
         if self._now >= self._reopens_at:
-            self.stranded = list(askers)
+            self.stranded = list(requests)
             self._open()
             self.stranded = []
             return True
-        for asker in askers:
-            asker.fail(BrokerRestartingError(f"the broker restarts: {self.trouble}. Try again"))
+        for request in requests:
+            request.fail(BrokerRestartingError(f"the broker restarts: {self.trouble}. Try again"))
         return False
 
     def _report(self, error: BaseException) -> Path | None:
@@ -746,17 +753,17 @@ class Engine:
         """Whether it waits to read its log again."""
         return self._reopens_at is not None
 
-    def waiting_tickets(self) -> list[Ticket]:
+    def waiting_requests(self) -> list[Request]:
         """Return every caller whose request waits."""
-        return [] if self.is_healing else self.namespace.waiting_tickets()
+        return [] if self.is_healing else self.namespace.waiting_requests()
 
-    def withdraw(self, tickets: set[int]) -> None:
+    def withdraw(self, requests: set[int]) -> None:
         """Let requests that wait go unanswered."""
         if not self.is_healing:
-            self.namespace.withdraw(tickets)
+            self.namespace.withdraw(requests)
 
     def snapshot(self, *, is_open: bool) -> Snapshot:
-        """Return what there is to see from outside."""
+        """Return what there is to see from outside; entities are seen apart, see `look_at`."""
         meter = self._ledgers.meter.table()
         if self.is_healing:
             failures = self._rule_failures.total
@@ -768,21 +775,25 @@ class Engine:
             self.restarts,
             namespace.shared.open_receives,
             self.log.size_in_bytes,
-            [entity.runtime() for entity in namespace.directory],
+            [],
             meter,
             sum(namespace.failures.values()),
             self._rule_failures.total,
             len(self.spill),
-            self._oldest_ages_s(),
         )
 
-    def _oldest_ages_s(self) -> dict[str, float]:
-        now, ages = self._time.now_us(), {}
-        for entity in self.namespace.directory:
+    def entities(self) -> list[Entity]:
+        """Return every entity there is."""
+        return [] if self.is_healing else list(self.namespace.directory)
+
+    def look_at(self, entities: Sequence[Entity]) -> list[tuple[RuntimeProperties, float]]:
+        """Return what entities hold and the age of their oldest message in seconds."""
+        now, found = self._time.now_us(), []
+        for entity in entities:
             oldest = entity.queue.waiting.oldest_enqueued()
             age = 0 if oldest is None else max(0, now - oldest)
-            ages[entity.description.path] = age / SECOND_US
-        return ages
+            found.append((entity.runtime(), age / SECOND_US))
+        return found
 
     def close(self) -> None:
         """Write what rides, and let go of the files."""

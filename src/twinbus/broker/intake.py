@@ -16,28 +16,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twinbus.broker.access import Claim
-from twinbus.broker.commands import Origin, Send, SendReceipt
-from twinbus.broker.commit import Commit, Fact, Ticket, Transferred, owner_fact
+from twinbus.broker.commit import Commit, Fact, Transferred, owner_fact
 from twinbus.broker.entity import Entity
 from twinbus.broker.lifecycle import Cause
-from twinbus.broker.meter import (
-    Load,
-    Meter,
-    Purpose,
-    load_of_sizes,
-    purpose_of_send,
-    purposes_of_sends,
-)
-from twinbus.broker.origins import OriginKind, origin_kind
+from twinbus.broker.meter import Load, Meter, load_of_sizes, purpose_of_send, purposes_of_sends
 from twinbus.broker.routing import Outbound, Placement, Router
-from twinbus.broker.transfers import ANYBODY, Transfers, runs
+from twinbus.broker.transfers import ANYBODY, Transfers
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
     QuotaExceededError,
 )
+from twinbus.intervals import runs
 from twinbus.limits import (
     KNOWN_GAPS,
     MAX_BATCH_BYTES,
@@ -59,18 +50,17 @@ from twinbus.message import (
     ping_rows,
     sizes_of,
     to_batch,
+    to_columns,
     too_long,
 )
+from twinbus.protocol.commands import Origin, Send, SendReceipt
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.operations import Purpose
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.requests import Request
 
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A send and who waits for its receipt."""
-
-    ticket: Ticket
-    command: Send
+SendRequest = Request  # its command is a Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +70,7 @@ class Incoming:
     batch: pa.RecordBatch
     columns: Mapping[str, pa.Array]  # those in use
     size: Int64s
+    are_objects: bool  # made of message objects, which checked their values themselves
 
 
 class Intake:
@@ -95,13 +86,13 @@ class Intake:
         self._growing: Commit | None = None  # the turn that `_growth` is about
         self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues, intervals
 
-    def refuse(self, one: Asked, error: MessagingError, commit: Commit) -> None:
+    def refuse(self, one: SendRequest, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter that."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
         purpose = purpose_of_send(one.command)
         self._meter.record(path, "Send", purpose, error.code, Load())
-        commit.refuse(one.ticket, error)
+        commit.refuse(one, error)
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
         """Return a send's batch, or raise what it would be refused for."""
@@ -110,7 +101,7 @@ class Intake:
     def take(
         self,
         entity: Entity,
-        asked: Sequence[Asked],
+        asked: Sequence[SendRequest],
         now: int,
         commit: Commit,
         *,
@@ -146,12 +137,12 @@ class Intake:
                 asked, incoming = fitting, _merged([one.command for one in fitting])
         self._take(entity, asked, incoming, entity.room, now, commit)
 
-    def _fits_memory(self, one: Asked, commit: Commit) -> bool:
+    def _fits_memory(self, one: SendRequest, commit: Commit) -> bool:
         """Refuse a send that adds more to the memory of transfers than its key may.
 
         A key that may bring messages home to every entity is trusted, and has no bound.
         """
-        key = _bounded_key(one.ticket)
+        key = _bounded_key(one)
         if not key:
             return True
         if self._growing is not commit:
@@ -176,7 +167,7 @@ class Intake:
         self._growth[key] = added, gaps
         return True
 
-    def _is_in_order(self, entity: Entity, one: Asked, commit: Commit) -> bool:
+    def _is_in_order(self, entity: Entity, one: SendRequest, commit: Commit) -> bool:
         try:
             self._checked(entity, [one.command])
         except MessagingError as error:
@@ -205,7 +196,7 @@ class Intake:
     def _take(
         self,
         entity: Entity,
-        asked: Sequence[Asked],
+        asked: Sequence[SendRequest],
         incoming: Incoming,
         room: int | None,  # None: it was acknowledged and metered before
         now: int,
@@ -230,14 +221,14 @@ class Intake:
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
-            commit.reply(one.ticket, SendReceipt(numbers[held]))
+            commit.reply(one, SendReceipt(numbers[held]))
         if accepted and room is not None:
             self._meter_accepted(entity, accepted, incoming.size, pings, commit)
 
     def _meter_accepted(
         self,
         entity: Entity,
-        accepted: Sequence[tuple[Asked, slice]],
+        accepted: Sequence[tuple[SendRequest, slice]],
         size: Int64s,
         pings: Mask | None,
         commit: Commit,
@@ -262,12 +253,12 @@ class Intake:
     def _fitting(
         self,
         entity: Entity,
-        asked: list[tuple[Asked, slice]],
+        asked: list[tuple[SendRequest, slice]],
         incoming: Incoming,
         wanted: Mask,
         room: int,
         commit: Commit,
-    ) -> list[tuple[Asked, slice]]:
+    ) -> list[tuple[SendRequest, slice]]:
         """Return the sends that fit, first come first served; refuse the others."""
         accepted = []
         for one, rows in asked:
@@ -304,21 +295,12 @@ class Intake:
                 f"{entity.description.path} requires a session_id on every message",
                 path=entity.description.path,
             )
-        for name in BOUNDED_TEXTS:
-            texts = columns.get(name)
-            if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
-                continue  # no text has more characters than bytes
-            longest = pc.max(pc.utf8_length(texts)).as_py()
-            if longest > MAX_ID_CHARACTERS:
-                raise too_long(name, longest)
-        check_values(columns)
+        if not incoming.are_objects:
+            _check_columns(columns)
         if sessions is not None and "partition_key" in columns:
             _check_partition_key(columns["partition_key"], sessions)
-        lives = columns.get("time_to_live")
-        if lives is not None and (_micros(lives, 1) <= 0).any():
-            raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
 
-    def _own_origins(self, asked: Asked, commit: Commit) -> list[Origin]:
+    def _own_origins(self, asked: SendRequest, commit: Commit) -> list[Origin]:
         """Return the origins of a send that its principal may use; others are passed over.
 
         A sender belongs to the key that used it first. Only messages that are brought home may
@@ -327,7 +309,7 @@ class Intake:
         origins = list(_origins(asked.command.origin))
         if _is_brought_home(asked.command.origin):
             return origins
-        user = asked.ticket.principal.id
+        user = asked.principal.id
         return [one for one in origins if self._may_use(one, user, commit)]
 
     def _may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
@@ -363,11 +345,11 @@ class Intake:
         fresh &= ~self._transfers.taken(origin.source, numbers)
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
-    def _note_transfer(self, origin: Origin, asked: Asked, commit: Commit) -> None:
+    def _note_transfer(self, origin: Origin, asked: SendRequest, commit: Commit) -> None:
         """Remember what was taken from an origin, now or before, in the same commit."""
         is_home = _is_brought_home(asked.command.origin)
-        user = ANYBODY if is_home else asked.ticket.principal.id
-        taken = self._taken(origin, user, commit, _bounded_key(asked.ticket))
+        user = ANYBODY if is_home else asked.principal.id
+        taken = self._taken(origin, user, commit, _bounded_key(asked))
         commit.note_transferred(taken)
         commit.on_durable.append(partial(self._remember, taken))
 
@@ -393,17 +375,17 @@ class Intake:
     def _remember(self, taken: Transferred) -> None:
         self._transfers.take(taken.source, taken.intervals, taken.owner)
 
-    def was_done_before(self, origin: Origin | None, ticket: Ticket, commit: Commit) -> bool:
+    def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
         """Whether the broker carried out this numbered command, and only its reply was lost."""
-        if origin is None or not self._may_use(origin, ticket.principal.id, commit):
+        if origin is None or not self._may_use(origin, request.principal.id, commit):
             return False
         return not self._untransferred(origin, commit).any()
 
-    def note_done(self, origin: Origin | None, ticket: Ticket, commit: Commit) -> None:
+    def note_done(self, origin: Origin | None, request: Request, commit: Commit) -> None:
         """Remember a numbered command whose effect stays even if the log refuses this record."""
-        if origin is None or not self._may_use(origin, ticket.principal.id, commit):
+        if origin is None or not self._may_use(origin, request.principal.id, commit):
             return
-        taken = self._taken(origin, ticket.principal.id, commit)
+        taken = self._taken(origin, request.principal.id, commit)
 
         def keep() -> None:
             if taken.is_new:
@@ -490,9 +472,9 @@ def _run_count(origin: Origin) -> int:
     return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))
 
 
-def _bounded_key(ticket: Ticket) -> str:
+def _bounded_key(request: Request) -> str:
     """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
-    principal = ticket.principal
+    principal = request.principal
     return "" if principal.may(Claim.TRANSFER, None) else principal.id
 
 
@@ -503,7 +485,7 @@ def counted(size: Int64s) -> int:
     return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 
-def _may_repeat(asked: Sequence[Asked]) -> bool:
+def _may_repeat(asked: Sequence[SendRequest]) -> bool:
     """Whether messages of one origin may come twice in these sends."""
     numbers_of: dict[str, list[Any]] = {}
     for one in asked:
@@ -522,6 +504,8 @@ def _may_repeat(asked: Sequence[Asked]) -> bool:
 
 def _merged(commands: Sequence[Send]) -> Incoming:
     """Return the messages of several sends as one batch; objects are converted together."""
+    if all(type(command.messages) is not pa.RecordBatch for command in commands):
+        return _of_objects([message for command in commands for message in command.messages])
     pieces: list[pa.RecordBatch] = []
     objects: list[BrokeredMessage] = []
     for command in commands:
@@ -537,7 +521,35 @@ def _merged(commands: Sequence[Send]) -> Incoming:
         pieces.append(to_batch(objects))
     batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
     columns = columns_in_use(batch)
-    return Incoming(batch, columns, sizes_of(columns, batch.num_rows))
+    return Incoming(batch, columns, sizes_of(columns, batch.num_rows), are_objects=False)
+
+
+def _check_columns(columns: Mapping[str, pa.Array]) -> None:
+    """Refuse values that no message object could hold."""
+    for name in BOUNDED_TEXTS:
+        texts = columns.get(name)
+        if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
+            continue  # no text has more characters than bytes
+        longest = pc.max(pc.utf8_length(texts)).as_py()
+        if longest > MAX_ID_CHARACTERS:
+            raise too_long(name, longest)
+    check_values(columns)
+    lives = columns.get("time_to_live")
+    if lives is not None and (_micros(lives, 1) <= 0).any():
+        raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
+
+
+def _of_objects(messages: Sequence[BrokeredMessage]) -> Incoming:
+    """Return message objects as columns; few of them are cheaper to measure one by one."""
+    batch, columns = to_columns(messages)
+    if len(messages) <= _FEW_MESSAGES:
+        size = np.array([message.size for message in messages], np.int64)
+    else:
+        size = sizes_of(columns, len(messages))
+    return Incoming(batch, columns, size, are_objects=True)
+
+
+_FEW_MESSAGES = 64
 
 
 def _micros(column: pa.Array, missing: int) -> Int64s:

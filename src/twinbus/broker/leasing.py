@@ -9,18 +9,18 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.commands import LeaseRange, RangeLease, ReadRange, SettleRange
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
 from twinbus.broker.throttle import busy_entity
-from twinbus.broker.transfers import runs
 from twinbus.broker.waiting import Indices, once
 from twinbus.clock import from_us, to_us
 from twinbus.errors import RangeUnavailableError
+from twinbus.intervals import runs
 from twinbus.limits import MAX_LEASE_INTERVALS, MAX_LEASES, NEVER_US
+from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleRange
 
 
 def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from twinbus.broker import commands as c
-from twinbus.broker.access import AccessKeys, Claim, Principal, SharedAccessKey
+import pyarrow as pa
+
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
+from twinbus.broker.meter import Meter
 from twinbus.broker.topic import Rule, Subscription, Topic
 from twinbus.entities import (
     BACKLOG_INFIX,
@@ -17,6 +17,7 @@ from twinbus.entities import (
     EntityDescription,
     QueueDescription,
     RuleDescription,
+    RuntimeProperties,
     SubscriptionDescription,
     TopicDescription,
     is_backlog_folder,
@@ -39,7 +40,10 @@ from twinbus.limits import (
     PARTITION_COUNT,
 )
 from twinbus.plain import Kinds, Plain
-from twinbus.values import shown
+from twinbus.protocol import commands as c
+from twinbus.protocol.access import AccessKeys, Principal
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.requests import Request
 
 _FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 _KINDS: dict[c.EntityKind, type] = {
@@ -47,66 +51,34 @@ _KINDS: dict[c.EntityKind, type] = {
     c.EntityKind.TOPIC: TopicDescription,
     c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
 }
-CHANGES_DIRECTORY = (
-    c.CreateEntity,
-    c.UpdateEntity,
-    c.DeleteEntity,
-    c.CreateRule,
-    c.DeleteRule,
-    c.PutKey,
-    c.DeleteKey,
-)
 _KEYS = Plain(Kinds([SharedAccessKey, Claim]))
 
 
 class Management:
-    """Carries out the managing commands. Those of CHANGES_DIRECTORY get a turn of their own."""
+    """Carries out the managing commands; the table of commands names the method of each."""
 
     def __init__(
         self,
         directory: Directory,
         keys: AccessKeys,
+        meter: Meter,
         adopt: Callable[[Entity], None],
         nonce: Callable[[], str],
     ) -> None:
+        self._meter = meter
         self._directory = directory
         self._keys = keys
         self._adopt = adopt  # called for each entity that is new or has new settings
         self._nonce = nonce
 
-    def execute(
-        self, command: c.Command[Any], principal: Principal, now: int, commit: Commit
-    ) -> Any:
-        """Carry out one command."""
-        match command:
-            case c.CreateEntity():
-                return self._create(command, principal, now, commit)
-            case c.UpdateEntity():
-                return self._update(command.description, principal, now, commit)
-            case c.DeleteEntity():
-                return self.delete(self._directory.entity(command.path), commit)
-            case c.GetEntity():
-                return self._directory.entity(command.path).description
-            case c.ListEntities():
-                return self._list(command, principal)
-            case c.GetRuntimeProperties():
-                return self._directory.entity(command.path).runtime()
-            case c.CreateRule():
-                return self._create_rule(command, now, commit)
-            case c.DeleteRule():
-                return self._delete_rule(command, now, commit)
-            case c.ListRules():
-                rules = self._subscription(command.path).rules
-                return [rules[name].description for name in sorted(rules)]
-        raise InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
-
     # -- entities ------------------------------------------------------------------------------
 
-    def _create(
-        self, command: c.CreateEntity, principal: Principal, now: int, commit: Commit
+    def create_entity(
+        self, command: c.CreateEntity, request: Request, now: int, commit: Commit
     ) -> EntityDescription:
+        """Create a queue, topic or subscription."""
         description = command.description
-        self._check_forward(description, None, principal)
+        self._check_forward(description, None, request.principal)
         if self._directory.find(description.path) is not None:
             raise EntityAlreadyExistsError(
                 f"{description.path} exists already", path=description.path
@@ -125,7 +97,7 @@ class Management:
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
             raise InvalidArgumentError("only a subscription takes a rule")
-        self._check_folder(description, principal)
+        self._check_folder(description, request.principal)
         if len(self._directory) >= MAX_ENTITIES:
             raise QuotaExceededError(
                 f"the namespace has {MAX_ENTITIES} entities; delete some first"
@@ -206,9 +178,11 @@ class Management:
                 path=current.path,
             )
 
-    def _update(
-        self, description: EntityDescription, principal: Principal, now: int, commit: Commit
+    def update_entity(
+        self, command: c.UpdateEntity, request: Request, now: int, commit: Commit
     ) -> EntityDescription:
+        """Change the settings that are not fixed at creation."""
+        description, principal = command.description, request.principal
         entity = self._directory.entity(description.path)
         current = entity.description
         self._check_forward(description, current, principal)
@@ -242,6 +216,20 @@ class Management:
         commit.on_durable.append(durable)
         return description
 
+    def delete_entity(self, command: c.DeleteEntity, _: Request, __: int, commit: Commit) -> None:
+        """Delete an entity by its path."""
+        self.delete(self._directory.entity(command.path), commit)
+
+    def get_entity(self, command: c.GetEntity, *_: object) -> EntityDescription:
+        """Describe an entity."""
+        return self._directory.entity(command.path).description
+
+    def get_runtime_properties(
+        self, command: c.GetRuntimeProperties, *_: object
+    ) -> RuntimeProperties:
+        """Return what an entity holds."""
+        return self._directory.entity(command.path).runtime()
+
     def delete(self, entity: Entity, commit: Commit) -> None:
         """Delete an entity, and with a topic its subscriptions."""
         doomed: list[Entity] = [entity]
@@ -264,7 +252,11 @@ class Management:
 
         commit.on_durable.append(durable)
 
-    def _list(self, command: c.ListEntities, principal: Principal) -> Sequence[EntityDescription]:
+    def list_entities(
+        self, command: c.ListEntities, request: Request, *_: object
+    ) -> Sequence[EntityDescription]:
+        """List entities of a kind that the request may see, ordered by path."""
+        principal = request.principal
         kind = _KINDS[command.kind]
         found = [e.description for e in self._directory if isinstance(e.description, kind)]
         if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
@@ -282,7 +274,8 @@ class Management:
             raise InvalidOperationError(f"{path} is not a subscription; only those have rules")
         return entity
 
-    def _create_rule(self, command: c.CreateRule, now: int, commit: Commit) -> None:
+    def create_rule(self, command: c.CreateRule, _: Request, now: int, commit: Commit) -> None:
+        """Add a rule to a subscription."""
         subscription = self._subscription(command.path)
         key = command.rule.name.lower()
         if key in subscription.rules:
@@ -292,13 +285,19 @@ class Management:
         rule = Rule.compile(command.rule)
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
-    def _delete_rule(self, command: c.DeleteRule, now: int, commit: Commit) -> None:
+    def delete_rule(self, command: c.DeleteRule, _: Request, now: int, commit: Commit) -> None:
+        """Remove a rule from a subscription."""
         subscription = self._subscription(command.path)
         key = command.name.lower()
         if key not in subscription.rules:
             raise EntityNotFoundError(f"{command.path} has no rule {command.name}")
         left = {name: rule for name, rule in subscription.rules.items() if name != key}
         self._change_rules(subscription, left, now, commit)
+
+    def list_rules(self, command: c.ListRules, *_: object) -> Sequence[RuleDescription]:
+        """List the rules of a subscription, ordered by name."""
+        rules = self._subscription(command.path).rules
+        return [rules[name].description for name in sorted(rules)]
 
     def _change_rules(
         self, subscription: Subscription, rules: dict[str, Rule], now: int, commit: Commit
@@ -316,8 +315,9 @@ class Management:
 
     # -- keys ----------------------------------------------------------------------------------
 
-    def put_key(self, key: SharedAccessKey, commit: Commit) -> None:
+    def put_key(self, command: c.PutKey, _: Request, __: int, commit: Commit) -> None:
         """Add a key, or replace the one of its name."""
+        key = command.key
         if key.entity_path is not None and not is_backlog_folder(key.entity_path):
             entity = self._directory.entity(key.entity_path)
             if isinstance(entity, Subscription):
@@ -333,7 +333,7 @@ class Management:
         commit.must_sync = True
         commit.on_durable.append(lambda: self._keys.put(key))
 
-    def delete_key(self, command: c.DeleteKey, commit: Commit) -> None:
+    def delete_key(self, command: c.DeleteKey, _: Request, __: int, commit: Commit) -> None:
         """Remove a key."""
         key = self._keys.get(command.name, command.entity_path)
         where = command.entity_path or "the namespace"
@@ -343,6 +343,14 @@ class Management:
         commit.tentative.facts.append(Fact("key", key.id, None))
         commit.must_sync = True
         commit.on_durable.append(lambda: self._keys.remove(key))
+
+    def list_keys(self, *_: object) -> list[SharedAccessKey]:
+        """List every key: those of the namespace first."""
+        return self._keys.all()
+
+    def read_meter(self, *_: object) -> pa.RecordBatch:
+        """Return the operations metered since the start."""
+        return self._meter.table()
 
     def _check_not_last(self, key: SharedAccessKey | None) -> None:
         managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]

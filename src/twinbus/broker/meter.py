@@ -7,32 +7,20 @@ outcome that the caller gets, also when the log refuses what the broker had deci
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker import commands as c
-from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.entities import is_backlog_path
 from twinbus.errors import MessagingError
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.message import DELIVERY_SCHEMA, Int64s, is_ping, sizes
+from twinbus.protocol import commands as c
+from twinbus.protocol.operations import UNIT_BYTES, Purpose
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.table import row_of
 
-EMPTY = "Empty"  # the outcome of a receive that found nothing
-UNIT_BYTES = 64 * 1024  # what one billed operation may carry
 METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
-
-
-class Purpose(Enum):
-    """What an operation was for."""
-
-    APPLICATION = "application"
-    BACKLOG = "backlog"  # a send that was diverted
-    PING = "ping"
-    IDLE_POLL = "idle_poll"  # a look into a backlog queue that found nothing
-    SYPHON = "syphon"  # bringing home: reading the backlog, sending to the primary
-    MANAGEMENT = "management"
 
 
 def found_nothing(command: c.Command[object], reply: object) -> bool:
@@ -44,7 +32,7 @@ def found_nothing(command: c.Command[object], reply: object) -> bool:
 
 def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
     """Return what a request was for; of sends see below."""
-    if isinstance(command, c.MANAGING):
+    if row_of(command).is_managing:
         return Purpose.MANAGEMENT
     if not is_backlog_path(path):
         return Purpose.APPLICATION

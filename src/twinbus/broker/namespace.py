@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker import commands as c
-from twinbus.broker.access import OWNER, AccessKeys, Claim, Principal
-from twinbus.broker.commit import Commit, Fact, Ticket, owner_fact
+from twinbus.broker.commit import Commit, Fact, owner_fact
 from twinbus.broker.dead_letter import Death
 from twinbus.broker.delivery import NOTHING
 from twinbus.broker.directory import Directory
 from twinbus.broker.entity import Entity
-from twinbus.broker.intake import Asked, Intake
+from twinbus.broker.intake import Intake, SendRequest
 from twinbus.broker.leasing import (
     first_held,
     lease_range,
@@ -35,7 +33,6 @@ from twinbus.broker.leasing import (
 from twinbus.broker.lifecycle import BrokenInvariantError, State
 from twinbus.broker.management import Management, key_fact
 from twinbus.broker.meter import (
-    EMPTY,
     Load,
     Operation,
     found_nothing,
@@ -44,7 +41,6 @@ from twinbus.broker.meter import (
     purpose_of,
     purpose_of_send,
 )
-from twinbus.broker.origins import queue_source
 from twinbus.broker.queue import Queue
 from twinbus.broker.routing import Router
 from twinbus.broker.shared import Shared
@@ -73,12 +69,19 @@ from twinbus.limits import (
     SECOND_US,
 )
 from twinbus.message import Int64s, sizes
+from twinbus.protocol import commands as c
+from twinbus.protocol.access import OWNER, AccessKeys, Principal
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.operations import EMPTY
+from twinbus.protocol.origins import queue_source
+from twinbus.protocol.requests import Request
+from twinbus.protocol.table import ROWS, Codec, row_of, unknown_command
 from twinbus.values import check_whole
 
 _log = logging.getLogger("twinbus.broker")
 
 PARKED = object()  # the reply comes later
-_Handler = Callable[[Any, Ticket, int, Commit], Any]
+_Handler = Callable[[Any, Request, int, Commit], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,34 +108,17 @@ class Namespace:
         self._memory_bytes, self._memory_known_at = 0, -NEVER_US
         self.keys = AccessKeys()
         self.starts = Starts()
-        self._management = Management(self.directory, self.keys, self.adopt, shared.nonce)
+        self._management = Management(
+            self.directory, self.keys, self.meter, self.adopt, shared.nonce
+        )
         self.failures: Counter[str] = Counter()  # of commands and timers, by what raised
         self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
         self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
         self._changed: dict[int, Queue] = {}  # in this turn
         self._handlers: dict[type, _Handler] = {
-            c.CancelScheduled: self._cancel,
-            c.Receive: self._receive,
-            c.ReceiveDeferred: self._receive_deferred,
-            c.Peek: self._peek,
-            c.Settle: self._settle,
-            c.RenewLocks: self._renew,
-            c.AcceptSession: self._accept,
-            c.RenewSession: self._renew_session,
-            c.ReleaseSession: self._release_session,
-            c.GetSessionState: self._session_state,
-            c.SetSessionState: self._set_session_state,
-            c.LeaseRange: self._lease,
-            c.RenewRange: self._renew_range,
-            c.ReadRange: self._read_range,
-            c.SettleRange: self._settle_range,
-            c.ReleaseRange: self._release_range,
-            c.ReadMeter: lambda *_: self.meter.table(),
-            c.PutKey: lambda command, _, __, commit: self._management.put_key(command.key, commit),
-            c.DeleteKey: lambda command, _, __, commit: self._management.delete_key(
-                command, commit
-            ),
-            c.ListKeys: lambda *_: self.keys.all(),
+            row.command: getattr(self._management if row.is_managing else self, row.handler)
+            for row in ROWS
+            if row.codec is Codec.FIELDS  # sends are carried out together, see `send`
         }
 
     def reconfigure(self, settings: NamespaceSettings) -> None:
@@ -210,40 +196,38 @@ class Namespace:
             "done, and trying again will not help. The log of the broker says where it failed"
         )
 
-    def execute(
-        self, asked: Sequence[tuple[Ticket, c.Command[Any]]], now: int, commit: Commit
-    ) -> None:
+    def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
         """Carry out commands; sends come last, together. Replies are left in the commit."""
-        sends: dict[str, list[Asked]] = {}
-        for ticket, command in asked:
-            if isinstance(command, c.Send):
-                sends.setdefault(command.path.lower(), []).append(Asked(ticket, command))
+        sends: dict[str, list[SendRequest]] = {}
+        for request in requests:
+            if isinstance(request.command, c.Send):
+                sends.setdefault(request.command.path.lower(), []).append(request)
             else:
-                self._execute_one(ticket, command, now, commit)
+                self._execute_one(request, now, commit)
         for group in sends.values():
-            self._send(group, now, commit)
+            self.send(group, now, commit)
 
-    def _execute_one(
-        self, ticket: Ticket, command: c.Command[Any], now: int, commit: Commit
-    ) -> None:
+    def _execute_one(self, request: Request, now: int, commit: Commit) -> None:
+        command = request.command
+        if type(command) not in self._handlers:
+            commit.refuse(request, unknown_command(command))
+            return
         path = getattr(command, "path", "")
-        work = partial(self._carry_out, ticket, command, path, now, commit)
+        work = partial(self._carry_out, request, command, path, now, commit)
         failure = self._alone(work, commit)
         if failure is not None:
-            error = self._note_failure(failure, c.kind_of(command))
+            error = self._note_failure(failure, row_of(command).kind)
             purpose = purpose_of(command, path)
-            self.meter.record(self._metered(path), c.kind_of(command), purpose, error.code, Load())
-            commit.refuse(ticket, error)
+            self.meter.record(
+                self._metered(path), row_of(command).kind, purpose, error.code, Load()
+            )
+            commit.refuse(request, error)
 
     def _carry_out(
-        self, ticket: Ticket, command: c.Command[Any], path: str, now: int, commit: Commit
+        self, request: Request, command: c.Command[Any], path: str, now: int, commit: Commit
     ) -> None:
-        self._check_rate(path, ticket.principal, now)
-        handler = self._handlers.get(type(command))
-        if handler is None:
-            value = self._management.execute(command, ticket.principal, now, commit)
-        else:
-            value = handler(command, ticket, now, commit)
+        self._check_rate(path, request.principal, now)
+        value = self._handlers[type(command)](command, request, now, commit)
         if value is PARKED:
             return  # it is metered when it is served or dismissed
         load = load_of(value)
@@ -252,8 +236,8 @@ class Namespace:
         is_idle = found_nothing(command, value)
         purpose = purpose_of(command, path, is_idle=is_idle)
         outcome = EMPTY if is_idle else "ok"
-        operation = Operation(self._metered(path), c.kind_of(command), purpose, outcome, load)
-        commit.reply(ticket, value, operation)
+        operation = Operation(self._metered(path), row_of(command).kind, purpose, outcome, load)
+        commit.reply(request, value, operation)
 
     def _metered(self, path: str) -> str:
         """Return the path operations are metered under; unknown ones share one."""
@@ -282,7 +266,7 @@ class Namespace:
         failure = self._alone(work, commit)
         if failure is None:
             return served[0]
-        commit.refuse(waiter.ticket, self._note_failure(failure, c.kind_of(waiter.command)))
+        commit.refuse(waiter.request, self._note_failure(failure, row_of(waiter.command).kind))
         return True
 
     @property
@@ -379,7 +363,8 @@ class Namespace:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def _send(self, asked: list[Asked], now: int, commit: Commit) -> None:
+    def send(self, asked: list[SendRequest], now: int, commit: Commit) -> None:
+        """Take in the sends of a turn to one entity."""
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
@@ -406,7 +391,7 @@ class Namespace:
             path = entity.description.path
             raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
 
-    def _take(self, entity: Entity, asked: list[Asked], now: int, commit: Commit) -> None:
+    def _take(self, entity: Entity, asked: list[SendRequest], now: int, commit: Commit) -> None:
         """Take sends in together; if one of them makes that fail, one by one."""
         failure = self._alone(partial(self._intake.take, entity, asked, now, commit), commit)
         if failure is None:
@@ -418,9 +403,9 @@ class Namespace:
         for one in asked:
             self._take(entity, [one], now, commit)
 
-    def _within_rate(self, one: Asked, now: int, commit: Commit) -> bool:
+    def _within_rate(self, one: SendRequest, now: int, commit: Commit) -> bool:
         try:
-            self._check_rate(one.command.path, one.ticket.principal, now)
+            self._check_rate(one.command.path, one.principal, now)
         except ServerBusyError as error:
             self._intake.refuse(one, error, commit)
             return False
@@ -449,27 +434,30 @@ class Namespace:
     def meter_refused(self, send: c.Send, error: MessagingError) -> None:
         """Count a send that neither the log nor the spill store took."""
         purpose = purpose_of_send(send)
-        self.meter.record(self._metered(send.path), c.kind_of(send), purpose, error.code, Load())
+        self.meter.record(self._metered(send.path), row_of(send).kind, purpose, error.code, Load())
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
-        self.meter.record(path, c.kind_of(send), purpose_of_send(send), "ok", load)
+        self.meter.record(path, row_of(send).kind, purpose_of_send(send), "ok", load)
 
     def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
         entity = self.directory.find(command.path)
         if entity is not None:  # else deleted meanwhile, and its messages with it
             self._accessed(entity, now)
-            asked = [Asked(_Nobody(_Sender(owner)), command)]
+            asked = [Request(command, _Sender(owner))]
             self._intake.take(entity, asked, now, commit, unbounded=True)
 
-    def _cancel(self, command: c.CancelScheduled, ticket: Ticket, now: int, commit: Commit) -> Any:
+    def cancel_scheduled(
+        self, command: c.CancelScheduled, request: Request, now: int, commit: Commit
+    ) -> Any:
+        """Cancel scheduled messages; a repeat of a cancel that was done succeeds."""
         entity = self.directory.entity(command.path)
         self._accessed(entity, now)
-        if not self._intake.was_done_before(command.origin, ticket, commit):
+        if not self._intake.was_done_before(command.origin, request, commit):
             entity.queue.cancel(_numbers(command.sequence_numbers), commit)
-            self._intake.note_done(command.origin, ticket, commit)
+            self._intake.note_done(command.origin, request, commit)
         return _Settled(len(command.sequence_numbers))
 
     # -- receiving -----------------------------------------------------------------------------
@@ -498,37 +486,41 @@ class Namespace:
             raise InvalidOperationError(f"{path} has no sessions; receive without one", path=path)
         return self._queue(path, now)
 
-    def _receive(self, command: c.Receive, ticket: Ticket, now: int, commit: Commit) -> Any:
+    def receive(self, command: c.Receive, request: Request, now: int, commit: Commit) -> Any:
+        """Deliver messages, or let the request wait for some."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
         queued = queue.waiters.has_receives and command.session is None
         batch = None if queued else queue.receive(command, now, commit)
         if batch is not None:
             return batch
-        return self._park(queue, Waiter(ticket, command, now + wait), now) if wait else NOTHING
+        return self._park(queue, Waiter(request, command, now + wait), now) if wait else NOTHING
 
     def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
-        principal = waiter.ticket.principal
+        principal = waiter.request.principal
         is_manager = principal.may(Claim.MANAGE, None)
         usage = self.usage(now, principal)
         self._throttle.check_receives(queue.path, usage, is_manager=is_manager)
         queue.waiters.add(waiter)
         return PARKED
 
-    def _receive_deferred(
-        self, command: c.ReceiveDeferred, _: Ticket, now: int, commit: Commit
+    def receive_deferred(
+        self, command: c.ReceiveDeferred, _: Request, now: int, commit: Commit
     ) -> pa.RecordBatch:
+        """Deliver deferred messages by number."""
         check_whole(
             "the count of sequence_numbers", len(command.sequence_numbers), 1, MAX_RECEIVE_MESSAGES
         )
         queue = self._receivable(command.path, command.session, now)
         return queue.receive_deferred(command, now, commit)
 
-    def _peek(self, command: c.Peek, _: Ticket, now: int, __: Commit) -> pa.RecordBatch:
+    def peek(self, command: c.Peek, _: Request, now: int, __: Commit) -> pa.RecordBatch:
+        """Return messages without locking them."""
         queue = self._queue(command.path, now)
         return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
 
-    def _settle(self, command: c.Settle, _: Ticket, now: int, commit: Commit) -> Any:
+    def settle(self, command: c.Settle, _: Request, now: int, commit: Commit) -> Any:
+        """Complete, abandon, defer, dead-letter or release locked messages."""
         queue = self._queue(command.path, now)
         death = None
         if command.disposition is c.Disposition.DEAD_LETTER:
@@ -554,13 +546,17 @@ class Namespace:
             return self.directory.entity(description.topic_path)
         return entity
 
-    def _renew(self, command: c.RenewLocks, _: Ticket, now: int, __: Commit) -> Any:
+    def renew_locks(self, command: c.RenewLocks, _: Request, now: int, __: Commit) -> Any:
+        """Lock messages for another lock duration."""
         until = self._queue(command.path, now).renew(command.lock_tokens, now)
         return _Settled(len(command.lock_tokens), from_us(until))
 
     # -- sessions ------------------------------------------------------------------------------
 
-    def _accept(self, command: c.AcceptSession, ticket: Ticket, now: int, _: Commit) -> Any:
+    def accept_session(
+        self, command: c.AcceptSession, request: Request, now: int, _: Commit
+    ) -> Any:
+        """Lock a session, or let the request wait for one."""
         wait = to_us(command.wait)
         entity, queue = self.directory.queue(command.path)
         if not queue.settings.requires_session:
@@ -574,22 +570,26 @@ class Namespace:
             return grant
         if not wait:
             raise queue.no_session(command.session_id, has_waited=False)
-        return self._park(queue, Waiter(ticket, command, now + wait), now)
+        return self._park(queue, Waiter(request, command, now + wait), now)
 
-    def _renew_session(self, command: c.RenewSession, _: Ticket, now: int, __: Commit) -> Any:
+    def renew_session(self, command: c.RenewSession, _: Request, now: int, __: Commit) -> Any:
+        """Lock a session for another lock duration."""
         return from_us(self._queue(command.path, now).renew_session(command.session, now))
 
-    def _release_session(self, command: c.ReleaseSession, _: Ticket, now: int, __: Commit) -> None:
+    def release_session(self, command: c.ReleaseSession, _: Request, now: int, __: Commit) -> None:
+        """Give a session back."""
         self._queue(command.path, now).release_session(command.session)
 
-    def _session_state(
-        self, command: c.GetSessionState, _: Ticket, now: int, __: Commit
+    def get_session_state(
+        self, command: c.GetSessionState, _: Request, now: int, __: Commit
     ) -> bytes | None:
+        """Return the state of a session."""
         return self._queue(command.path, now).session_state(command.session)
 
-    def _set_session_state(
-        self, command: c.SetSessionState, __: Ticket, now: int, commit: Commit
+    def set_session_state(
+        self, command: c.SetSessionState, __: Request, now: int, commit: Commit
     ) -> None:
+        """Store the state of a session."""
         queue = self._queue(command.path, now)
         name = command.session.session_id
         grows = len(command.state or b"") - len(queue.sessions.states.get(name, b""))
@@ -604,23 +604,27 @@ class Namespace:
 
     # -- ranges --------------------------------------------------------------------------------
 
-    def _lease(self, command: c.LeaseRange, ticket: Ticket, now: int, commit: Commit) -> Any:
+    def lease_range(self, command: c.LeaseRange, request: Request, now: int, commit: Commit) -> Any:
+        """Lease messages, or let the request wait for some."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, None, now)
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
             return lease
         _, holder = first_held(queue, () if command.past is None else command.past)
-        return self._park(queue, Waiter(ticket, command, now + wait, holder), now)
+        return self._park(queue, Waiter(request, command, now + wait, holder), now)
 
-    def _renew_range(self, command: c.RenewRange, _: Ticket, now: int, commit: Commit) -> Any:
+    def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:
+        """Keep a lease for another duration."""
         until = now + to_us(command.duration)
         return from_us(renew_range(self._queue(command.path, now), command.epoch, until, commit))
 
-    def _read_range(self, command: c.ReadRange, _: Ticket, now: int, __: Commit) -> Any:
+    def read_range(self, command: c.ReadRange, _: Request, now: int, __: Commit) -> Any:
+        """Return leased messages."""
         return read_range(self._queue(command.path, now), command)
 
-    def _settle_range(self, command: c.SettleRange, _: Ticket, now: int, commit: Commit) -> Any:
+    def settle_range(self, command: c.SettleRange, _: Request, now: int, commit: Commit) -> Any:
+        """Complete and dead-letter messages of a lease."""
         queue = self._queue(command.path, now)
         size = sum(
             Death(part.reason, part.description, "").size * len(part.sequence_numbers)
@@ -630,7 +634,8 @@ class Namespace:
             self._check_reason_room(command.path, size)
         return _Settled(settle_range(queue, command, commit))
 
-    def _release_range(self, command: c.ReleaseRange, _: Ticket, now: int, commit: Commit) -> None:
+    def release_range(self, command: c.ReleaseRange, _: Request, now: int, commit: Commit) -> None:
+        """Give a lease back."""
         queue = self._queue(command.path, now)
         queue.leases.get(command.epoch)
         queue.end_lease(command.epoch, commit)
@@ -670,14 +675,14 @@ class Namespace:
             if len(at) or not isinstance(self.directory.find(queue.path), Topic):
                 yield queue.entity, queue.waiting.get("sequence", at)
 
-    def waiting_tickets(self) -> list[Ticket]:
+    def waiting_requests(self) -> list[Request]:
         """Return everyone whose request waits."""
-        return [waiter.ticket for queue in self.directory.queues() for waiter in queue.waiters]
+        return [waiter.request for queue in self.directory.queues() for waiter in queue.waiters]
 
-    def withdraw(self, tickets: set[int]) -> None:
+    def withdraw(self, requests: set[int]) -> None:
         """Let requests that wait go unanswered: those who asked are gone."""
         for queue in self.directory.queues():
-            for waiter in queue.waiters.withdraw(tickets):
+            for waiter in queue.waiters.withdraw(requests):
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def meter_waiting(self) -> None:
@@ -713,19 +718,6 @@ class _Sender:
     def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
         """Say no."""
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class _Nobody:
-    """The ticket of a command that was answered before."""
-
-    principal: Principal
-
-    def answer(self, value: Any) -> None:
-        """Nobody waits."""
-
-    def fail(self, error: MessagingError) -> None:
-        """Nobody waits; the send stays where it is and is tried again."""
 
 
 def cause_of(error: BaseException) -> str:

@@ -14,24 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.commands import (
-    AcceptSession,
-    Command,
-    Disposition,
-    LeaseRange,
-    RangeLease,
-    Receive,
-    ReceiveDeferred,
-    ReceiveMode,
-    SessionGrant,
-    SessionLock,
-    kind_of,
-)
 from twinbus.broker.commit import Commit, Entries, Fact
 from twinbus.broker.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.delivery import NOTHING, Held, delivered
 from twinbus.broker.lifecycle import TABLE, Cause, State
-from twinbus.broker.meter import EMPTY, Load, Operation, load_of, purpose_of
+from twinbus.broker.meter import Load, Operation, load_of, purpose_of
 from twinbus.broker.ranges import Leases
 from twinbus.broker.session import Sessions
 from twinbus.broker.shared import Shared
@@ -59,6 +46,20 @@ from twinbus.limits import (
     SESSION_QUOTA_BYTES,
 )
 from twinbus.message import Int64s
+from twinbus.protocol.commands import (
+    AcceptSession,
+    Command,
+    Disposition,
+    LeaseRange,
+    RangeLease,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    SessionGrant,
+    SessionLock,
+)
+from twinbus.protocol.operations import EMPTY
+from twinbus.protocol.table import row_of
 
 _DELETING = -1  # in place of a lock
 _SHOWN_LOST = 100  # numbers or tokens that an error names
@@ -618,11 +619,11 @@ class Queue:
             else:
                 reply = self.receive(command, now, commit)
         except SessionLockLostError as error:
-            commit.refuse(waiter.ticket, error)
+            commit.refuse(waiter.request, error)
             return True
         if reply is None:
             return False
-        commit.reply(waiter.ticket, reply, self.operation(command, load_of(reply)))
+        commit.reply(waiter.request, reply, self.operation(command, load_of(reply)))
         return True
 
     def operation(
@@ -635,7 +636,7 @@ class Queue:
     ) -> Operation:
         """Return a request that waited here, as it is counted."""
         purpose = purpose_of(command, self.path, is_idle=is_idle)
-        return Operation(self.path, kind_of(command), purpose, outcome, load)
+        return Operation(self.path, row_of(command).kind, purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
         """Send those away who have waited long enough."""
@@ -643,11 +644,11 @@ class Queue:
             if isinstance(waiter.command, AcceptSession):
                 error = self.no_session(waiter.command.session_id, has_waited=True)
                 self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
-                commit.refuse(waiter.ticket, error)
+                commit.refuse(waiter.request, error)
             else:
                 operation = self.operation(waiter.command, Load(), EMPTY, is_idle=True)
                 nothing = NOTHING if isinstance(waiter.command, Receive) else None
-                commit.reply(waiter.ticket, nothing, operation)
+                commit.reply(waiter.request, nothing, operation)
 
     def dissolve(self, commit: Commit) -> None:
         """Let go of the messages and of those who wait: the entity is deleted."""
@@ -657,7 +658,7 @@ class Queue:
         for waiter in self.waiters.leave():
             error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
             self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
-            commit.refuse(waiter.ticket, error)
+            commit.refuse(waiter.request, error)
 
     def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
         """Return the error for a session that is not free, or did not become free."""

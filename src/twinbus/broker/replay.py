@@ -21,7 +21,6 @@ from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.management import key_of
 from twinbus.broker.namespace import Namespace
-from twinbus.broker.origins import sender_source
 from twinbus.broker.queue import Queue
 from twinbus.broker.ranges import Lease
 from twinbus.broker.transfers import Transfers
@@ -29,6 +28,7 @@ from twinbus.broker.waiting import Rows
 from twinbus.errors import LogDamagedError
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s, sizes
+from twinbus.protocol.origins import sender_source
 
 Columns = dict[str, npt.NDArray[Any]]
 

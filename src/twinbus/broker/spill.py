@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from twinbus.broker.commands import Origin, Send
 from twinbus.broker.commit import Commit, Fact
 from twinbus.broker.log import Log, PartKind, Place, Record
-from twinbus.broker.origins import OriginKind, origin_kind, spill_source
 from twinbus.broker.storage import Storage
 from twinbus.limits import SECOND_US, SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
+from twinbus.protocol.commands import Origin, Send
+from twinbus.protocol.origins import OriginKind, origin_kind, spill_source
 
 
 @dataclass(slots=True)

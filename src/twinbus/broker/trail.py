@@ -34,31 +34,38 @@ from twinbus.broker.entity import description_of
 from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.log import Part, PartKind
 from twinbus.entities import dead_letter_path
-from twinbus.ledger import SCHEMAS, LedgerKind
+from twinbus.ledger import (
+    ACCEPTED,
+    BEGUN,
+    DELETED,
+    ENDED,
+    ENDINGS,
+    EXISTS,
+    GAP,
+    INVENTORY,
+    RESTORED,
+    SCHEMAS,
+    STANDING,
+    LedgerKind,
+)
 from twinbus.limits import LEDGER_RUN
 from twinbus.message import Int64s
 
-ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
-GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
-ENDED = "ended"  # a log of an earlier version does not say why
-ENDINGS = {
-    cause.value: cause.name.lower()
-    for cause in (
-        Cause.COMPLETED,
-        Cause.DEAD_LETTERED,
-        Cause.EXPIRED,
-        Cause.ACTIVATED,
-        Cause.CANCELLED,
-        Cause.FORWARDED,
-    )
+_EVENT_OF_CAUSE = {
+    Cause.COMPLETED: "completed",
+    Cause.DEAD_LETTERED: "dead_lettered",
+    Cause.EXPIRED: "expired",
+    Cause.ACTIVATED: "activated",
+    Cause.CANCELLED: "cancelled",
+    Cause.FORWARDED: "forwarded",
 }
 EVENTS = (
     *(ACCEPTED, DELETED, STANDING, INVENTORY, EXISTS, GAP, BEGUN, RESTORED, ENDED),
-    *ENDINGS.values(),
+    *ENDINGS,
 )
 _CODES = {event: code for code, event in enumerate(EVENTS)}
 _CODE_OF_CAUSE = np.full(len(Cause), _CODES[ENDED], np.int32)
-for _cause, _event in ENDINGS.items():
+for _cause, _event in _EVENT_OF_CAUSE.items():
     _CODE_OF_CAUSE[_cause] = _CODES[_event]
 _NO_IDS = pa.array([], pa.string())
 _SCHEMA = SCHEMAS[LedgerKind.MESSAGES]

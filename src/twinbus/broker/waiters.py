@@ -4,17 +4,17 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from twinbus.broker.commands import AcceptSession, LeaseRange, Receive
-from twinbus.broker.commit import Ticket
 from twinbus.broker.shared import Shared
 from twinbus.limits import NEVER_US
+from twinbus.protocol.commands import AcceptSession, LeaseRange, Receive
+from twinbus.protocol.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
     """A request that waits for something to deliver."""
 
-    ticket: Ticket
+    request: Request
     command: Receive | AcceptSession | LeaseRange
     deadline: int
     behind: str | None = None  # who held what it wants when it came
@@ -48,7 +48,7 @@ class Waiters:
 
     def _count(self, waiter: Waiter, change: int) -> None:
         self._shared.open_receives += change
-        principal = waiter.ticket.principal.id
+        principal = waiter.request.principal.id
         self._shared.waits[principal] += change
         if not self._shared.waits[principal]:
             del self._shared.waits[principal]
@@ -89,9 +89,9 @@ class Waiters:
             return []
         return self._let_go(lambda waiter: waiter.deadline <= now)
 
-    def withdraw(self, tickets: set[int]) -> list[Waiter]:
-        """Return those whose tickets have these identities, and let them go."""
-        return self._let_go(lambda waiter: id(waiter.ticket) in tickets)
+    def withdraw(self, requests: set[int]) -> list[Waiter]:
+        """Return those whose requests have these identities, and let them go."""
+        return self._let_go(lambda waiter: id(waiter.request) in requests)
 
     def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
         gone = [waiter for waiter in self._line if goes(waiter)]

@@ -192,8 +192,12 @@ class Waiting:
         self._end = end
         self._live += count
         new = slice(start, end)
-        self.counts += np.bincount(self._columns["state"][new], minlength=_STATES)
-        self.size_in_bytes += int(self._columns["size"][new].sum())
+        if count == 1:  # as most sends are; numpy is slow with few numbers
+            self.counts[self._columns["state"][start]] += 1
+            self.size_in_bytes += int(self._columns["size"][start])
+        else:
+            self.counts += np.bincount(self._columns["state"][new], minlength=_STATES)
+            self.size_in_bytes += int(self._columns["size"][new].sum())
         if "due" in self._columns:
             self.next_due = min(self.next_due, int(self._columns["due"][new].min()))
         if "expires" in self._columns:

@@ -11,88 +11,27 @@ thread and time passes when the clock is moved: for simulations.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
-from twinbus.broker.access import OWNER
-from twinbus.broker.commands import Command, size_of
-from twinbus.broker.engine import Asker, Engine, EngineSettings, Snapshot, Storages, Vitals
-from twinbus.broker.management import CHANGES_DIRECTORY
+from twinbus.broker.engine import Engine, EngineSettings, Flushes, Snapshot, Storages, Vitals
 from twinbus.broker.namespace import NamespaceSettings
 from twinbus.clock import Clock
-from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.entities import RuntimeProperties
+from twinbus.errors import MessagingError, NamespaceClosedError, NamespaceInUseError
+from twinbus.forking import on_fork
 from twinbus.ledger import LedgerSettings
-from twinbus.limits import CLOCK_LOOK_S, GATHER_S, MAX_BATCH_BYTES, NEVER_US
+from twinbus.limits import CLOCK_LOOK_S, GATHER_S, MAX_BATCH_BYTES, NEVER_US, SNAPSHOT_ENTITIES
+from twinbus.protocol.commands import Command
+from twinbus.protocol.requests import BlockingRequest, FutureRequest, Request, complete_all
+from twinbus.protocol.table import CHANGES_DIRECTORY, size_of
 from twinbus.wakeup import Wakeup
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.broker")
-
-
-class _Promise:
-    """A command whose reply goes to a future, once nobody holds the turn.
-
-    The thread that completes a future runs its callbacks, and a callback may submit commands.
-    """
-
-    __slots__ = ("_completed", "_done", "command", "future")
-    principal = OWNER
-
-    def __init__(self, command: Command[Any], completed: "deque[Callable[[], None]]") -> None:
-        self.command = command
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
-        self._completed = completed
-        self._done = False
-
-    def answer(self, value: Any) -> None:
-        if not self._done:
-            self._done = True
-            self._completed.append(lambda: self.future.set_result(value))
-
-    def fail(self, error: MessagingError) -> None:
-        if not self._done:
-            self._done = True
-            self._completed.append(lambda: self.future.set_exception(error))
-
-
-class Call:
-    """A command whose caller blocks: a future with nothing but what blocking needs."""
-
-    __slots__ = ("_answered", "_error", "_value", "command", "done")
-    principal = OWNER
-
-    def __init__(self, command: Command[Any]) -> None:
-        self.command = command
-        self.done = False
-        self._value: Any = None
-        self._error: MessagingError | None = None
-        self._answered = threading.Lock()
-        self._answered.acquire()
-
-    def answer(self, value: Any) -> None:
-        """Give the caller its reply."""
-        if not self.done:
-            self._value, self.done = value, True
-            self._answered.release()
-
-    def fail(self, error: MessagingError) -> None:
-        """Give the caller an error to raise."""
-        if not self.done:
-            self._error, self.done = error, True
-            self._answered.release()
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the answer."""
-        if not self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            raise OperationTimeoutError(
-                f"no answer within {timeout_s:.3g} s; whether the work was done is unknown"
-            )
-        if self._error is not None:
-            raise self._error.with_traceback(None)  # others may be raising it too
-        return self._value
 
 
 class Writer:
@@ -108,10 +47,12 @@ class Writer:
     ) -> None:
         self.engine = Engine(settings, clock, storages or Storages(), threaded=threaded)
         self._clock = clock
-        self._arrivals: deque[Asker] = deque()
+        self._arrivals: deque[Request] = deque()
         self._changed_directory = False  # in the last turn
         self._withdrawn: set[int] = set()  # identities of arrivals that no longer count
-        self._completed: deque[Callable[[], None]] = deque()  # futures to complete after a turn
+        # Requests that were withdrawn; kept, so that no other gets the identity of one of them.
+        self._leaving: deque[Request] = deque()
+        self._answered: deque[FutureRequest] = deque()  # to complete after a turn
         self._turn_lock = threading.Lock()
         self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._turns = 0
@@ -125,43 +66,71 @@ class Writer:
         if threaded:
             self._thread = threading.Thread(target=self._run, name="twinbus-writer", daemon=True)
             self._thread.start()
+        on_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        """Refuse every command: the directory belongs to the process that opened it."""
+        self._turn_lock = threading.Lock()
+        self._wakeup = Wakeup()
+        self._thread = None
+        self._arrivals.clear()
+        self._end = NamespaceInUseError(
+            "the embedded namespace was opened before this process was forked, and belongs to the "
+            "parent. Open it after the fork, or run a server that both processes reach"
+        )
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; the future holds its reply or its error."""
-        promise = _Promise(command, self._completed)
-        self._arrive(promise)
+        request = FutureRequest(command, self._answered)
+        self._arrive(request)
         if self._thread is None:
             self._take_turn()
         elif self._is_ready():
             self._wakeup.send()
         if self._end is not None:
             self._complete()
-        return promise.future
+        return request.future
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        call = Call(command)
-        self._arrive(call)
+        request = BlockingRequest(command)
+        self._arrive(request)
         if self._is_ready():
             self._take_turn()
-        return call.result(timeout_s)  # type: ignore[no-any-return]
+        return request.result(timeout_s)  # type: ignore[no-any-return]
 
-    def hand_over(self, askers: Sequence[Asker]) -> None:
-        """Take commands of askers who do not wait here, with the caller's own thread if it can.
+    def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
+        """Take requests whose callers do not wait here.
 
-        An asker is answered within a turn, by whoever has it: it must neither block nor ask back.
+        The calling thread has the turn if nobody else has it, or leaves it to the writer's thread.
+        The thread that has the turn answers the request.
         """
-        for asker in askers:
-            self._arrive(asker)
-        if self._is_ready():
+        for request in requests:
+            self._arrive(request)
+        if in_own_thread and self._is_ready():
             self._take_turn()
+        elif requests:
+            self._wakeup.send()
 
-    def withdraw(self, askers: Iterable[Asker]) -> None:
-        """Let requests that wait go unanswered."""
-        gone = {id(asker) for asker in askers}
-        with self._turn_kept():
+    def withdraw(self, requests: Iterable[Request]) -> None:
+        """Let requests that wait go unanswered, in this turn or the next."""
+        self._leaving.extend(requests)
+        if self._turn_lock.acquire(blocking=False):
+            try:
+                self._let_go()
+            finally:
+                self._turn_lock.release()
+        self._see_to_the_next()
+
+    def _let_go(self) -> None:
+        """Forget requests that were withdrawn, with the turn in hand."""
+        leaving: list[Request] = []
+        while self._leaving:
+            leaving.append(self._leaving.popleft())
+        if leaving:
+            gone = set(map(id, leaving))
             self.engine.withdraw(gone)
-            self._withdrawn |= gone & {id(asker) for asker in list(self._arrivals)}
+            self._withdrawn |= gone & {id(request) for request in list(self._arrivals)}
 
     def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
         """Change the limits and the ledger settings, between two turns."""
@@ -169,9 +138,22 @@ class Writer:
             self.engine.reconfigure(namespace, ledger)
 
     def snapshot(self) -> Snapshot:
-        """Return what there is to see from outside; costs no operation."""
+        """Return what there is to see from outside; costs no operation.
+
+        It looks at a few entities at a time, so that thousands of them hold up nobody.
+        """
         with self._turn_kept():
-            return self.engine.snapshot(is_open=self._end is None)
+            seen = self.engine.snapshot(is_open=self._end is None)
+            entities = self.engine.entities()
+        found: list[tuple[RuntimeProperties, float]] = []
+        for first in range(0, len(entities), SNAPSHOT_ENTITIES):
+            with self._turn_kept():
+                found += self.engine.look_at(entities[first : first + SNAPSHOT_ENTITIES])
+        return replace(
+            seen,
+            entities=[properties for properties, _ in found],
+            oldest_ages_s={properties.path: age for properties, age in found},
+        )
 
     def vitals(self) -> Vitals:
         """Return whether it works; waits for nobody, so that it answers while a turn hangs."""
@@ -188,6 +170,11 @@ class Writer:
             degradation=engine.watch.degradation,
         )
 
+    @property
+    def flushes(self) -> Flushes:
+        """How often the log was flushed, and how long the last time took."""
+        return self.engine.flushes
+
     @contextmanager
     def _turn_kept(self) -> Iterator[None]:
         """Keep everybody from taking the turn; what comes meanwhile is seen to afterwards."""
@@ -199,12 +186,12 @@ class Writer:
         """Whether everyone the next turn is held for is there."""
         return len(self._arrivals) >= max(1, self._expected)
 
-    def _arrive(self, asker: Asker) -> None:
-        self._arrivals.append(asker)
+    def _arrive(self, request: Request) -> None:
+        self._arrivals.append(request)
         if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
-            asker.fail(self._end)
+            request.fail(self._end)
             with suppress(ValueError):
-                self._arrivals.remove(asker)
+                self._arrivals.remove(request)
 
     def _on_advance(self) -> None:
         if self._thread is None:
@@ -222,6 +209,8 @@ class Writer:
             with self._turn_lock:
                 if self._turns == turns:
                     self._expected = 0
+                if self._leaving:
+                    self._let_go()
                 self._turn_while_due()
             self._complete()
 
@@ -257,6 +246,7 @@ class Writer:
         """Wake the thread if it has something to do: those who found the turn taken rely on it."""
         if self._thread is not None and (
             self._is_ready()
+            or self._leaving  # somebody found the turn taken
             or (self._expected and not self._guards)
             or self._next_event < self._sleeps_until
         ):
@@ -264,9 +254,7 @@ class Writer:
 
     def _complete(self) -> None:
         """Complete the futures that turns have answered."""
-        with suppress(IndexError):
-            while True:
-                self._completed.popleft()()
+        complete_all(self._answered)
 
     def _turn_while_due(self) -> None:
         while self._end is None and (
@@ -277,6 +265,8 @@ class Writer:
             self._turn()
 
     def _turn(self) -> None:
+        if self._leaving:
+            self._let_go()
         group = self._next_group()
         self._turns += 1
         try:
@@ -290,20 +280,21 @@ class Writer:
             self._stop(stopped, group)
             self.engine.abandon()
         finally:
-            callers = len(group) + len(self._arrivals)
+            # Callers that block come back together; what a server hands over does not wait.
+            callers = sum(type(request) is BlockingRequest for request in (*group, *self._arrivals))
             self._expected = callers if callers > 1 and self._thread is not None else 0
             self._next_event = self.engine.next_event
 
-    def _stop(self, reason: MessagingError, unanswered: Sequence[Asker] = ()) -> None:
+    def _stop(self, reason: MessagingError, unanswered: Sequence[Request] = ()) -> None:
         """Take no more commands, and tell everyone who still waits."""
         self._end = reason
         self._stop_listening()
-        waiting = self.engine.waiting_tickets()
-        for ticket in (*unanswered, *self._arrivals, *self.engine.stranded, *waiting):
-            ticket.fail(reason)
+        waiting = self.engine.waiting_requests()
+        for request in (*unanswered, *self._arrivals, *self.engine.stranded, *waiting):
+            request.fail(reason)
         self._arrivals.clear()
 
-    def _next_group(self) -> list[Asker]:
+    def _next_group(self) -> list[Request]:
         """Return what goes into one turn: no more than a batch may carry.
 
         A change of the directory gets a turn of its own.
@@ -311,44 +302,44 @@ class Writer:
         arrivals = self._arrivals
         while self._withdrawn and arrivals and id(arrivals[0]) in self._withdrawn:
             self._withdrawn.discard(id(arrivals.popleft()))
-        if arrivals and isinstance(arrivals[0].command, CHANGES_DIRECTORY):
+        if arrivals and type(arrivals[0].command) in CHANGES_DIRECTORY:
             others = self._others() if self._changed_directory else []
             self._changed_directory = not others
             return others or [arrivals.popleft()]
         self._changed_directory = False
         if arrivals and self.engine.is_careful:
             return [arrivals.popleft()]
-        group: list[Asker] = []
+        group: list[Request] = []
         size = 0
-        while arrivals and not isinstance(arrivals[0].command, CHANGES_DIRECTORY):
+        while arrivals and type(arrivals[0].command) not in CHANGES_DIRECTORY:
             size += size_of(arrivals[0].command)
             if group and size > MAX_BATCH_BYTES:
                 break
-            asker = arrivals.popleft()
-            if id(asker) in self._withdrawn:
-                self._withdrawn.discard(id(asker))
+            request = arrivals.popleft()
+            if id(request) in self._withdrawn:
+                self._withdrawn.discard(id(request))
             else:
-                group.append(asker)
+                group.append(request)
         return group
 
-    def _others(self) -> list[Asker]:
+    def _others(self) -> list[Request]:
         """Take what other keys ask for, past a key that keeps changing the directory.
 
         What one key asked for stays in order.
         """
         waits: set[str] = set()  # principals whose changes come first
-        group: list[Asker] = []
+        group: list[Request] = []
         size = 0
-        for asker in list(self._arrivals):
-            if isinstance(asker.command, CHANGES_DIRECTORY):
-                waits.add(asker.principal.id)
-            elif asker.principal.id not in waits and id(asker) not in self._withdrawn:
-                size += size_of(asker.command)
+        for request in list(self._arrivals):
+            if type(request.command) in CHANGES_DIRECTORY:
+                waits.add(request.principal.id)
+            elif request.principal.id not in waits and id(request) not in self._withdrawn:
+                size += size_of(request.command)
                 if group and size > MAX_BATCH_BYTES:
                     break
-                group.append(asker)
-        for asker in group:
-            self._arrivals.remove(asker)
+                group.append(request)
+        for request in group:
+            self._arrivals.remove(request)
         return group
 
     # -- closing -------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from typing import Literal
 
 import click
 
-from twinbus.broker.access import Claim, SharedAccessKey
 from twinbus.cli.context import Settings, examples, print_json, print_table, talks_to_namespace
 from twinbus.connection import ConnectionString, Place
+from twinbus.protocol.keys import Claim, SharedAccessKey
 
 _CLAIM = click.Choice([claim.value for claim in Claim])
 

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 
 import click
 
-from twinbus.broker.commands import ReceiveMode
 from twinbus.cli.context import (
     Settings,
     Span,
@@ -33,6 +32,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BATCH_BYTES, MAX_RECEIVE_BYTES, MAX_WAIT
 from twinbus.message import BrokeredMessage, PropertyValue
+from twinbus.protocol.commands import ReceiveMode
 
 _BATCH = 1000  # messages per operation of a bulk command
 _BATCH_BYTES = 8 * 1024 * 1024  # of bodies, after which a batch is sent

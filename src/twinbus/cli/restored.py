@@ -8,12 +8,9 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from twinbus.broker.engine import EngineSettings
-from twinbus.broker.ledgers import Lineage
-from twinbus.broker.trail import ACCEPTED, DELETED, ENDED, ENDINGS
 from twinbus.cli.context import examples
-from twinbus.ledger import FOLDER, LedgerKind
-from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.ledger import ACCEPTED, DELETED, ENDED, ENDINGS, FOLDER, LedgerKind
+from twinbus.namespace.embedded import EmbeddedNamespace, EngineSettings, Lineage
 
 
 @click.command(
@@ -64,7 +61,7 @@ def _lost(directory: Path, lineage: Lineage) -> Counter[str]:
         (pc.field("record") > lineage.last_record) & (pc.field("record") <= lineage.lost_until)
     )
     is_accepted = pc.field("event") == ACCEPTED
-    is_end = pc.field("event").isin([*ENDINGS.values(), ENDED, DELETED])
+    is_end = pc.field("event").isin([*ENDINGS, ENDED, DELETED])
     ends: dict[int, list[tuple[int, int]]] = {}
     for row in rows.filter(is_end).to_table(columns=["number", "first", "last"]).to_pylist():
         ends.setdefault(row["number"], []).append((row["first"], row["last"]))

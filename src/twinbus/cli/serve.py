@@ -44,10 +44,14 @@ Examples:
 )
 @click.option(
     "--admin-port",
-    default=DEFAULT_PORT + 1,
-    show_default=True,
     type=click.IntRange(0, 65535),
-    help="Port for /health, /ready and /metrics; 0 takes any free one.",
+    help="Another port for /health, /ready and /metrics; 0 takes any free one. [default: --port]",
+)
+@click.option(
+    "--admin-host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of --admin-port. Metrics need a token unless they are read on this machine.",
 )
 @click.option(
     "--config", type=_FILE, help="TOML file with limits, entities and keys; SIGHUP reloads it."
@@ -67,7 +71,8 @@ def serve(
     name: str | None,
     host: str,
     port: int,
-    admin_port: int,
+    admin_port: int | None,
+    admin_host: str,
     config: Path | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
@@ -85,6 +90,7 @@ def serve(
         name=name or _label_of(directory),
         host=host,
         port=port,
+        admin_host=admin_host,
         admin_port=admin_port,
         config=config,
         tls_certificate=tls_certificate,
@@ -95,9 +101,13 @@ def serve(
         click.echo(server.connection_string)
     scheme = "twinbus+tls" if tls_certificate else "twinbus"
     at = f"[{host}]" if ":" in host else host
+    web = f"http{'s' if tls_certificate else ''}://{at}:{server.door.port}"
+    if admin_port is not None:
+        admin_at = f"[{admin_host}]" if ":" in admin_host else admin_host
+        web = f"http://{admin_at}:{server.door.admin_port}"
     click.echo(
         f"{settings.name} is ready at {scheme}://{at}:{server.door.port}, "
-        f"health and metrics at http://{at}:{server.admin.port}"
+        f"health and metrics at {web}"
     )
     sys.stdout.flush()
     signals.wait_for_stop(server.reload)

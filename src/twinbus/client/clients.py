@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from twinbus.broker.commands import AcceptSession, CreateRule, DeleteRule, ListRules
 from twinbus.client.courier import Courier
 from twinbus.client.receiver import (
     DEFAULT_WAIT,
@@ -13,6 +12,7 @@ from twinbus.client.receiver import (
 )
 from twinbus.client.sender import MessageSender
 from twinbus.entities import RuleDescription, subscription_path
+from twinbus.protocol.commands import AcceptSession, CreateRule, DeleteRule, ListRules
 
 
 class TopicClient(MessageSender):

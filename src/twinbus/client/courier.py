@@ -13,15 +13,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from twinbus.broker.commands import (
-    NO_WAIT,
-    CancelScheduled,
-    Command,
-    Origin,
-    Send,
-    SendReceipt,
-)
-from twinbus.broker.origins import sender_source
 from twinbus.client.retry import (
     BusyGate,
     RetryPolicy,
@@ -34,10 +25,20 @@ from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.errors import MessagingError, OperationTimeoutError
+from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.contract import Namespace
+from twinbus.protocol.commands import (
+    NO_WAIT,
+    CancelScheduled,
+    Command,
+    Origin,
+    Send,
+    SendReceipt,
+)
+from twinbus.protocol.origins import sender_source
 
 R = TypeVar("R")
 _UNLIMITED = UnlimitedTries()
@@ -75,6 +76,12 @@ class Courier:
         self._gate = BusyGate()
         self._numbers: dict[str, _Numbers] = {}  # by path
         self.route: Route = _DirectRoute(self)  # of the sends of clients
+        on_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        """Become another sender: the parent goes on with the numbers it has."""
+        self._gate = BusyGate()
+        self._numbers = {}
 
     def new_send(self, path: str, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Send:
         """Return a send that the namespace recognises when it comes again."""

@@ -9,24 +9,6 @@ from typing import Literal, Self, TypeVar
 
 import pyarrow as pa
 
-from twinbus.broker.access import Claim, SharedAccessKey, key_id
-from twinbus.broker.commands import (
-    Command,
-    CreateEntity,
-    CreateRule,
-    DeleteEntity,
-    DeleteKey,
-    DeleteRule,
-    EntityKind,
-    GetEntity,
-    GetRuntimeProperties,
-    ListEntities,
-    ListKeys,
-    ListRules,
-    PutKey,
-    ReadMeter,
-    UpdateEntity,
-)
 from twinbus.client.courier import NamespaceUser
 from twinbus.client.retry import RetryPolicy
 from twinbus.clock import Clock
@@ -44,6 +26,24 @@ from twinbus.errors import EntityAlreadyExistsError, EntityNotFoundError, Invali
 from twinbus.limits import KEY_BYTES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.protocol.commands import (
+    Command,
+    CreateEntity,
+    CreateRule,
+    DeleteEntity,
+    DeleteKey,
+    DeleteRule,
+    EntityKind,
+    GetEntity,
+    GetRuntimeProperties,
+    ListEntities,
+    ListKeys,
+    ListRules,
+    PutKey,
+    ReadMeter,
+    UpdateEntity,
+)
+from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
 
 D = TypeVar("D", bound=EntityDescription)
 R = TypeVar("R")

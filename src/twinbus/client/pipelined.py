@@ -12,10 +12,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from twinbus.broker.commands import Origin, Send, SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.route import Lane, Wait
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, NamespaceClosedError
+from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     PIPELINE_BACKLOG,
@@ -24,6 +24,7 @@ from twinbus.limits import (
     PIPELINE_SENDS,
 )
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import Origin, Send, SendReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ class PipelinedSender(Closable):
         self._flights: deque[_Flight] = deque()
         self._thread = threading.Thread(target=self._run, name="twinbus-pipeline", daemon=True)
         self._thread.start()
+        on_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        """Take no more messages: the thread that sends them is in the parent."""
+        self._changed = threading.Condition()
+        self._waiting.clear()
+        self._unanswered = 0
+        self._closed = True
 
     def send(self, message: BrokeredMessage) -> "Future[None]":
         """Send a message; the future is done when it is durable, or holds the error.

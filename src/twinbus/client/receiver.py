@@ -12,7 +12,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from twinbus.broker.commands import (
+from twinbus.client.courier import Courier
+from twinbus.client.renewal import LockRenewer
+from twinbus.client.sender import EntityClient
+from twinbus.clock import moment_us
+from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.limits import MAX_REASON_CHARACTERS, MAX_RECEIVE_MESSAGES
+from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
+from twinbus.protocol.commands import (
     NO_WAIT,
     Disposition,
     GetSessionState,
@@ -28,13 +35,6 @@ from twinbus.broker.commands import (
     SetSessionState,
     Settle,
 )
-from twinbus.client.courier import Courier
-from twinbus.client.renewal import LockRenewer
-from twinbus.client.sender import EntityClient
-from twinbus.clock import moment_us
-from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
-from twinbus.limits import MAX_REASON_CHARACTERS, MAX_RECEIVE_MESSAGES
-from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
 
 DEFAULT_WAIT = timedelta(seconds=60)
 

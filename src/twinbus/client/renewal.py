@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from twinbus.broker.commands import RenewLocks, RenewSession
 from twinbus.client.courier import Courier
 from twinbus.clock import Clock, moment_us, to_us
 from twinbus.errors import MessagingError
 from twinbus.limits import MAX_LOCK_DURATION, NEVER_US, RENEWAL_MARGIN
+from twinbus.protocol.commands import RenewLocks, RenewSession
 
 _log = logging.getLogger("twinbus.client")
 

@@ -7,7 +7,7 @@ as well as under those to come.
 from collections.abc import Callable
 from typing import Protocol
 
-from twinbus.broker.commands import CancelScheduled, Send, SendReceipt
+from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 
 Wait = Callable[[], SendReceipt]  # for a send under way: returns its receipt, or raises
 

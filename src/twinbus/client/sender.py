@@ -7,13 +7,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinbus.broker.commands import SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.client.pipelined import PipelinedSender
 from twinbus.client.route import Lane
 from twinbus.errors import InvalidArgumentError, NamespaceClosedError
 from twinbus.lifetimes import Closable
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import SendReceipt
 
 
 class EntityClient(Closable):

@@ -1,9 +1,9 @@
 """The contract every way to reach a namespace fulfils.
 
-A namespace takes commands (twinbus.broker.commands lists them) and gives futures, so that callers
+A namespace takes commands (twinbus.protocol.commands lists them) and gives futures, so that callers
 may keep many in flight. `ask` is the blocking form. An error is the same whatever the way.
 
-Who implements it: embedded.py in this process, flight.py for a server. Who calls it: clients, from
+Who implements it: embedded.py in this process, server.py for a server. Who calls it: clients, from
 any thread. What is called when a future completes may submit, but must not wait for another reply.
 Each implementation must pass tests/contracts unchanged.
 """
@@ -11,7 +11,7 @@ Each implementation must pass tests/contracts unchanged.
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
-from twinbus.broker.commands import Command
+from twinbus.protocol.commands import Command
 
 R = TypeVar("R")
 

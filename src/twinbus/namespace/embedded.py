@@ -5,15 +5,18 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.access import AccessKeys
-from twinbus.broker.commands import Command
-from twinbus.broker.engine import Asker, EngineSettings, Recovery, Snapshot, Storages, Vitals
+from twinbus.broker.engine import EngineSettings, Flushes, Recovery, Snapshot, Storages, Vitals
 from twinbus.broker.ledgers import Lineage
 from twinbus.broker.namespace import NamespaceSettings
 from twinbus.broker.writer import Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
+from twinbus.protocol.access import AccessKeys
+from twinbus.protocol.commands import Command
+from twinbus.protocol.requests import Request
+
+__all__ = ["EmbeddedNamespace", "EngineSettings", "Lineage"]  # what those who open one need
 
 R = TypeVar("R")
 
@@ -45,13 +48,18 @@ class EmbeddedNamespace(Closable):
         """Hand a command over and wait for its reply, or raise its error."""
         return self._writer.ask(command, timeout_s)
 
-    def hand_over(self, askers: Sequence[Asker]) -> None:
-        """Take commands of askers who do not wait here; see `Writer.hand_over`. For servers."""
-        self._writer.hand_over(askers)
+    def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
+        """Take requests whose callers do not wait here; see `Writer.hand_over`. For servers."""
+        self._writer.hand_over(requests, in_own_thread=in_own_thread)
 
-    def withdraw(self, askers: Iterable[Asker]) -> None:
+    def withdraw(self, requests: Iterable[Request]) -> None:
         """Let requests that wait go unanswered: those who asked are gone."""
-        self._writer.withdraw(askers)
+        self._writer.withdraw(requests)
+
+    @property
+    def flushes(self) -> Flushes:
+        """How often the log was flushed, and how long the last time took."""
+        return self._writer.flushes
 
     def snapshot(self) -> Snapshot:
         """Return what there is to see from outside; costs no operation. For metrics."""

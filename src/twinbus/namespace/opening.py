@@ -5,14 +5,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.commands import WAITING, Command
-from twinbus.broker.writer import Call
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import NamespaceClosedError
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.flight import FlightNamespace
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.commands import Command
+from twinbus.protocol.requests import BlockingRequest
+from twinbus.protocol.table import waits
 
 R = TypeVar("R")
 
@@ -24,7 +25,7 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
     """
     clock = clock or SystemClock()
     if connection.place is Place.SERVER:
-        return FlightNamespace(connection, clock)
+        return ServerNamespace(connection, clock)
     assert connection.directory is not None
     return _Share(connection.directory.resolve(), clock)
 
@@ -38,7 +39,7 @@ class _Share:
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
         self._closed = False
-        self._calls: set[Call] = set()
+        self._requests: set[BlockingRequest] = set()
         with self._lock:
             held = self._opened.get(directory)
             namespace, users = held or (EmbeddedNamespace(directory, clock), 0)
@@ -60,15 +61,15 @@ class _Share:
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
-        call = Call(command)
-        self._calls.add(call)
+        request = BlockingRequest(command)
+        self._requests.add(request)
         if self._closed:
             raise NamespaceClosedError("the namespace was closed")
         try:
-            self._namespace.hand_over([call])
-            return call.result(timeout_s)  # type: ignore[no-any-return]
+            self._namespace.hand_over([request])
+            return request.result(timeout_s)  # type: ignore[no-any-return]
         finally:
-            self._calls.discard(call)
+            self._requests.discard(request)
 
     def close(self) -> None:
         """Let go; the last one closes the namespace."""
@@ -79,10 +80,10 @@ class _Share:
             _, users = self._opened[self._directory]
             if users > 1:
                 self._opened[self._directory] = (self._namespace, users - 1)
-                waiting = [c for c in self._calls if isinstance(c.command, WAITING)]
+                waiting = [request for request in self._requests if waits(request.command)]
                 self._namespace.withdraw(waiting)
-                for call in waiting:
-                    call.fail(NamespaceClosedError("the namespace was closed"))
+                for request in waiting:
+                    request.fail(NamespaceClosedError("the namespace was closed"))
                 return
             del self._opened[self._directory]
             self._namespace.close()

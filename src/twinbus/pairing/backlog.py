@@ -26,8 +26,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twinbus.broker.commands import Origin
-from twinbus.broker.origins import sender_number
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import Clock, to_us
 from twinbus.entities import QueueDescription, backlog_queue_path
@@ -61,6 +59,8 @@ from twinbus.message import (
     sizes,
 )
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.commands import Origin
+from twinbus.protocol.origins import sender_number
 
 PATH = "x-ms-path"
 SESSION = "x-ms-sessionid"

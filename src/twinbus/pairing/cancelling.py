@@ -16,17 +16,6 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from twinbus.broker.commands import (
-    CancelScheduled,
-    Command,
-    LeaseRange,
-    Peek,
-    RangeLease,
-    ReadRange,
-    ReleaseRange,
-    SendReceipt,
-    SettleRange,
-)
 from twinbus.client.courier import Courier
 from twinbus.client.retry import SingleTry
 from twinbus.clock import moment_us, passes_by_itself
@@ -46,6 +35,17 @@ from twinbus.pairing.backlog import (
     restored,
 )
 from twinbus.pairing.board import Board
+from twinbus.protocol.commands import (
+    CancelScheduled,
+    Command,
+    LeaseRange,
+    Peek,
+    RangeLease,
+    ReadRange,
+    ReleaseRange,
+    SendReceipt,
+    SettleRange,
+)
 
 
 @dataclass(frozen=True, slots=True)

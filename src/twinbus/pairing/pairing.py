@@ -14,7 +14,6 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from twinbus.broker.commands import Send
 from twinbus.client.courier import Courier, NamespaceUser
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.state import FactoryState
@@ -43,6 +42,7 @@ from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
 from twinbus.pairing.ticker import Ticker
+from twinbus.protocol.commands import Send
 
 if TYPE_CHECKING:
     from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions

@@ -10,13 +10,13 @@ from concurrent.futures import Future
 from functools import partial
 from random import Random
 
-from twinbus.broker.commands import Send, SendReceipt
 from twinbus.client.courier import Courier
 from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError
 from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
 from twinbus.message import BrokeredMessage
 from twinbus.pairing.board import Board, DuePing
 from twinbus.pairing.failures import says_unavailable
+from twinbus.protocol.commands import Send, SendReceipt
 
 
 def ping_message(random: Random) -> BrokeredMessage:

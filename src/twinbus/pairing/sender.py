@@ -10,7 +10,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from twinbus.broker.commands import CancelScheduled, Send, SendReceipt
 from twinbus.client.courier import Courier, Submitted
 from twinbus.client.retry import UnlimitedTries
 from twinbus.client.route import Lane, Wait
@@ -29,6 +28,7 @@ from twinbus.pairing.board import Board
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
+from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from twinbus.broker.commands import RangeLease
 from twinbus.limits import CROWDED_RANGES, HELD_RANGES, MAX_LEASE_MESSAGES
 from twinbus.pipeline.carrier import Carried, Range, canonical
 from twinbus.pipeline.destinations import Destinations, Trouble
+from twinbus.protocol.commands import RangeLease
 
 _STALE = "StaleEpoch"
 

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.commands import Origin, ReadRange, Send, SendReceipt
-from twinbus.broker.transfers import runs
 from twinbus.errors import (
     CommandFailedError,
     EntityNotFoundError,
@@ -29,11 +27,13 @@ from twinbus.errors import (
     OperationTimeoutError,
     QuotaExceededError,
 )
+from twinbus.intervals import runs
 from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
 from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.pipeline.transfers import Passed, TransferLedger
+from twinbus.protocol.commands import Origin, ReadRange, Send, SendReceipt
 
 NOT_DIVERTED = f"messages without {PATH}"  # stands for their destination
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered

@@ -18,7 +18,6 @@ from datetime import timedelta
 from decimal import Decimal
 from random import Random
 
-from twinbus.broker.meter import UNIT_BYTES
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
     BACKLOG_SIZE_MEGABYTES,
@@ -38,6 +37,7 @@ from twinbus.message import sizes, to_batch
 from twinbus.pairing.pinger import ping_message
 from twinbus.pipeline.prices import PriceSheet
 from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
+from twinbus.protocol.operations import UNIT_BYTES
 
 MONTH = timedelta(days=30)
 PING_BYTES = int(sizes(to_batch([ping_message(Random(0))]))[0])  # noqa: S311 - only its size

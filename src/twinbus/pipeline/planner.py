@@ -18,7 +18,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from twinbus.broker.commands import LeaseRange, Peek, RangeLease, ReleaseRange, RenewRange
 from twinbus.clock import Clock, moment_us, to_us
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import (
@@ -34,6 +33,7 @@ from twinbus.pipeline.book import Absorbed, Book, Task
 from twinbus.pipeline.carrier import Carried, canonical
 from twinbus.pipeline.desk import Desk, DestinationProgress
 from twinbus.pipeline.destinations import Destinations
+from twinbus.protocol.commands import LeaseRange, Peek, RangeLease, ReleaseRange, RenewRange
 from twinbus.wakeup import Wakeup
 
 _RATE_WINDOW_US = 10 * SECOND_US

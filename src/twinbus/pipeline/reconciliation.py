@@ -24,7 +24,8 @@ import re
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from twinbus.broker.trail import (
+from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
+from twinbus.ledger import (
     ACCEPTED,
     BEGUN,
     DELETED,
@@ -36,7 +37,6 @@ from twinbus.broker.trail import (
     RESTORED,
     STANDING,
 )
-from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
 from twinbus.limits import LEDGER_RUN
 from twinbus.pipeline.transfers import MOVED
 
@@ -86,7 +86,7 @@ def places(messages: DataFrame) -> DataFrame:
         .where(f.col("begun").isNull() | (f.col("at") >= f.col("begun")))
         .withColumn("is_void", is_void)
     )
-    is_accepted, is_end = event == ACCEPTED, event.isin(*ENDINGS.values(), ENDED)
+    is_accepted, is_end = event == ACCEPTED, event.isin(*ENDINGS, ENDED)
     is_last_stock = (event == STANDING) & (f.struct("record", "at") == f.col("stock"))
     accepted = told.where(is_accepted).withColumn("sequence_number", f.col("first"))
     others = _spread_out(told.where(is_end | is_last_stock))

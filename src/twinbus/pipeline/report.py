@@ -32,7 +32,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from twinbus.broker.meter import Purpose
 from twinbus.errors import LedgerDamagedError
 from twinbus.ledger import LedgerKind
 from twinbus.pipeline import reconciliation
@@ -41,6 +40,7 @@ from twinbus.pipeline.prices import PriceSheet
 from twinbus.pipeline.reconciliation import is_backlog, is_dead_letter
 from twinbus.pipeline.stages import Basis, Stage, rule_of
 from twinbus.pipeline.transfers import DEAD_LETTERED, MOVED
+from twinbus.protocol.operations import Purpose
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
 _MONEY = pa.schema(

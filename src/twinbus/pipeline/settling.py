@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TypeVar
 
-from twinbus.broker.commands import DeadLetterPart, SettleRange
-from twinbus.broker.transfers import Intervals
+from twinbus.intervals import Intervals
 from twinbus.limits import MAX_BATCH_MESSAGES, MAX_DEAD_LETTER_PARTS, MAX_REASON_CHARACTERS
 from twinbus.pipeline.carrier import CANNOT_GO_HOME, Carried
+from twinbus.protocol.commands import DeadLetterPart, SettleRange
 
 T = TypeVar("T")
 

@@ -21,13 +21,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from twinbus.broker.commands import Origin, Send
-from twinbus.broker.origins import sink_source
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import CARRIED_BYTES, SINK_BATCH_MESSAGES
 from twinbus.message import body_bytes, sizes
 from twinbus.pipeline.columns import check_writable, from_spark
 from twinbus.pipeline.options import SourceOptions
+from twinbus.protocol.commands import Origin, Send
+from twinbus.protocol.origins import sink_source
 
 _BATCH_ID = "streaming.sql.batchId"  # properties that Spark gives the tasks of a query
 _QUERY_ID = "sql.streaming.queryId"

@@ -40,15 +40,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from twinbus.broker.commands import (
-    NO_WAIT,
-    LeaseRange,
-    Peek,
-    RangeLease,
-    ReadRange,
-    RenewRange,
-    SettleRange,
-)
 from twinbus.errors import (
     InvalidArgumentError,
     MessagingError,
@@ -65,6 +56,15 @@ from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.columns import BROKER_COLUMNS, MESSAGE_COLUMNS, READ_DDL, to_spark
 from twinbus.pipeline.options import SourceOptions
 from twinbus.pipeline.sink import MessageStreamWriter, MessageWriter
+from twinbus.protocol.commands import (
+    NO_WAIT,
+    LeaseRange,
+    Peek,
+    RangeLease,
+    ReadRange,
+    RenewRange,
+    SettleRange,
+)
 
 FORMAT = "twinbus"
 _log = logging.getLogger("twinbus.source")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from twinbus.broker.meter import EMPTY, Purpose
+from twinbus.protocol.operations import EMPTY, Purpose
 
 OK = "ok"
 

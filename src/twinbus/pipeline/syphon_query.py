@@ -32,7 +32,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from twinbus.broker.commands import SettleRange
 from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.pipeline.book import Task
@@ -42,6 +41,7 @@ from twinbus.pipeline.desk import Desk
 from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.pipeline.settling import settlements
 from twinbus.pipeline.transfers import TransferLedger
+from twinbus.protocol.commands import SettleRange
 
 SYPHON_FORMAT = "twinbus_syphon"
 PATIENCE_S = 1.0  # of one look for something to do; stopping takes no longer

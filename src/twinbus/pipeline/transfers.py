@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from twinbus.broker.transfers import Intervals
 from twinbus.clock import Clock, SystemClock, to_us
+from twinbus.intervals import Intervals
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
 from twinbus.limits import LEDGER_JOURNAL_BYTES, LEDGER_RETENTION, LEDGER_ROLL_INTERVAL
 from twinbus.message import Int64s, sizes

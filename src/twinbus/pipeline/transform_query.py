@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from twinbus.broker.transfers import Intervals, runs
 from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.intervals import Intervals, runs
 from twinbus.message import TIMESTAMP, sizes
 from twinbus.pairing.backlog import Restored, restored
 from twinbus.pipeline.book import Task

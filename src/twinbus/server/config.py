@@ -2,7 +2,7 @@
 
     [limits]
     max_message_bytes = 262144
-    max_connections = 1000
+    max_connections = 10000
     open_receives = 10000
     operations_per_second = 5000
 
@@ -43,16 +43,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twinbus.broker.access import Claim, SharedAccessKey, is_key_name, key_id
-from twinbus.broker.commands import (
-    CreateEntity,
-    CreateRule,
-    GetEntity,
-    ListKeys,
-    ListRules,
-    PutKey,
-    UpdateEntity,
-)
 from twinbus.broker.filters import compile_action, compile_filter
 from twinbus.broker.throttle import Thresholds
 from twinbus.client.manager import new_secret
@@ -70,6 +60,16 @@ from twinbus.errors import EntityNotFoundError, InvalidArgumentError, MessagingE
 from twinbus.ledger import LedgerSettings
 from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from twinbus.namespace.contract import Namespace
+from twinbus.protocol.commands import (
+    CreateEntity,
+    CreateRule,
+    GetEntity,
+    ListKeys,
+    ListRules,
+    PutKey,
+    UpdateEntity,
+)
+from twinbus.protocol.keys import Claim, SharedAccessKey, is_key_name, key_id
 from twinbus.spans import parse_span
 from twinbus.values import shown
 

@@ -1,16 +1,15 @@
 """How long requests take, from the moment the server has read one to the moment its reply is ready.
 
-Each connection counts its own requests under the lock that it takes for a reply anyway, so that
-counting costs no lock of its own. The door adds the counts up when a connection ends and at each
-scrape. Requests that may wait for a message are counted apart: their time is mostly waiting.
+The loop counts when it takes a reply, so that counting needs no lock; a scrape reads a copy.
+Requests that may wait for a message are counted apart: their time is mostly waiting.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from twinbus.broker.commands import Command
 from twinbus.limits import LATENCY_BOUNDS_US, SECOND_US
+from twinbus.protocol.commands import Command
 
 _Key = tuple[type[Command[Any]], bool]  # the kind of a command, and whether it may wait
 _BUCKETS = len(LATENCY_BOUNDS_US) + 1
@@ -33,16 +32,10 @@ class Latencies:
         counts[bisect_left(LATENCY_BOUNDS_US, duration_us)] += 1
         counts[_BUCKETS] += duration_us
 
-    def add(self, other: "Latencies") -> None:
-        """Add the counts of another."""
-        for key, counts in list(other.counts.items()):
-            before = self.counts.get(key, [0] * len(counts))
-            self.counts[key] = [one + more for one, more in zip(before, counts, strict=True)]
-
     def histograms(self) -> Iterator[tuple[list[str], list[tuple[str, float]], float]]:
         """Yield labels, cumulative buckets and the sum in seconds, as Prometheus reads them."""
         bounds = [f"{bound / SECOND_US:g}" for bound in LATENCY_BOUNDS_US] + ["+Inf"]
-        for (kind, may_wait), counts in self.counts.items():
+        for (kind, may_wait), counts in list(self.counts.items()):
             total = 0
             buckets: list[tuple[str, float]] = []
             for bound, count in zip(bounds, counts, strict=False):

@@ -1,13 +1,12 @@
 """A namespace as a process: opens the directory, opens the doors, and closes them in order."""
 
 import logging
+import ssl
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from twinbus.broker.access import ROOT_KEY, Claim, SharedAccessKey
-from twinbus.broker.commands import PutKey
 from twinbus.broker.engine import EngineSettings
 from twinbus.broker.namespace import NamespaceSettings
 from twinbus.client.manager import new_secret
@@ -18,9 +17,10 @@ from twinbus.lifetimes import Closable
 from twinbus.limits import DEFAULT_PORT
 from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import PutKey
+from twinbus.protocol.keys import ROOT_KEY, Claim, SharedAccessKey
 from twinbus.server.config import Config, apply, read_config
-from twinbus.server.flight import FlightDoor
-from twinbus.server.http import AdminDoor
+from twinbus.server.door import Door
 from twinbus.server.reload import Reloader
 
 _log = logging.getLogger("twinbus.server")
@@ -34,7 +34,8 @@ class ServerSettings:
     name: str
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT  # 0: any free one
-    admin_port: int = DEFAULT_PORT + 1  # of health and metrics; 0: any free one
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None  # another port for health and metrics; 0: any free one
     config: Path | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
@@ -61,20 +62,6 @@ class Server(Closable):
             apply(config, namespace)
             self.door = _open_door(namespace, settings, tls, config)
             opened.callback(self.door.close)
-            try:
-                self.admin = AdminDoor(
-                    namespace,
-                    self.door,
-                    name=settings.name,
-                    host=settings.host,
-                    port=settings.admin_port,
-                )
-            except OSError as error:
-                raise MessagingError(
-                    f"cannot listen on port {settings.admin_port} for health and metrics: "
-                    f"{error.strerror}; choose another with --admin-port"
-                ) from error
-            opened.callback(self.admin.close)
             self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
             self.namespace_id = namespace.id
             self._reloader = Reloader(settings.config, config, namespace, self.door)
@@ -99,7 +86,7 @@ class Server(Closable):
             settings.name,
             settings.directory,
             address,
-            self.admin.port,
+            self.door.admin_port,
             _version(),
             recovery.messages,
             recovery.records,
@@ -110,7 +97,7 @@ class Server(Closable):
                 name=settings.name,
                 directory=str(settings.directory),
                 address=address,
-                admin_port=self.admin.port,
+                admin_port=self.door.admin_port,
                 version=_version(),
                 messages=recovery.messages,
                 records=recovery.records,
@@ -165,16 +152,22 @@ def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 
-def _tls(settings: ServerSettings) -> tuple[bytes, bytes] | None:
+def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         raise InvalidArgumentError("TLS needs both a certificate and its key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        return certificate.read_bytes(), key.read_bytes()
-    except OSError as error:
-        raise InvalidArgumentError(f"TLS: {error}") from error
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgumentError(
+            f"TLS: the certificate {certificate} and the key {key} cannot be used: {error}. Give "
+            "two files in PEM format that belong together"
+        ) from error
+    return context
 
 
 def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
@@ -191,20 +184,28 @@ def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
 def _open_door(
     namespace: EmbeddedNamespace,
     settings: ServerSettings,
-    tls: tuple[bytes, bytes] | None,
+    tls: ssl.SSLContext | None,
     config: Config,
-) -> FlightDoor:
+) -> Door:
+    admin = None
+    if settings.admin_port is not None:
+        admin = (settings.admin_host, settings.admin_port)
     try:
-        return FlightDoor(
+        return Door(
             namespace,
             SystemClock(),
+            name=settings.name,
             host=settings.host,
             port=settings.port,
+            admin=admin,
             tls=tls,
             max_connections=config.max_connections,
         )
-    except Exception as error:  # pyarrow raises what it likes
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        if admin is not None:
+            where += f" and {settings.admin_host}:{settings.admin_port}"
         raise MessagingError(
-            f"cannot listen on {settings.host}:{settings.port}: another process may, or the "
-            f"certificate does not fit its key; choose another port with --port ({error})"
+            f"cannot listen on {where}: {error.strerror or error}. Choose other ports with --port "
+            "and --admin-port, or addresses of this machine with --host and --admin-host"
         ) from error

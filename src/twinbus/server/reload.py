@@ -19,7 +19,7 @@ from twinbus.errors import MessagingError
 from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.server.config import Config, apply, read_config
-from twinbus.server.flight import FlightDoor
+from twinbus.server.door import Door
 
 _log = logging.getLogger("twinbus.server")
 
@@ -28,7 +28,7 @@ class Reloader:
     """Reloads in a thread of its own; requests that arrive during a reload share the next one."""
 
     def __init__(
-        self, file: Path | None, config: Config, namespace: EmbeddedNamespace, door: FlightDoor
+        self, file: Path | None, config: Config, namespace: EmbeddedNamespace, door: Door
     ) -> None:
         self._file = file
         self._config = config  # the one in effect

@@ -17,14 +17,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from twinbus.broker.commands import (
-    Command,
-    LeaseRange,
-    ReadRange,
-    Send,
-    SendReceipt,
-    SettleRange,
-)
 from twinbus.client.sender import MessageSender
 from twinbus.clock import ManualClock, to_us
 from twinbus.entities import dead_letter_path, is_backlog_path
@@ -45,6 +37,14 @@ from twinbus.pairing.failures import says_unavailable
 from twinbus.pairing.health import HealthState, Sign
 from twinbus.pipeline.estimate import units_of
 from twinbus.pipeline.stages import DIVERTED, Stage, stage_operations
+from twinbus.protocol.commands import (
+    Command,
+    LeaseRange,
+    ReadRange,
+    Send,
+    SendReceipt,
+    SettleRange,
+)
 
 R = TypeVar("R")
 _NEVER_A_CAUSE = (

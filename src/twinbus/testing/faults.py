@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from twinbus.broker.commands import Command
 from twinbus.errors import (
     MessagingError,
     OperationTimeoutError,
@@ -21,6 +20,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import SERVER_BUSY_RETRY_S
 from twinbus.namespace.contract import Namespace
+from twinbus.protocol.commands import Command
 
 R = TypeVar("R")
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from twinbus.broker.commands import LeaseRange, RangeLease
 from twinbus.limits import RANGE_MESSAGES
 from twinbus.namespace.contract import Namespace
 from twinbus.pipeline.carrier import Carrier, Range
 from twinbus.pipeline.settling import settlements
 from twinbus.pipeline.transfers import TransferLedger
+from twinbus.protocol.commands import LeaseRange, RangeLease
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from twinbus.broker.commands import Send
 from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.storage import DiskStorage
 from twinbus.client.factory import MessagingFactory
@@ -48,6 +47,7 @@ from twinbus.pairing.events import FailedOver, PairingEvent, Returned
 from twinbus.pairing.health import HealthState
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.protocol.commands import Send
 from twinbus.testing.auditor import Auditor, Verdict, Watched
 from twinbus.testing.faults import FaultyNamespace
 from twinbus.testing.mover import Mover

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 from types import NoneType
-from typing import Any, Generic, TypeVar, get_args
+from typing import Generic, TypeVar, get_args
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.access import SharedAccessKey
-from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.entities import EntityDescription, RuleDescription, RuntimeProperties
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
@@ -41,7 +39,9 @@ from twinbus.limits import (
     MAX_SESSION_STATE_BYTES,
     MAX_WAIT,
 )
-from twinbus.message import LOCK_TOKEN, BrokeredMessage, body_bytes
+from twinbus.message import LOCK_TOKEN, BrokeredMessage
+from twinbus.protocol.keys import SharedAccessKey
+from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.values import check_optional_text, check_span, check_text, check_type, check_whole
 
 R_co = TypeVar("R_co", covariant=True)
@@ -642,51 +642,3 @@ class DeleteKey(Command[None]):
 @dataclass(frozen=True, slots=True)
 class ListKeys(Command[Sequence[SharedAccessKey]]):
     """List every key with its secrets: those of the namespace first."""
-
-
-MANAGING: tuple[type[Command[Any]], ...] = (  # what is asked about entities, rules and keys
-    CreateEntity,
-    UpdateEntity,
-    DeleteEntity,
-    GetEntity,
-    ListEntities,
-    GetRuntimeProperties,
-    CreateRule,
-    DeleteRule,
-    ListRules,
-    ReadMeter,
-    PutKey,
-    DeleteKey,
-    ListKeys,
-)
-WAITING = Receive | AcceptSession | LeaseRange  # what may wait at a queue for its reply
-
-
-def undo_of(command: Command[Any], value: object) -> Command[None] | None:
-    """Return what gives back the locks a reply holds, for a caller that never got it."""
-    if isinstance(value, SessionGrant) and isinstance(command, AcceptSession):
-        return ReleaseSession(command.path, value.lock)
-    if isinstance(value, RangeLease) and isinstance(command, LeaseRange):
-        return ReleaseRange(command.path, value.epoch)
-    if (
-        isinstance(command, Receive | ReceiveDeferred)
-        and command.mode is ReceiveMode.PEEK_LOCK
-        and isinstance(value, pa.RecordBatch)
-        and value.num_rows
-    ):
-        return Settle(command.path, value.column("lock_token"), Disposition.RELEASE)
-    return None
-
-
-def size_of(command: Command[object]) -> int:
-    """Return about how many bytes of messages a command brings: those of their bodies."""
-    if not isinstance(command, Send):
-        return 0
-    if isinstance(command.messages, pa.RecordBatch):
-        return body_bytes(command.messages)
-    return sum(len(message.body) for message in command.messages)
-
-
-def kind_of(command: Command[object]) -> str:
-    """Return the name a command is metered and reported under."""
-    return type(command).__name__

@@ -1,123 +1,21 @@
-"""Access keys: who may do what. Pure: `now` is an argument, and keys are made elsewhere.
+"""Who may do what: tokens, the keys that signed them, and what each command needs.
 
-A key belongs to the namespace, to one queue or topic, or to the folder of a primary's backlog
-queues (`contoso/x-servicebus-transfer`), and carries claims:
-
-    Send      send, schedule, cancel
-    Listen    receive, settle, browse, sessions, ranges
-    Transfer  bring messages home: send under the name of the backlog queue they lay in
-    Manage    everything; creating and listing entities, keys and the meter need it namespace-wide,
-              but a key of a folder manages the backlog queues in it
-
-A key has two secrets so that it can be rotated: clients move to the second, the first is replaced.
-A connection presents a token signed with either. When a secret is replaced, the broker refuses the
-tokens that it signed, and goes on accepting those of the other secret.
+Pure: `now` is an argument, and keys are made elsewhere. A connection presents a token signed with
+either secret of a key. When a secret is replaced, the broker refuses the tokens that it signed, and
+goes on accepting those of the other secret. What each command needs stands in table.py.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from twinbus.broker.origins import OriginKind, origin_kind
 from twinbus.connection import Token
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS, is_backlog_folder
-from twinbus.errors import InvalidArgumentError, UnauthorizedError
-from twinbus.limits import MAX_ADDRESS_CHARACTERS, MAX_ID_CHARACTERS, MAX_SECRET_CHARACTERS
-from twinbus.values import check_optional_text, check_text, check_type
-
-if TYPE_CHECKING:
-    from twinbus.broker.commands import Command
-
-_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
-ROOT_KEY = "RootManageSharedAccessKey"
-
-
-class Claim(Enum):
-    """What a key allows."""
-
-    MANAGE = "manage"
-    SEND = "send"
-    LISTEN = "listen"
-    TRANSFER = "transfer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedAccessKey:
-    """A named key with its claims and two secrets."""
-
-    name: str
-    claims: tuple[Claim, ...]
-    primary: str = field(repr=False)
-    secondary: str = field(repr=False)
-    entity_path: str | None = None  # None: of the whole namespace
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not is_key_name(self.name):
-            raise InvalidArgumentError(
-                f"a key's name has 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
-            )
-        check_type("claims", self.claims, tuple, list)
-        if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):
-            raise InvalidArgumentError(
-                f"key {self.name} needs claims: manage, send, listen or transfer"
-            )
-        object.__setattr__(self, "claims", tuple(dict.fromkeys(self.claims)))
-        for secret in (self.primary, self.secondary):
-            check_text(f"a secret of key {self.name}", secret, MAX_SECRET_CHARACTERS, least=16)
-        check_optional_text("entity_path", self.entity_path, MAX_ADDRESS_CHARACTERS)
-
-    def has(self, claim: Claim) -> bool:
-        """Whether it allows that; managing includes the others."""
-        return claim in self.claims or Claim.MANAGE in self.claims
-
-    @property
-    def id(self) -> str:
-        """What it is kept under; case does not matter."""
-        return key_id(self.name, self.entity_path)
-
-
-def is_key_name(name: str) -> bool:
-    """Whether a key can have this name."""
-    return _NAME.fullmatch(name) is not None
-
-
-def key_id(name: str, entity_path: str | None) -> str:
-    """Return what a key is kept under."""
-    return f"{entity_path or ''}:{name}".lower()
-
-
-_CLAIMS = {"Send": Claim.SEND, "CancelScheduled": Claim.SEND} | dict.fromkeys(
-    (
-        "Receive",
-        "ReceiveDeferred",
-        "Peek",
-        "Settle",
-        "RenewLocks",
-        "AcceptSession",
-        "RenewSession",
-        "ReleaseSession",
-        "GetSessionState",
-        "SetSessionState",
-        "LeaseRange",
-        "RenewRange",
-        "ReadRange",
-        "SettleRange",
-        "ReleaseRange",
-    ),
-    Claim.LISTEN,
-)
-_MANAGED_BY_ENTITY_KEYS = {
-    "UpdateEntity",
-    "DeleteEntity",
-    "GetEntity",
-    "GetRuntimeProperties",
-    "CreateRule",
-    "DeleteRule",
-    "ListRules",
-}
-_MANAGED_BY_FOLDER_KEYS = {"CreateEntity", "ListEntities"}
+from twinbus.errors import UnauthorizedError
+from twinbus.protocol.commands import Command
+from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.table import Reach, row_of
 
 
 class Principal(Protocol):
@@ -144,16 +42,6 @@ class _Owner:
 
 
 OWNER = _Owner()
-
-
-def _needs(command: "Command[Any]") -> tuple[Claim, str | None]:
-    """Return the claim a command needs, and the path it is about; None: the whole namespace."""
-    kind = type(command).__name__
-    claim = _CLAIMS.get(kind, Claim.MANAGE)
-    if claim is Claim.MANAGE and kind not in _MANAGED_BY_ENTITY_KEYS:
-        return claim, None
-    about: Any = command.description if kind == "UpdateEntity" else command  # type: ignore[attr-defined]
-    return claim, str(about.path)
 
 
 def _covers(entity_path: str, path: str) -> bool:
@@ -187,12 +75,13 @@ class Admission:
         covered = all(path is not None and _covers(scope, path) for scope in self._scopes)
         return self.key.has(claim) and covered
 
-    def check(self, command: "Command[Any]") -> None:
+    def check(self, command: Command[Any]) -> None:
         """Refuse what the token or its key does not allow."""
-        claim, path = _needs(command)
-        if type(command).__name__ in _MANAGED_BY_FOLDER_KEYS:
+        row = row_of(command)
+        path = row.path_of(command) if row.reach is Reach.ENTITY else None
+        if row.reach is Reach.FOLDER:
             path = self._path_in_folder(command)
-        self._check(claim, path)
+        self._check(row.claim, path)
         origin = getattr(command, "origin", None)
         while origin is not None:
             self._check_origin(origin.source, path)
@@ -211,7 +100,7 @@ class Admission:
                 path=path,
             )
 
-    def _path_in_folder(self, command: "Command[Any]") -> str | None:
+    def _path_in_folder(self, command: Command[Any]) -> str | None:
         """Return the path by which a key of a folder is judged; None: the whole namespace."""
         scopes = self._scopes
         if not scopes or not all(map(is_backlog_folder, scopes)):
@@ -243,6 +132,7 @@ class AccessKeys:
 
     def __init__(self) -> None:
         self._keys: Mapping[str, SharedAccessKey] = {}
+        self.version = 0  # changes whenever a key does
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -258,16 +148,18 @@ class AccessKeys:
     def put(self, key: SharedAccessKey) -> None:
         """Add or replace a key."""
         self._keys = {**self._keys, key.id: key}
+        self.version += 1
 
     def remove(self, key: SharedAccessKey) -> None:
         """Forget a key."""
         self._keys = {identity: k for identity, k in self._keys.items() if identity != key.id}
+        self.version += 1
 
     def admit(self, text: str, now: int) -> Admission:
         """Check a token; what cannot be trusted is refused."""
         token = Token.parse(text)
         if token.is_expired(now):
-            raise UnauthorizedError("the token has expired; sign a new one")
+            raise UnauthorizedError("the token has expired; sign a new one", expired=True)
         for key in self._signers(token):
             if token.is_signed_with(key.primary) or token.is_signed_with(key.secondary):
                 return Admission(token, key)
@@ -277,7 +169,7 @@ class AccessKeys:
         """Return an admission that holds now: tokens expire, keys are rotated and removed."""
         token = admission.token
         if token.is_expired(now):
-            raise UnauthorizedError("the token has expired; sign a new one")
+            raise UnauthorizedError("the token has expired; sign a new one", expired=True)
         key = self._keys.get(admission.key.id)
         if key is admission.key:
             return admission

@@ -4,19 +4,22 @@
                restarts and after it has stopped
     /ready     200 while the namespace takes every command; 503 with `reason` while it restarts,
                after it has stopped, and while the log refuses records
-    /metrics   for Prometheus, read at each scrape
+    /metrics   for Prometheus; a page is at most METRICS_AGE_S old
 
-HEAD answers like GET, without a body. The door needs no key, and reveals none.
+HEAD answers like GET, without a body. Everybody may ask whether a server works. Why it does not,
+and metrics, which name every entity, are for readers on the same machine and those with a token of
+a key that manages the namespace. An ASGI application behind uvicorn's protocol: later pages have a
+home here.
 """
 
-import json
-import socket
-import threading
+import asyncio
+import time
 from collections.abc import Iterable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -27,15 +30,26 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from twinbus.broker.engine import Vitals
 from twinbus.clock import from_us
+from twinbus.errors import UnauthorizedError
 from twinbus.files import tree_bytes
 from twinbus.ledger import FOLDER, LedgerSize
+from twinbus.limits import AUTHENTICATION_US, MAX_GREETING_BYTES, METRICS_AGE_S, SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.server.flight import FlightDoor
+from twinbus.protocol.keys import Claim
 
-_POLL_S = 0.05  # how long closing may wait for the listener
+if TYPE_CHECKING:
+    from twinbus.server.door import Door
+
 _COUNTS = {
     "active": "active_message_count",
     "dead_letter": "dead_letter_message_count",
@@ -47,7 +61,7 @@ _COUNTS = {
 class _Metrics(Collector):
     """What Prometheus is told, read at each scrape."""
 
-    def __init__(self, namespace: EmbeddedNamespace, door: FlightDoor) -> None:
+    def __init__(self, namespace: EmbeddedNamespace, door: "Door") -> None:
         self._namespace = namespace
         self._door = door
         self._ledger = LedgerSize(namespace.directory)
@@ -89,7 +103,7 @@ class _Metrics(Collector):
             "Time from reading a request to its reply, by operation; apart if it may wait",
             labels=["operation", "may_wait"],
         )
-        for labels, buckets, total_s in door.latencies().histograms():
+        for labels, buckets, total_s in door.latencies.histograms():
             latencies.add_metric(labels, buckets, total_s)
         yield latencies
         yield CounterMetricFamily("twinbus_connections", "Connections accepted", door.accepted)
@@ -163,61 +177,145 @@ def _readiness(vitals: Vitals) -> tuple[bool, dict[str, Any]]:
     return not reason, {"ready": False, "reason": reason} if reason else {"ready": True}
 
 
-class AdminDoor:
-    """Serves health, readiness and metrics at an address until it is closed."""
+class _WebConnection(H11Protocol):
+    """A reader. It counts as a stranger, and has as much time as one for each request."""
 
-    def __init__(
-        self, namespace: EmbeddedNamespace, door: FlightDoor, *, name: str, host: str, port: int
-    ) -> None:
+    def __init__(self, door: "Door", *options: Any) -> None:
+        super().__init__(*options)
+        self._door = door
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._door.note_stranger(self, transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        super().connection_lost(exc)
+        self._door.forget_stranger(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        super().on_response_complete()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(AUTHENTICATION_US / SECOND_US, self.transport.abort)
+
+
+class Web:
+    """Serves health, readiness and metrics to connections that speak HTTP."""
+
+    def __init__(self, namespace: EmbeddedNamespace, door: "Door", name: str) -> None:
+        self._namespace = namespace
+        self._door = door
+        self._name = name
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Metrics(namespace, door))
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 10  # a slow reader is hung up on
-
-            def do_GET(self) -> None:
-                if self.path == "/metrics":
-                    self._reply(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry))
-                elif self.path == "/health":
-                    self._tell(*_health(namespace.vitals()))
-                elif self.path == "/ready":
-                    self._tell(*_readiness(namespace.vitals()))
-                else:
-                    text = b"This port serves /health, /ready and /metrics.\n"
-                    self._reply(HTTPStatus.NOT_FOUND, "text/plain", text)
-
-            def do_HEAD(self) -> None:
-                self.do_GET()  # `_reply` leaves the body out
-
-            def _tell(self, is_well: bool, found: dict[str, Any]) -> None:  # noqa: FBT001
-                status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-                body = json.dumps(found | {"name": name}).encode() + b"\n"
-                self._reply(status, "application/json", body)
-
-            def _reply(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing: scrapes come every few seconds."""
-
-        class Listener(ThreadingHTTPServer):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
-
-        self._server = Listener((host, port), Handler)
-        self.port = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=[_POLL_S], daemon=True
+        self._registry = registry
+        self._page = b""  # of metrics, as it was rendered last
+        self._rendered_at = -METRICS_AGE_S
+        self._rendering = asyncio.Lock()
+        self._state = ServerState()
+        routes = [
+            Route("/health", self._health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        self._config = Config(
+            Starlette(routes=routes, exception_handlers={404: _not_found}),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            h11_max_incomplete_event_size=MAX_GREETING_BYTES,
         )
-        self._thread.start()
+        self._config.load()
 
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def protocol(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
+        """Return the protocol of one connection."""
+        return _WebConnection(self._door, self._config, self._state, {}, loop)
+
+    async def close(self) -> None:
+        """Hang up on everyone."""
+        for connection in list(self._state.connections):
+            connection.shutdown()
+            connection.transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
+        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return self._state_page(request, *_health(self._namespace.vitals()))
+
+    async def _ready(self, request: Request) -> Response:
+        return self._state_page(request, *_readiness(self._namespace.vitals()))
+
+    def _state_page(self, request: Request, is_well: bool, found: dict[str, Any]) -> Response:  # noqa: FBT001
+        """Answer with a state; why it is so is for those who may read metrics."""
+        if not self._is_trusted(request):
+            found = {name: value for name, value in found.items() if name in _PUBLIC}
+        status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse(found | {"name": self._name}, status)
+
+    async def _metrics(self, request: Request) -> Response:
+        if not self._is_trusted(request):
+            return PlainTextResponse(
+                "Metrics name every entity. Read them from this machine under the name localhost "
+                "or its loopback address, or send a token of a key that manages the namespace in "
+                "the header Authorization.\n",
+                HTTPStatus.UNAUTHORIZED,
+            )
+        async with self._rendering:
+            now = time.monotonic()
+            if now - self._rendered_at >= METRICS_AGE_S:
+                self._page = await asyncio.to_thread(generate_latest, self._registry)
+                self._rendered_at = now
+        return Response(self._page, media_type=CONTENT_TYPE_LATEST)
+
+    def _is_trusted(self, request: Request) -> bool:
+        """Whether a reader may see names and reasons.
+
+        A page in a browser can reach this machine's own ports under another name, so the Host
+        header must name the machine itself.
+        """
+        token = request.headers.get("authorization", "")
+        if token:
+            try:
+                return self._door.admit(token).may(Claim.MANAGE, None)
+            except UnauthorizedError:
+                return False
+        client = request.client
+        try:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        except ValueError:  # brackets that do not match
+            return False
+        return client is not None and _is_loopback(client.host) and _is_loopback(host)
+
+
+_PUBLIC = ("status", "ready")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _not_found(_: Request, __: Exception) -> Response:
+    return PlainTextResponse(
+        "This port serves /health, /ready and /metrics.\n", HTTPStatus.NOT_FOUND
+    )

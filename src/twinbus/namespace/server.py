@@ -1,0 +1,566 @@
+"""A namespace on a server, over one TCP connection that all callers of it share.
+
+The connection is opened when it is first needed, and another one after it broke. What is said on it
+is decided by the conversation (protocol/client_conversation.py); this module moves the bytes.
+
+A caller writes its own frame. One of those who wait, the leader, reads for all of them: a caller
+that is alone reads its own reply, and no thread is woken. When the leader has its reply, it passes
+the lead to another caller that waits. A thread of the link leads for those who submitted and do not
+wait. Sockets never block; everything but waiting for them happens under one lock.
+"""
+
+import itertools
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+from weakref import finalize
+
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString, token_for
+from twinbus.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    NamespaceClosedError,
+)
+from twinbus.forking import on_fork
+from twinbus.lifetimes import Closable
+from twinbus.limits import (
+    CONNECT_TIMEOUT_S,
+    GRACE_S,
+    IDLE_CHECK_US,
+    MAX_CLOSE_WAIT,
+    NEVER_US,
+    READ_BYTES,
+    SECOND_US,
+    TOKEN_LIFE,
+    TOKEN_RENEWAL,
+    WRITE_PIECES,
+)
+from twinbus.protocol.client_conversation import ClientConversation, Outcome
+from twinbus.protocol.commands import Command
+from twinbus.protocol.requests import (
+    BlockingRequest,
+    FutureRequest,
+    complete_all,
+    unanswered,
+)
+
+R = TypeVar("R")
+_NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ServerNamespace(Closable):
+    """Reaches a Twinbus server; nothing is opened before the first command.
+
+    A process that was forked gets a connection of its own when it uses the namespace.
+    """
+
+    def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
+        self._connection = connection
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._link: _Link | None = None
+        self._closed = False
+        on_fork(self._after_fork)
+
+    @property
+    def id(self) -> str:
+        """The unique id of the namespace, if the connection string has it."""
+        return self._connection.namespace_id
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over; never blocks, never raises."""
+        try:
+            return self._current().submit(command)
+        except MessagingError as error:
+            refused: Future[R] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        return self._current().ask(command, timeout_s)  # type: ignore[no-any-return]
+
+    def _current(self) -> "_Link":
+        link = self._link
+        if link is not None and link.is_usable():
+            return link
+        with self._lock:
+            if self._closed:
+                raise NamespaceClosedError("the namespace was closed")
+            if self._link is None or self._link.ended is not None:
+                self._link = _Link(self._connection, self._clock)
+            return self._link
+
+    def close(self) -> None:
+        """Finish what was handed over and hang up."""
+        with self._lock:
+            self._closed = True
+            link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _after_fork(self) -> None:
+        """Leave the connection to the process that this one was forked from."""
+        self._lock = threading.Lock()
+        link, self._link = self._link, None
+        if link is not None:
+            link.forget()
+
+
+class Credentials:
+    """Signs tokens, and signs new ones before the old expire."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self.renew_at = 0  # a moment of the clock
+
+    def token(self) -> str:
+        """Return a token that is good for a while."""
+        connection = self._connection
+        if not connection.key:
+            self.renew_at = NEVER_US
+            return connection.token
+        life = int(TOKEN_LIFE.total_seconds())
+        self.renew_at = self._clock.now_us() + int(life * (1 - TOKEN_RENEWAL)) * SECOND_US
+        return token_for(connection, self._clock.wall_us() // SECOND_US + life)
+
+    def renewed(self) -> str | None:
+        """Return a new token when it is time for one."""
+        return self.token() if self._clock.now_us() >= self.renew_at else None
+
+    def renewal_in_s(self) -> float | None:
+        """Return how long the token is good for; None: until the clock is moved."""
+        return self._clock.seconds_until(self.renew_at)
+
+
+class _Caller(BlockingRequest):
+    """A caller that waits: for its reply, or to be given the lead."""
+
+    __slots__ = ()
+
+    def pass_lead(self) -> None:
+        """Wake the caller: nobody reads any more."""
+        with suppress(RuntimeError):  # it was woken already
+            self._answered.release()
+
+    def sleep(self, timeout_s: float | None) -> None:
+        """Wait until the reply is there, the lead is passed, or the time is over."""
+        self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+    def answer(self, value: Any) -> None:
+        """Give the caller its reply."""
+        if not self.done:
+            self._value, self.done = value, True
+            self.pass_lead()
+
+    def fail(self, error: MessagingError) -> None:
+        """Give the caller an error to raise."""
+        if not self.done:
+            self._error, self.done = error, True
+            self.pass_lead()
+
+    def outcome(self) -> Any:
+        """Return the reply, or raise the error; only when it is done."""
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # others may be raising it too
+        return self._value
+
+
+class _Link:
+    """One connection, from opening to its end. A link that broke is not mended but replaced."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._credentials = Credentials(connection, clock)
+        self._conversation = ClientConversation(self._credentials.token(), connection.namespace_id)
+        self._lock = threading.Lock()  # of the conversation and of the socket
+        self._lead = threading.Lock()  # the thread that holds it reads
+        self._followers: deque[_Caller] = deque()
+        self._socket: socket.socket | None = None
+        self._has_tls = connection.tls
+        self._unsent: deque[memoryview] = deque()
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._poll = select.poll()
+        self._polls_writes = False
+        self._answered: deque[FutureRequest] = deque()
+        self._completing: set[int] = set()  # threads that run callbacks of futures
+        self._wake_out, self._wake_in = socket.socketpair()
+        for end in (self._wake_out, self._wake_in):
+            end.setblocking(False)
+            finalize(self, end.close)  # a link that broke is dropped, and not closed
+        self._thread: threading.Thread | None = None
+        self._thread_wakeup = threading.Event()
+        self._submitted = 0  # futures that are not answered
+        self._closing: NamespaceClosedError | None = None
+        self._stop_listening = clock.on_advance(self._wake)
+
+    @property
+    def ended(self) -> MessagingError | None:
+        """Why the link takes no more requests; None: it does."""
+        return self._conversation.ended
+
+    def is_usable(self) -> bool:
+        """Whether a request may be sent; looks at a link that was idle, as nobody else did."""
+        was_idle = _now_us() - self._conversation.heard_at > IDLE_CHECK_US
+        if was_idle and self._socket is not None and not self._conversation.has_pending:
+            with self._lock:
+                self._read()
+            complete_all(self._answered)
+        if self.ended is not None:
+            self._let_go()  # it may have ended while nobody was reading
+        return self.ended is None
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def ask(self, command: Command[Any], timeout_s: float | None) -> Any:
+        """Send a command and wait for its reply."""
+        if threading.get_ident() in self._completing:
+            raise InvalidOperationError("a callback of a future must not wait for another reply")
+        caller = _Caller(command)
+        now = _now_us()
+        deadline = NEVER_US if timeout_s is None else now + max(int(timeout_s * SECOND_US), 1)
+        with self._lock:
+            self._renew_token()
+            self._conversation.ask(caller, now, deadline)
+            self._write()
+        while not caller.done:
+            if self._lead.acquire(blocking=False):
+                self._lead_until(lambda: caller.done, deadline)
+            else:
+                self._follow(caller, deadline)
+        return caller.outcome()
+
+    def submit(self, command: Command[Any]) -> "Future[Any]":
+        """Send a command; the thread that reads the reply completes its future."""
+        request = FutureRequest(command, self._answered)
+        with self._lock:
+            self._renew_token()
+            self._conversation.ask(request, _now_us())
+            self._submitted += 1
+            self._write()
+            if self._thread is None:
+                name = f"twinbus-link-{self._connection.host}:{self._connection.port}"
+                self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                self._thread.start()
+        self._thread_wakeup.set()
+        return request.future
+
+    def _follow(self, caller: _Caller, deadline: int) -> None:
+        """Wait for the leader to read the reply, or to pass the lead."""
+        self._followers.append(caller)
+        if self._lead.acquire(blocking=False):  # it was passed on before the leader could see us
+            with suppress(ValueError):
+                self._followers.remove(caller)
+            self._lead_until(lambda: caller.done, deadline)
+            return
+        left = None if deadline == NEVER_US else (deadline - _now_us()) / SECOND_US
+        caller.sleep(left)
+        with suppress(ValueError):
+            self._followers.remove(caller)
+        if not caller.done:
+            self._tick()
+            self._wake()  # the leader's own reply may have been among what came
+
+    def _serve(self) -> None:
+        """Be the thread that leads for those who submitted and do not wait."""
+        me = _Caller(_NOTHING)
+        while True:
+            self._thread_wakeup.wait()
+            self._thread_wakeup.clear()
+            while self._submitted and self.ended is None:
+                if self._lead.acquire(blocking=False):
+                    self._lead_until(lambda: not self._submitted, NEVER_US)
+                else:
+                    self._follow(me, NEVER_US)
+            complete_all(self._answered)
+            if self.ended is not None:
+                return
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _lead_until(self, is_done: Any, deadline: int) -> None:
+        """Read for everybody until one's own part is done, then pass the lead on."""
+        try:
+            while not is_done():
+                try:
+                    if self._socket is None:
+                        self._connect(deadline)
+                    self._wait_for_bytes()
+                except OSError as error:
+                    self._end(_unreachable(error))
+                except MessagingError as error:
+                    self._end(error)
+                self._tick()
+                self._complete()
+                if self.ended is not None:
+                    break
+        finally:
+            self._lead.release()
+            self._pass_lead()
+
+    def _pass_lead(self) -> None:
+        """Give the lead to a caller that waits, or to the thread."""
+        while True:
+            try:
+                follower = self._followers.popleft()
+            except IndexError:
+                break
+            if not follower.done:
+                follower.pass_lead()
+                return
+        if self._submitted or self.ended is not None:
+            self._thread_wakeup.set()
+
+    def _wait_for_bytes(self) -> None:
+        """Wait until the socket is ready, time brings something, or somebody wakes us."""
+        with self._lock:
+            self._write()
+            if self._conversation.ended is not None or (self._has_tls and self._read()):
+                return  # with TLS, bytes may be at hand that the socket does not show
+            wants_write = bool(self._unsent)
+            next_event = self._conversation.next_event
+        timeout_s = None if next_event == NEVER_US else max(next_event - _now_us(), 0) / SECOND_US
+        renewal = self._credentials.renewal_in_s()
+        if renewal is not None:
+            timeout_s = renewal if timeout_s is None else min(renewal, timeout_s)
+        self._sleep(timeout_s, wants_write=wants_write)
+        with self._lock:
+            self._read()
+
+    def _sleep(self, timeout_s: float | None, *, wants_write: bool) -> None:
+        """Wait until the socket is ready, somebody wakes us, or the time is over."""
+        connected = self._socket
+        if connected is None:
+            return
+        if wants_write != self._polls_writes:
+            self._polls_writes = wants_write
+            self._poll.modify(connected, select.POLLIN | (select.POLLOUT if wants_write else 0))
+        ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
+        if len(ready) > 1 or (ready and ready[0][0] == self._wake_out.fileno()):
+            with suppress(OSError):
+                self._wake_out.recv(4096)
+
+    def _wake(self) -> None:
+        """Wake the leader, if there is one."""
+        with suppress(OSError):
+            self._wake_in.send(b"\0")
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._deliver(self._conversation.tick(_now_us()))
+            self._renew_token()
+            self._write()
+        if self.ended is not None:
+            self._let_go()
+
+    def _complete(self) -> None:
+        """Complete futures, outside of the lock: their callbacks may submit."""
+        if not self._answered:
+            return
+        me = threading.get_ident()
+        self._completing.add(me)
+        try:
+            complete_all(self._answered)
+        finally:
+            self._completing.discard(me)
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome.request, FutureRequest):
+                self._submitted -= 1
+            outcome.deliver()
+
+    def _renew_token(self) -> None:
+        """Present a new token in time; under the lock."""
+        token = self._credentials.renewed()
+        if token is not None:
+            self._conversation.present(token)
+
+    # -- the socket, under the lock ------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Write what can be written now; the leader writes the rest."""
+        conversation, connected = self._conversation, self._socket
+        if connected is None:
+            return
+        if conversation.has_outgoing:
+            pieces = conversation.take_outgoing()
+            self._unsent.extend(memoryview(piece) for piece in pieces if len(piece))
+        try:
+            while self._unsent:
+                self._note_sent(self._send_some(connected))
+        except _NOT_READY:
+            self._wake()  # the leader has to wait for room
+        except OSError as error:
+            self._read()  # the server may have said why it hangs up
+            self._deliver(conversation.end(self._closing or _unreachable(error)))
+
+    def _send_some(self, connected: socket.socket) -> int:
+        """Write as much as the socket takes at once; return how many bytes that was."""
+        if len(self._unsent) == 1:
+            return connected.send(self._unsent[0])
+        some = list(itertools.islice(self._unsent, WRITE_PIECES))
+        return connected.send(b"".join(some)) if self._has_tls else connected.sendmsg(some)
+
+    def _note_sent(self, count: int) -> None:
+        while count:
+            first = self._unsent.popleft()
+            if count < len(first):
+                self._unsent.appendleft(first[count:])
+                return
+            count -= len(first)
+
+    def _read(self) -> bool:
+        """Read what is there now; return whether there was something."""
+        connected = self._socket
+        has_read = False
+        while connected is not None and self._conversation.ended is None:
+            try:
+                size = connected.recv_into(self._buffer)
+            except _NOT_READY:
+                return has_read
+            except OSError as error:
+                self._deliver(self._conversation.end(self._closing or _unreachable(error)))
+                return True
+            has_read = True
+            data = bytes(self._buffer[:size])
+            if not data and self._closing is not None:
+                self._deliver(self._conversation.end(self._closing))
+            else:
+                self._deliver(self._conversation.receive(data, _now_us()))
+            if size < READ_BYTES and not self._has_tls:
+                return True
+        return has_read
+
+    def _connect(self, deadline: int) -> None:
+        """Open the connection, within the time of the operation that needs it."""
+        now = _now_us()
+        left_s = min((deadline - now) / SECOND_US, CONNECT_TIMEOUT_S)
+        if left_s <= 0:
+            raise unanswered(0)
+        where = (self._connection.host, self._connection.port)
+        try:
+            connected = socket.create_connection(where, timeout=left_s)
+        except TimeoutError:
+            raise unanswered((_now_us() - now) / SECOND_US) from None
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._connection.tls:
+                connected.settimeout(max((deadline - _now_us()) / SECOND_US, 0.001))
+                connected = _encrypted(connected, self._connection)
+            connected.setblocking(False)
+        except BaseException:
+            connected.close()
+            raise
+        with self._lock:
+            if self.ended is not None:
+                connected.close()
+                return
+            self._socket = connected
+            finalize(self, connected.close)  # of a namespace that nobody closes
+            self._poll.register(connected, select.POLLIN)
+            self._poll.register(self._wake_out, select.POLLIN)
+            self._write()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _end(self, error: MessagingError) -> None:
+        """Fail everyone who waits, once."""
+        with self._lock:
+            self._deliver(self._conversation.end(self._closing or error))
+        self._complete()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._stop_listening()
+        self._stop_listening = _do_nothing
+        with self._lock:
+            connected, self._socket = self._socket, None
+            self._unsent.clear()
+        if connected is not None:
+            connected.close()
+        self._wake()
+        self._thread_wakeup.set()
+
+    def close(self) -> None:
+        """Let the server answer what it has, then hang up."""
+        self._closing = NamespaceClosedError("the namespace was closed")
+        deadline = _now_us() + int((MAX_CLOSE_WAIT.total_seconds() - GRACE_S) * SECOND_US)
+        with self._lock:
+            self._conversation.say_goodbye()
+            self._write()
+        me = _Caller(_NOTHING)
+        while self.ended is None and self._socket is not None and _now_us() < deadline:
+            if self._lead.acquire(blocking=False):
+                self._read_until_closed(deadline)
+            else:
+                me.sleep(0.01)  # the leader notices the end of the connection
+        self._end(self._closing)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(GRACE_S)
+        for end in (self._wake_out, self._wake_in):
+            end.close()
+
+    def _read_until_closed(self, deadline: int) -> None:
+        try:
+            while self.ended is None and self._socket is not None and _now_us() < deadline:
+                with self._lock:
+                    self._write()
+                    self._read()
+                self._complete()
+                if self.ended is None and self._socket is not None:
+                    left_s = (deadline - _now_us()) / SECOND_US
+                    self._sleep(max(left_s, 0), wants_write=bool(self._unsent))
+        finally:
+            self._lead.release()
+            self._pass_lead()
+
+    def forget(self) -> None:
+        """Close this process's copy of the socket, without a word to the server."""
+        for end in (self._wake_out, self._wake_in, self._socket):
+            if end is not None:
+                with suppress(OSError):
+                    os.close(end.detach())
+
+
+_NOTHING: Command[Any] = Command()
+
+
+def _do_nothing() -> None:
+    """Stand in for what was done already."""
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SSLSocket:
+    try:
+        context = ssl.create_default_context(
+            cafile=None if connection.ca_file is None else str(connection.ca_file)
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgumentError(
+            f"The CaFile {connection.ca_file} cannot be used: {error}. Give a file with "
+            "certificates in PEM format."
+        ) from error
+    name = connection.tls_host_name or connection.host
+    return context.wrap_socket(connected, server_hostname=name)
+
+
+def _unreachable(error: OSError) -> CommunicationError:
+    text = error.strerror or str(error) or type(error).__name__
+    return CommunicationError(f"the server cannot be reached or hung up: {text}")

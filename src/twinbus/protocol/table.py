@@ -1,0 +1,175 @@
+"""Everything that is known about a command, in one table.
+
+Adding a command takes one row here, one dataclass in commands.py and one handler in the broker. The
+door reads the claim, the meter the kind, the writer what changes the directory, the connections
+what may wait and how it is undone, the wire how it travels, the namespace the handler.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.message import body_bytes
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim
+from twinbus.values import shown
+
+Undo = Callable[[Any, Any], c.Command[None] | None]
+
+
+class Reach(Enum):
+    """Which keys may use a command, apart from those of the whole namespace."""
+
+    ENTITY = "entity"  # keys of the entity that the command is about
+    FOLDER = "folder"  # keys of a folder of backlog queues, for what lies in it
+    NAMESPACE = "namespace"  # no others
+
+
+class Codec(Enum):
+    """How a command travels."""
+
+    FIELDS = "fields"  # its fields, one by one
+    MESSAGES = "messages"  # its messages as rows or columns, beside its other fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow:
+    """What is known about one command."""
+
+    command: type[c.Command[Any]]
+    claim: Claim
+    handler: str  # method of the broker's namespace, or of its management
+    reach: Reach = Reach.ENTITY
+    is_managing: bool = False  # about entities, rules, keys or the meter
+    may_wait: bool = False  # at a queue, for its reply
+    fetches: bool = False  # its reply carries messages
+    changes_directory: bool = False  # gets a turn of its own
+    undo: Undo | None = None  # gives back the locks that its reply holds
+    codec: Codec = Codec.FIELDS
+
+    @property
+    def kind(self) -> str:
+        """The name that the command is metered, reported and sent under."""
+        return self.command.__name__
+
+    def path_of(self, command: c.Command[Any]) -> str:
+        """Return the path of the entity that a command is about; empty: the namespace."""
+        about: Any = getattr(command, "description", command) if self.is_managing else command
+        return str(getattr(about, "path", ""))
+
+
+def _release_messages(command: c.Receive | c.ReceiveDeferred, value: Any) -> c.Command[None] | None:
+    if command.mode is not c.ReceiveMode.PEEK_LOCK:
+        return None
+    if not isinstance(value, pa.RecordBatch) or not value.num_rows:
+        return None
+    return c.Settle(command.path, value.column("lock_token"), c.Disposition.RELEASE)
+
+
+def _release_session(command: c.AcceptSession, value: Any) -> c.Command[None] | None:
+    if not isinstance(value, c.SessionGrant):
+        return None
+    return c.ReleaseSession(command.path, value.lock)
+
+
+def _release_range(command: c.LeaseRange, value: Any) -> c.Command[None] | None:
+    if not isinstance(value, c.RangeLease):
+        return None
+    return c.ReleaseRange(command.path, value.epoch)
+
+
+def _listening(command: type[c.Command[Any]], handler: str, **facts: Any) -> CommandRow:
+    return CommandRow(command=command, claim=Claim.LISTEN, handler=handler, **facts)
+
+
+def _managing(command: type[c.Command[Any]], handler: str, **facts: Any) -> CommandRow:
+    facts = {"reach": Reach.NAMESPACE, **facts}
+    return CommandRow(
+        command=command, claim=Claim.MANAGE, handler=handler, is_managing=True, **facts
+    )
+
+
+_OF_ENTITY = {"reach": Reach.ENTITY}
+_CHANGES = {"changes_directory": True}
+
+ROWS: tuple[CommandRow, ...] = (
+    CommandRow(command=c.Send, claim=Claim.SEND, handler="send", codec=Codec.MESSAGES),
+    CommandRow(command=c.CancelScheduled, claim=Claim.SEND, handler="cancel_scheduled"),
+    _listening(c.Receive, "receive", may_wait=True, fetches=True, undo=_release_messages),
+    _listening(c.ReceiveDeferred, "receive_deferred", fetches=True, undo=_release_messages),
+    _listening(c.Peek, "peek", fetches=True),
+    _listening(c.Settle, "settle"),
+    _listening(c.RenewLocks, "renew_locks"),
+    _listening(c.AcceptSession, "accept_session", may_wait=True, undo=_release_session),
+    _listening(c.RenewSession, "renew_session"),
+    _listening(c.ReleaseSession, "release_session"),
+    _listening(c.GetSessionState, "get_session_state"),
+    _listening(c.SetSessionState, "set_session_state"),
+    _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range),
+    _listening(c.RenewRange, "renew_range"),
+    _listening(c.ReadRange, "read_range", fetches=True),
+    _listening(c.SettleRange, "settle_range"),
+    _listening(c.ReleaseRange, "release_range"),
+    _managing(c.CreateEntity, "create_entity", reach=Reach.FOLDER, **_CHANGES),
+    _managing(c.UpdateEntity, "update_entity", **_OF_ENTITY, **_CHANGES),
+    _managing(c.DeleteEntity, "delete_entity", **_OF_ENTITY, **_CHANGES),
+    _managing(c.GetEntity, "get_entity", **_OF_ENTITY),
+    _managing(c.ListEntities, "list_entities", reach=Reach.FOLDER),
+    _managing(c.GetRuntimeProperties, "get_runtime_properties", **_OF_ENTITY),
+    _managing(c.CreateRule, "create_rule", **_OF_ENTITY, **_CHANGES),
+    _managing(c.DeleteRule, "delete_rule", **_OF_ENTITY, **_CHANGES),
+    _managing(c.ListRules, "list_rules", **_OF_ENTITY),
+    _managing(c.ReadMeter, "read_meter"),
+    _managing(c.PutKey, "put_key", **_CHANGES),
+    _managing(c.DeleteKey, "delete_key", **_CHANGES),
+    _managing(c.ListKeys, "list_keys"),
+)
+_BY_TYPE: Mapping[type, CommandRow] = {row.command: row for row in ROWS}
+CHANGES_DIRECTORY = frozenset(row.command for row in ROWS if row.changes_directory)
+
+
+def row_of(command: c.Command[Any]) -> CommandRow:
+    """Return what is known about a command."""
+    row = _BY_TYPE.get(type(command))
+    if row is None:
+        raise unknown_command(command)
+    return row
+
+
+def unknown_command(command: object) -> InvalidArgumentError:
+    """Return the refusal of something that is in no row."""
+    return InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
+
+
+def waits(command: c.Command[Any]) -> bool:
+    """Whether a command asks to wait at a queue for its reply."""
+    return row_of(command).may_wait and bool(getattr(command, "wait", None))
+
+
+def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
+    """Return what gives back the locks a reply holds, for a caller that never got it."""
+    undo = row_of(command).undo
+    return None if undo is None else undo(command, value)
+
+
+def size_of(command: c.Command[Any]) -> int:
+    """Return about how many bytes of messages a command brings: those of their bodies."""
+    if type(command) is not c.Send:
+        return 0
+    if isinstance(command.messages, pa.RecordBatch):
+        return body_bytes(command.messages)
+    return sum(len(message.body) for message in command.messages)
+
+
+def largest_reply(command: c.Command[Any]) -> int:
+    """Return how many bytes of messages the reply of a command may carry at most."""
+    if not row_of(command).fetches:
+        return 0
+    count: int | None = getattr(command, "max_messages", None)
+    most = max(int(getattr(command, "max_bytes", MAX_MESSAGE_BYTES)), MAX_MESSAGE_BYTES)
+    return most if count is None else min(most, count * MAX_MESSAGE_BYTES)

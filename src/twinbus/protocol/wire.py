@@ -1,0 +1,548 @@
+"""What travels between a client and a server: frames on one TCP connection, many in flight.
+
+A client begins with the 8 bytes of MAGIC, which tell this protocol from others on the same port.
+After that both sides send frames:
+
+    4 bytes   length of the head, little-endian
+    4 bytes   length of the body, little-endian
+    head      MessagePack: [kind, ...], see FrameKind
+    padding   zeros up to a multiple of 8 bytes from the beginning of the frame
+    body      bytes that values of the head point to
+
+    HELLO     [kind, first version, last version, token, namespace id]          client
+    WELCOME   [kind, version, namespace id]                                     server
+    ASK       [kind, request id, name of the command, fields...]                client
+    REPLY     [kind, request id, value]                                         server
+    REFUSAL   [kind, request id, code, text, facts]                             server
+    TOKEN     [kind, token]                           a new token               client
+    WITHDRAW  [kind, request id]                      nobody waits any more     client
+    PING      [kind]                                  is answered with a PONG   both
+    PONG      [kind]                                                            both
+    GOODBYE   [kind, code, text, facts]               no more will come         both
+
+Values of the head are those of plain.py, and besides: {"$": "numbers" | "tokens" | "blob" |
+"batch", "at": offset, "size": bytes} points into the body; {"$": "run", "first", "count"} stands
+for consecutive numbers, {"$": "span", "days", "seconds", "us"} for a length of time. A send brings
+its messages as rows (rows.py) or as one Arrow record batch of MESSAGE_SCHEMA; a reply brings them
+as one batch of DELIVERY_SCHEMA. Arrow's own compression is refused: a few bytes could ask for
+gigabytes.
+
+The head of a client is small (MAX_HEAD_BYTES), because decoding takes a multiple of its size.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from twinbus.entities import DESCRIPTIONS
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    error_of,
+)
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_FRAME_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_REPLY_HEAD_BYTES,
+    ROWS_AS_ROWS,
+)
+from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, MESSAGE_SCHEMA, conform, to_batch
+from twinbus.plain import Kinds, Plain
+from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.rows import decode_rows, encode_rows
+from twinbus.protocol.table import ROWS, unknown_command
+
+MAGIC = b"TWINBUS\n"
+Buffers = list[bytes | memoryview | pa.Buffer]  # a frame in pieces, in order
+
+
+class FrameKind(IntEnum):
+    """What a frame is about; see the module docstring."""
+
+    HELLO = 1
+    WELCOME = 2
+    ASK = 3
+    REPLY = 4
+    REFUSAL = 5
+    TOKEN = 6
+    WITHDRAW = 7
+    PING = 8
+    PONG = 9
+    GOODBYE = 10
+
+
+_VALUES = (
+    c.Origin,
+    c.SendReceipt,
+    c.SessionLock,
+    c.SessionGrant,
+    c.RangeLease,
+    c.DeadLetterPart,
+    c.ReceiveMode,
+    c.Disposition,
+    c.EntityKind,
+    SharedAccessKey,
+    Claim,
+)
+_COMMANDS: Mapping[str, type[c.Command[Any]]] = {row.kind: row.command for row in ROWS}
+_FIELDS: Mapping[type, tuple[str, ...]] = {
+    row.command: tuple(field.name for field in fields(cast("Any", row.command))) for row in ROWS
+}
+_KINDS = Kinds((*_VALUES, *DESCRIPTIONS))
+_LENGTHS = struct.Struct("<II")
+_FEW_NUMBERS = 16  # written into the head; more are cheaper as a blob
+_NO_DELIVERIES = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder().decode
+
+
+# -- frames ----------------------------------------------------------------------------------------
+
+
+def frame(head: Sequence[Any], body: Iterable[Any] = (), size: int = 0) -> Buffers:
+    """Return a frame in pieces; `size` is the length of the body."""
+    packed = _pack(head)
+    start = _LENGTHS.pack(len(packed), size) + packed
+    if not size:
+        return [start + b"\0" * (-len(start) % 8)]
+    return [start + b"\0" * (-len(start) % 8), *body]
+
+
+def _pack(head: Sequence[Any]) -> bytes:
+    try:
+        return _encode(head)
+    except (TypeError, ValueError, OverflowError, UnicodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"a value cannot be sent: {error!s:.200}") from error
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, however the bytes arrive."""
+
+    def __init__(
+        self, max_head_bytes: int = MAX_REPLY_HEAD_BYTES, max_body_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        self.max_head_bytes = max_head_bytes
+        self.max_body_bytes = max_body_bytes
+        self._pieces: list[bytes] = []  # what is there of the next frame
+        self._filled = 0  # bytes of it that have arrived
+        self._size = 0  # of the next frame, once its lengths are known
+        self._head_size = 0
+        self.frame_bytes = 0  # of the frame that `feed` gave last
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """How many bytes of a frame that is not whole have arrived."""
+        return self._filled
+
+    def feed(self, data: bytes) -> Iterator[tuple[list[Any], memoryview]]:
+        """Give the frames that are whole now: head and body of each."""
+        at = 0
+        end = len(data)
+        while at < end:
+            if not self._filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
+                head_size, size = self._lengths(data, at)
+                if end - at >= size:
+                    # Bodies begin at a multiple of 8 only in a buffer of their own.
+                    whole = memoryview(data)[at : at + size]
+                    at += size
+                    self.frame_bytes = size
+                    yield _split(whole, head_size, is_own=False)
+                    continue
+                self._begin(head_size, size)
+            at = self._fill(data, at)
+            if self._size and self._filled == self._size:
+                whole = memoryview(b"".join(self._pieces))
+                head_size, self.frame_bytes = self._head_size, self._size
+                self._pieces, self._filled, self._size = [], 0, 0
+                yield _split(whole, head_size, is_own=True)
+
+    def _lengths(self, data: bytes, at: int) -> tuple[int, int]:
+        """Return the length of the head and of the whole frame; what is too long is refused."""
+        head_size, body_size = _LENGTHS.unpack_from(data, at)
+        if not 0 < head_size <= self.max_head_bytes:
+            raise InvalidArgumentError(
+                f"a frame has a head of {head_size} bytes; it may have 1 to {self.max_head_bytes}"
+            )
+        if body_size > self.max_body_bytes:
+            raise InvalidArgumentError(
+                f"a frame has a body of {body_size} bytes; the limit is {self.max_body_bytes}"
+            )
+        return head_size, _body_start(head_size) + body_size
+
+    def _begin(self, head_size: int, size: int) -> None:
+        self._head_size, self._size = head_size, size
+
+    def _fill(self, data: bytes, at: int) -> int:
+        """Keep bytes of a frame that is not whole yet; return where the rest of the data is.
+
+        Memory grows with what arrives, not with what a peer promises.
+        """
+        take = min((self._size or _LENGTHS.size) - self._filled, len(data) - at)
+        self._pieces.append(data[at : at + take])
+        self._filled += take
+        if not self._size and self._filled == _LENGTHS.size:
+            self._begin(*self._lengths(b"".join(self._pieces), 0))
+        return at + take
+
+
+def _body_start(head_size: int) -> int:
+    start = _LENGTHS.size + head_size
+    return start + -start % 8
+
+
+def _split(whole: memoryview, head_size: int, *, is_own: bool) -> tuple[list[Any], memoryview]:
+    """Return the head and the body of a frame; a body that is kept is a copy of its own."""
+    try:
+        head = _decode(whole[_LENGTHS.size : _LENGTHS.size + head_size])
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        raise InvalidArgumentError(f"the head of a frame is not MessagePack: {error}") from error
+    if type(head) is not list or not head or type(head[0]) is not int:
+        raise InvalidArgumentError("the head of a frame is not a list that begins with its kind")
+    body = whole[_body_start(head_size) :]
+    return head, body if is_own or not body else memoryview(bytes(body))
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class _Writing(Plain):
+    """Turns values into a head and the body beside it."""
+
+    def __init__(self) -> None:
+        super().__init__(_KINDS)
+        self.body: list[Any] = []
+        self.size = 0
+
+    def dump(self, value: Any) -> Any:
+        """Return a value as the head can hold it; long ones are put into the body."""
+        kind = type(value)
+        if value is None or kind is str or kind is int or kind is bool:
+            return value
+        if kind is range and value.step == 1:
+            return {"$": "run", "first": value.start, "count": len(value)}
+        if kind in (range, np.ndarray) or (
+            kind in (list, tuple)
+            and len(value) > _FEW_NUMBERS
+            and all(type(one) is int for one in value)
+        ):
+            return self.put("numbers", np.asarray(value, np.int64).tobytes())
+        if kind is bytes:
+            return self.put("blob", value)
+        if isinstance(value, pa.FixedSizeBinaryArray):
+            return self.put("tokens", b"".join(value.to_pylist()))
+        if isinstance(value, pa.RecordBatch):
+            return self.put("batch", _to_ipc(value))
+        return super().dump(value)
+
+    def _dump_scalar(self, value: Any) -> Any:
+        if type(value) is timedelta:  # in microseconds, the longest do not fit 64 bits
+            days, seconds, us = value.days, value.seconds, value.microseconds
+            return {"$": "span", "days": days, "seconds": seconds, "us": us}
+        return super()._dump_scalar(value)
+
+    def put(self, kind: str, blob: Any) -> dict[str, Any]:
+        """Put bytes into the body; return what points to them."""
+        at, size = self.size, len(blob)
+        padding = -size % 8  # so that the next blob begins aligned, as Arrow wants it
+        self.body.append(blob)
+        if padding:
+            self.body.append(b"\0" * padding)
+        self.size += size + padding
+        return {"$": kind, "at": at, "size": size}
+
+    def frame(self, head: Sequence[Any]) -> Buffers:
+        """Return the frame of a head that was dumped here."""
+        return frame(head, self.body, self.size)
+
+
+class _Reading(Plain):
+    """Turns a head and the body beside it into values."""
+
+    def __init__(self, body: memoryview, *, may_hold_batches: bool) -> None:
+        super().__init__(_KINDS)
+        self._body = body
+        self._may_hold_batches = may_hold_batches
+
+    def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
+        if kind == "run":
+            first, count = plain["first"], plain["count"]
+            if type(first) is not int or type(count) is not int:
+                raise InvalidArgumentError("a run needs a first number and a count")
+            if not 0 <= count <= MAX_BATCH_MESSAGES:  # whatever it stands for, nobody walks it
+                raise InvalidArgumentError(
+                    f"a run of {count} numbers; the limit is {MAX_BATCH_MESSAGES}"
+                )
+            return range(first, first + count)
+        if kind == "span":
+            return timedelta(plain["days"], plain["seconds"], plain["us"])
+        if kind not in ("numbers", "tokens", "blob", "batch"):
+            return super()._load_scalar(kind, plain)
+        return self._load_blob(kind, self.blob(plain))
+
+    def blob(self, plain: Mapping[str, Any]) -> memoryview:
+        """Return the bytes that a value points to."""
+        at, size = plain["at"], plain["size"]
+        if not 0 <= at <= at + size <= len(self._body):
+            raise InvalidArgumentError("a value points outside of its frame")
+        return self._body[at : at + size]
+
+    def _load_blob(self, kind: str, blob: memoryview) -> Any:
+        if kind == "blob":
+            return bytes(blob)
+        if kind == "batch":
+            if not self._may_hold_batches:
+                raise InvalidArgumentError("no command has a field that is a batch")
+            return _from_ipc(blob)
+        if kind == "numbers":
+            return np.frombuffer(blob, np.int64)
+        count, rest = divmod(len(blob), LOCK_TOKEN.byte_width)
+        if rest:
+            raise InvalidArgumentError("a frame cuts a lock token")
+        return pa.Array.from_buffers(LOCK_TOKEN, count, [None, pa.py_buffer(bytes(blob))])
+
+
+def _to_ipc(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _from_ipc(blob: memoryview) -> pa.RecordBatch:
+    try:
+        return pa.ipc.open_stream(pa.py_buffer(blob)).read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
+
+
+def _read_columns(blob: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch of a schema that both sides know; bytes that only look like one raise."""
+    try:
+        message = pa.ipc.read_message(pa.py_buffer(blob))
+        if _is_compressed(message.metadata):
+            raise InvalidArgumentError("a frame holds a compressed batch; send it uncompressed")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, struct.error, EOFError) as error:
+        raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
+    return batch
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Whether the metadata of a record batch, a flatbuffer, name a compression of its body.
+
+    The root is the table Message, whose field 2 is the table RecordBatch, whose field 3 is the
+    compression. A table begins with the distance back to its vtable, which gives the place of each
+    field, 0 for one that is not there.
+    """
+    view = memoryview(metadata)
+
+    def place_of(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", view, table)[0]
+        slot = 4 + 2 * number
+        if slot >= struct.unpack_from("<H", view, vtable)[0]:
+            return 0
+        offset: int = struct.unpack_from("<H", view, vtable + slot)[0]
+        return table + offset if offset else 0
+
+    message = struct.unpack_from("<I", view, 0)[0]
+    place = place_of(message, 2)
+    if not place:
+        return False
+    return place_of(place + struct.unpack_from("<I", view, place)[0], 3) != 0
+
+
+# -- from client to server -------------------------------------------------------------------------
+
+
+def with_columns(send: c.Send) -> c.Send:
+    """Return a send of many messages as it travels: as a batch. What cannot travel is refused."""
+    messages = send.messages
+    batch = conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
+    if batch.get_total_buffer_size() > MAX_FRAME_BYTES:
+        batch = pa.concat_batches([batch])  # a slice brings the whole it was cut from
+    size = batch.get_total_buffer_size()
+    if size > MAX_FRAME_BYTES:
+        raise MessageSizeExceededError(
+            f"the batch has {size} bytes; the limit is {MAX_BATCH_BYTES}. Send it in parts",
+            size=size,
+            limit=MAX_BATCH_BYTES,
+        )
+    return c.Send(send.path, batch, send.origin)
+
+
+def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
+    """Return the frame that asks for a command."""
+    if type(command) is c.Send:
+        return _encode_send(number, command)
+    names = _FIELDS.get(type(command))
+    if names is None:
+        raise unknown_command(command)
+    writing = _Writing()
+    values = [writing.dump(getattr(command, name)) for name in names]
+    return _bounded(writing.frame([FrameKind.ASK, number, type(command).__name__, *values]))
+
+
+def _encode_send(number: int, send: c.Send) -> Buffers:
+    writing = _Writing()
+    messages = send.messages
+    plain: Any
+    if isinstance(messages, pa.RecordBatch) or len(messages) > ROWS_AS_ROWS:
+        batch = with_columns(send).messages
+        assert isinstance(batch, pa.RecordBatch)
+        plain = writing.put("columns", batch.serialize())
+    else:
+        plain, bodies = encode_rows(messages)
+        for body in bodies:
+            writing.body.append(body)
+            writing.size += len(body)
+        padding = -writing.size % 8
+        if padding:
+            writing.body.append(b"\0" * padding)
+            writing.size += padding
+    origin = _plain_origin(send.origin, writing)
+    return _bounded(writing.frame([FrameKind.ASK, number, "Send", send.path, plain, origin]))
+
+
+def _plain_origin(origin: c.Origin | None, writing: _Writing) -> Any:
+    """Return an origin as it travels; nearly every send has consecutive numbers of one sender."""
+    if origin is None:
+        return None
+    numbers = origin.numbers
+    if origin.also is None and type(numbers) is range and numbers.step == 1:
+        return [origin.source, numbers.start, len(numbers)]
+    return writing.dump(origin)
+
+
+def _origin_of(plain: Any, reading: "_Reading") -> c.Origin | None:
+    if type(plain) is not list:
+        return None if plain is None else reading.load(plain)
+    source, first, count = plain
+    numbers = reading.load({"$": "run", "first": first, "count": count})
+    return c.Origin(source, numbers)
+
+
+def _bounded(pieces: Buffers) -> Buffers:
+    """Refuse a command that no server would read."""
+    head_size, body_size = _LENGTHS.unpack_from(pieces[0])
+    if head_size > MAX_HEAD_BYTES or body_size > MAX_FRAME_BYTES:
+        raise InvalidArgumentError(
+            f"the command takes {head_size + body_size} bytes to send, {head_size} of them beside "
+            f"messages and numbers; the limits are {MAX_FRAME_BYTES} and {MAX_HEAD_BYTES}. Ask in "
+            "parts"
+        )
+    return pieces
+
+
+def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
+    """Return the command that an ASK frame holds, or raise what is wrong with it."""
+    name, values = head[2] if len(head) > 2 else None, head[3:]
+    kind = _COMMANDS.get(name) if type(name) is str else None
+    if kind is None:
+        raise unknown_command(name)
+    if kind is c.Send:
+        return _decode_send(values, body)
+    if len(values) > len(_FIELDS[kind]):
+        raise InvalidArgumentError(f"{name} has {len(values)} fields; it may have fewer")
+    reading = _Reading(body, may_hold_batches=False)
+    try:
+        command = kind(*map(reading.load, values))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"{name} does not have the fields it should: {error!s:.200}"
+        ) from error
+    return command
+
+
+def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
+    if len(values) != 3:
+        raise InvalidArgumentError("a Send has a path, messages and an origin")
+    path, plain, origin = values
+    reading = _Reading(body, may_hold_batches=False)
+    try:
+        if type(plain) is list:
+            messages: Any = decode_rows(plain, body)
+        else:
+            messages = _read_columns(reading.blob(plain), MESSAGE_SCHEMA)
+        return c.Send(path, messages, _origin_of(origin, reading))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidArgumentError(
+            f"Send does not have the fields it should: {error!s:.200}"
+        ) from error
+
+
+# -- from server to client -------------------------------------------------------------------------
+
+
+def encode_reply(number: int, value: Any) -> Buffers:
+    """Return the frame of a reply; an error becomes a refusal."""
+    if isinstance(value, MessagingError):
+        return frame([FrameKind.REFUSAL, number, *plain_error(value)])
+    if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
+        return frame([FrameKind.REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
+    writing = _Writing()
+    plain: Any
+    if isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
+        if value.num_rows:
+            plain = writing.put("deliveries", value.serialize())
+        else:
+            plain = {"$": "deliveries"}
+    elif isinstance(value, c.SendReceipt):
+        numbers = np.array(value.sequence_numbers, np.int64)  # no need to look at each
+        plain = {"$": "receipt", "numbers": writing.dump(numbers)}
+    else:
+        plain = writing.dump(list(value) if isinstance(value, tuple) else value)
+    return writing.frame([FrameKind.REPLY, number, plain])
+
+
+def plain_error(error: MessagingError) -> list[Any]:
+    """Return an error as it travels: code, text and facts; a fact that cannot travel as text."""
+    writing = Plain(_KINDS)  # facts lie in the head: an error has no body beside it
+    facts = {}
+    for name, fact in error.facts.items():
+        try:
+            facts[name] = writing.dump(fact)
+            _pack([facts[name]])
+        except InvalidArgumentError:
+            facts[name] = str(fact)
+    text = error.text.encode(errors="replace").decode()
+    return [error.code, text, facts]
+
+
+def decode_error(plain: Sequence[Any]) -> MessagingError:
+    """Return the error of a refusal or a goodbye."""
+    if len(plain) != 3 or type(plain[0]) is not str or type(plain[1]) is not str:
+        raise InvalidArgumentError("an error has a code, a text and facts")
+    code, text, facts = plain
+    if type(facts) is not dict or not all(type(name) is str for name in facts):
+        raise InvalidArgumentError("the facts of an error are not a map of names to values")
+    reading = _Reading(memoryview(b""), may_hold_batches=False)
+    return error_of(code, text, {name: reading.load(fact) for name, fact in facts.items()})
+
+
+def decode_value(plain: Any, body: memoryview) -> Any:
+    """Return the value of a reply."""
+    reading = _Reading(body, may_hold_batches=True)
+    kind = plain.get("$") if type(plain) is dict else None
+    try:
+        if kind == "deliveries":
+            if "at" not in plain:
+                return _NO_DELIVERIES
+            return _read_columns(reading.blob(plain), DELIVERY_SCHEMA)
+        if kind == "receipt":
+            numbers = reading.load(plain["numbers"])
+            return c.SendReceipt(numbers if type(numbers) is list else list(numbers.tolist()))
+        return reading.load(plain)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InvalidArgumentError(f"a reply lacks a part: {error!r:.200}") from error

@@ -1,0 +1,539 @@
+r"""The door of a server: one event loop, one port, and the protocols behind it.
+
+The first bytes of a connection say what it speaks:
+
+    TWINBUS\n       the native protocol (native.py)
+    0x16            TLS, and then one of the others inside
+    an HTTP verb    health, readiness and metrics (web.py)
+
+The loop runs in a thread of its own and owns the turn of the broker (turns.py). Strangers, those
+who have not shown a token yet, are few and must hurry; keys and addresses have a share of the
+connections, and keys that manage the namespace have a reserve.
+"""
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+import ssl
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from twinbus.clock import Clock
+from twinbus.connection import Token
+from twinbus.errors import (
+    CommunicationError,
+    InvalidArgumentError,
+    MessagingError,
+    NamespaceClosedError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from twinbus.lifetimes import Closable
+from twinbus.limits import (
+    AUTHENTICATION_US,
+    CONNECTION_SHARE,
+    DOOR_TICK_S,
+    GRACE_S,
+    LISTEN_BACKLOG,
+    LOG_INTERVAL_US,
+    LOGGED_KEY_NAMES,
+    MANAGE_RESERVE,
+    MAX_CONNECTIONS,
+    MAX_INCOMPLETE_BYTES,
+    MAX_STRANGERS,
+    RESERVED_DESCRIPTORS,
+    SECOND_US,
+    SERVER_BUSY_RETRY_S,
+    SERVER_READ_BYTES,
+)
+from twinbus.loglines import LineRate, facts
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.access import Admission
+from twinbus.protocol.keys import Claim, is_key_name
+from twinbus.protocol.wire import MAGIC
+from twinbus.server.latencies import Latencies
+from twinbus.server.native import NativeConnection
+from twinbus.server.turns import Turns
+from twinbus.server.web import Web
+
+_log = logging.getLogger("twinbus.server")
+_TLS_RECORD = 0x16
+_HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+_ACCEPTS_PER_ROUND = 64  # connections accepted before the others are served again
+
+
+class Door(Closable):
+    """Serves a namespace at an address until it is closed."""
+
+    def __init__(  # noqa: PLR0913 - an address, and what may come in; all have defaults
+        self,
+        namespace: EmbeddedNamespace,
+        clock: Clock,
+        *,
+        name: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        admin: tuple[str, int] | None = None,  # another address for health and metrics alone
+        tls: ssl.SSLContext | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        self.namespace = namespace
+        self.clock = clock
+        self.max_connections = max_connections
+        self.latencies = Latencies()
+        self.accepted = 0  # connections since the start
+        self.refused = 0
+        self.is_stopping = False
+        self.turns: Turns
+        self._tls = tls
+        self._refused_keys = LineRate(LOG_INTERVAL_US, LOGGED_KEY_NAMES)
+        self._refused_connections = LineRate(LOG_INTERVAL_US)
+        self._connections: set[NativeConnection] = set()  # that showed a good token
+        self._strangers: dict[asyncio.BaseProtocol, asyncio.Transport] = {}  # oldest first
+        # Not yet strangers, oldest first; with the socket while the task has not begun.
+        self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
+        self._by_key: Counter[str] = Counter()
+        self._by_address: Counter[str] = Counter()
+        self._incomplete: Counter[str] = Counter()  # bytes of unfinished frames, by key
+        self._replying: set[NativeConnection] = set()
+        self._keys_version = namespace.keys.version
+        self._web = Web(namespace, self, name)
+        self._listeners = [_listener(host, port)]
+        self.port: int = self._listeners[0].getsockname()[1]
+        self.admin_port = self.port
+        if admin is not None:
+            try:
+                self._listeners.append(_listener(*admin))
+            except BaseException:
+                self._listeners[0].close()
+                raise
+            self.admin_port = self._listeners[1].getsockname()[1]
+        self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
+        self.read_buffer = memoryview(
+            bytearray(SERVER_READ_BYTES)
+        )  # of whichever connection is read
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._deserted = asyncio.Event()  # the last connection has gone
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=[started], name="twinbus-door", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+        self._stop_listening = clock.on_advance(self._on_advance)
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def _run(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve(started))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()
+
+    async def _serve(self, started: threading.Event) -> None:
+        self.turns = Turns(self.namespace, self._after_turn)
+        for listener in self._listeners:
+            self._loop.add_reader(listener, self._accept, listener)
+        started.set()
+        while not self.is_stopping:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), DOOR_TICK_S)
+            self._tick()
+        await self._stop()
+
+    def _on_advance(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        """Look for silent connections and for tokens that expired."""
+        for connection in [*self._connections]:
+            connection.tick(keys_changed=False)
+        for stranger in [*self._strangers]:
+            if isinstance(stranger, NativeConnection):
+                stranger.tick(keys_changed=False)
+
+    def _after_turn(self) -> None:
+        """Write the replies of a turn."""
+        if self.namespace.keys.version != self._keys_version:
+            self._keys_version = self.namespace.keys.version
+            for connection in [*self._connections]:
+                connection.tick(keys_changed=True)
+        replying, self._replying = self._replying, set()
+        for connection in replying:
+            connection.flush()
+
+    def has_replies(self, connection: NativeConnection) -> None:
+        """Note that a connection has something to write when the turn is over."""
+        self._replying.add(connection)
+
+    # -- accepting -----------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_ROUND):
+            try:
+                accepted, peer = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                self._rest(listener)
+                return
+            accepted.setblocking(False)
+            self._admit_socket(accepted, str(peer[0]), is_admin=listener is not self._listeners[0])
+
+    def _rest(self, listener: socket.socket) -> None:
+        """Accept nothing for a second: the process has no descriptors left."""
+        self._note_refused_connection("the process has no file descriptors left")
+        self._loop.remove_reader(listener)
+
+        def resume() -> None:
+            if not self.is_stopping:
+                self._loop.add_reader(listener, self._accept, listener)
+
+        self._loop.call_later(DOOR_TICK_S, resume)
+
+    def _admit_socket(self, accepted: socket.socket, address: str, *, is_admin: bool) -> None:
+        if len(self._connections) + len(self._strangers) >= self._most_descriptors:
+            accepted.close()
+            self._note_refused_connection("the process has few file descriptors left")
+            return
+        with suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        task = self._loop.create_task(self._begin(accepted, address, is_admin=is_admin))
+        self._arriving[task] = accepted
+        task.add_done_callback(self._arrived)
+        if len(self._arriving) > MAX_STRANGERS:
+            next(iter(self._arriving)).cancel()
+            self._note_refused_connection("too many connections have not said what they speak")
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        never_begun = self._arriving.pop(task)
+        if never_begun is not None:
+            never_begun.close()
+
+    async def _begin(self, accepted: socket.socket, address: str, *, is_admin: bool) -> None:
+        """Find out whether a connection speaks TLS, and give it a protocol that looks further."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._arriving[task] = None
+        is_tls = False
+        try:
+            if self._tls is not None:
+                patience_s = AUTHENTICATION_US / SECOND_US
+                is_tls = await asyncio.wait_for(self._begins_with_tls(accepted), patience_s)
+        except BaseException as error:
+            accepted.close()
+            if isinstance(error, OSError | TimeoutError):
+                return
+            raise
+        options: dict[str, Any] = {}
+        if is_tls:
+            options = {"ssl": self._tls, "ssl_handshake_timeout": AUTHENTICATION_US / SECOND_US}
+        needs_tls = self._tls is not None and not is_tls
+        with suppress(OSError, ssl.SSLError):  # the client is gone
+            await self._loop.connect_accepted_socket(
+                lambda: _Sniffer(self, address, is_admin=is_admin, needs_tls=needs_tls),
+                accepted,
+                **options,
+            )
+
+    async def _begins_with_tls(self, accepted: socket.socket) -> bool:
+        """Look at the first byte of a connection, and leave it there."""
+        readable = asyncio.Event()
+        descriptor = accepted.fileno()
+        self._loop.add_reader(descriptor, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(descriptor)
+        first = accepted.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise ConnectionResetError
+        return first[0] == _TLS_RECORD
+
+    def protocol_for(
+        self, first: bytes, address: str, *, is_admin: bool, needs_tls: bool
+    ) -> asyncio.BaseProtocol | None:
+        """Return the protocol that speaks what a connection begins with; None: nobody does."""
+        if any(first.startswith(verb) for verb in _HTTP_VERBS):
+            return self._web.protocol(self._loop)
+        if first.startswith(MAGIC) and not is_admin:
+            return NativeConnection(self, address, refusal=_needs_tls() if needs_tls else None)
+        return None
+
+    def begins_like_one(self, first: bytes) -> bool:
+        """Whether a connection may still turn out to speak one of the protocols."""
+        return any(known.startswith(first) for known in (MAGIC, *_HTTP_VERBS))
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def note_stranger(self, stranger: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
+        """Count a connection that has shown no token; the oldest goes when there are too many."""
+        self._strangers[stranger] = transport
+        if len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).abort()
+            self._note_refused_connection("too many connections have shown no token")
+
+    def forget_stranger(self, stranger: asyncio.BaseProtocol) -> None:
+        """Stop counting a connection that has shown a token, or is gone."""
+        self._strangers.pop(stranger, None)
+
+    def connection_begins(self, connection: NativeConnection) -> None:
+        """Note a connection of the native protocol."""
+        self.note_stranger(connection, connection.transport)
+
+    def connection_ends(self, connection: NativeConnection) -> None:
+        """Forget a connection."""
+        self.forget_stranger(connection)
+        self._replying.discard(connection)
+        if connection in self._connections:
+            self._connections.discard(connection)
+            if self.is_stopping and not self._connections:
+                self._deserted.set()
+            admission = connection.admitted
+            assert admission is not None  # it was let in
+            self._count(self._by_key, admission.id, -1)
+            self._count(self._by_address, connection.address, -1)
+
+    def _count(self, counter: Counter[str], name: str, change: int) -> None:
+        counter[name] += change
+        if not counter[name]:
+            del counter[name]
+
+    def enter(self, connection: NativeConnection, admission: Admission) -> None:
+        """Let a connection in that showed a good token, or raise why not."""
+        self._check_room(connection, admission)
+        self.forget_stranger(connection)
+        self._connections.add(connection)
+        self._by_key[admission.id] += 1
+        self._by_address[connection.address] += 1
+        self.accepted += 1
+        _log.debug("a connection of key %s begins", admission.key.name)
+
+    def _check_room(self, connection: NativeConnection, admission: Admission) -> None:
+        if self.is_stopping:
+            raise _stopping()
+        most = self.max_connections
+        if admission.may(Claim.MANAGE, None):
+            if len(self._connections) >= most:
+                raise _too_many(f"the server has {most} connections and takes no more")
+            return
+        share = max(int(most * CONNECTION_SHARE), 1)
+        if len(self._connections) >= max(int(most * (1 - MANAGE_RESERVE)), 1):
+            raise _too_many(
+                f"the server has {len(self._connections)} connections, and the rest of {most} is "
+                "reserved for keys that manage it"
+            )
+        if self._by_key[admission.id] >= share:
+            raise _too_many(f"key {admission.key.name} has {share} connections, its share")
+        if self._by_address[connection.address] >= share:
+            raise _too_many(f"the address {connection.address} has {share} connections, its share")
+
+    def note_incomplete(self, admission: Admission, change: int) -> None:
+        """Count bytes of unfinished frames; raise when a key has too many of them in memory."""
+        self._count(self._incomplete, admission.id, change)
+        if change > 0 and self._incomplete[admission.id] > MAX_INCOMPLETE_BYTES:
+            raise _too_many(
+                f"connections of key {admission.key.name} hold {MAX_INCOMPLETE_BYTES} bytes of "
+                "requests that are not complete"
+            )
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    # -- who may ------------------------------------------------------------------------------
+
+    def admit(self, token: str) -> Admission:
+        """Check a token."""
+        try:
+            return self.namespace.keys.admit(token, self.clock.wall_us())
+        except UnauthorizedError as error:
+            self.note_refused_key(_presented_name(token), error.text)
+            raise
+
+    def recheck(self, admission: Admission) -> Admission:
+        """Check that an admission still holds."""
+        return self.namespace.keys.recheck(admission, self.clock.wall_us())
+
+    def note_refusal(self, admission: Admission | None, error: MessagingError) -> None:
+        """Log that a connection or a request was refused."""
+        if admission is not None and isinstance(error, UnauthorizedError):
+            self.note_refused_key(admission.key.name, error.text)
+            return
+        self.refused += 1
+        if not isinstance(error, UnauthorizedError):
+            self._note_refused_connection(error.text)
+
+    def note_refused_key(self, name: str, reason: str) -> None:
+        """Log that a key or token was refused; one line per name and LOG_INTERVAL_US."""
+        suppressed = self._refused_keys.admit(name, self.clock.now_us())
+        if suppressed is not None:
+            _log.warning(
+                "A request with key %s was refused: %s. %d earlier refusals of this key were not "
+                "logged",
+                name,
+                reason,
+                suppressed,
+                extra=facts(event="refused_key", key=name, reason=reason, suppressed=suppressed),
+            )
+
+    def _note_refused_connection(self, reason: str) -> None:
+        suppressed = self._refused_connections.admit("", self.clock.now_us())
+        if suppressed is not None:
+            _log.warning(
+                "A connection was refused: %s. %d earlier refusals were not logged",
+                reason,
+                suppressed,
+                extra=facts(event="refused_connection", reason=reason, suppressed=suppressed),
+            )
+
+    def presentable(self, value: Any) -> Any:
+        """Return a reply as clients shall see it: that this server stops is not their fault."""
+        return _stopping() if isinstance(value, NamespaceClosedError) else value
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Take no more, let every client know, and stop; the namespace stays open."""
+        if self.is_stopping:
+            self._thread.join(2 * GRACE_S)
+            return
+        self.is_stopping = True
+        self._stop_listening()
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._begin_to_stop)
+        self._thread.join(2 * GRACE_S)
+
+    def _begin_to_stop(self) -> None:
+        self.is_stopping = True
+        self._stopped.set()
+
+    async def _stop(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        for connection in [*self._connections]:
+            connection.end(_stopping())
+        for task in [*self._arriving]:
+            task.cancel()
+        for transport in [*self._strangers.values()]:
+            transport.abort()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._deserted.wait(), GRACE_S if self._connections else 0)
+        for connection in [*self._connections]:
+            connection.abort()
+        await self._web.close()
+        await asyncio.sleep(0)
+
+
+class _Sniffer(asyncio.Protocol):
+    """Reads the first bytes of a connection and gives it to the protocol they belong to."""
+
+    def __init__(self, door: Door, address: str, *, is_admin: bool, needs_tls: bool) -> None:
+        self._door = door
+        self._address = address
+        self._is_admin = is_admin
+        self._needs_tls = needs_tls
+        self._first = b""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first bytes."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._door.note_stranger(self, transport)
+        seconds = AUTHENTICATION_US / SECOND_US
+        self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand the connection over as soon as it is clear to whom."""
+        self._first += data
+        protocol = self._door.protocol_for(
+            self._first, self._address, is_admin=self._is_admin, needs_tls=self._needs_tls
+        )
+        if protocol is None:
+            if not self._door.begins_like_one(self._first):
+                self._transport.abort()
+            return
+        self._leave()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if isinstance(protocol, NativeConnection):
+            protocol.take(self._first)
+        elif isinstance(protocol, asyncio.Protocol):
+            protocol.data_received(self._first)
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Forget the connection."""
+        self._leave()
+
+    def _leave(self) -> None:
+        self._door.forget_stranger(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Listen at an address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _raise_descriptor_limit() -> int:
+    """Let the process open as many files as it may; return how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + 2 * RESERVED_DESCRIPTORS
+    if soft < wanted:
+        target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            soft = target
+    return soft
+
+
+def _presented_name(token: str) -> str:
+    """Return the key name of a refused token for the log.
+
+    A text that cannot be the name of a key is not shown: it may be a secret in the wrong place.
+    """
+    try:
+        name = Token.parse(token).key_name
+    except UnauthorizedError:
+        return "(malformed token)"
+    return name if is_key_name(name) else "(not a key name)"
+
+
+def _needs_tls() -> InvalidArgumentError:
+    return InvalidArgumentError("this server speaks TLS; use Endpoint=twinbus+tls://")
+
+
+def _too_many(reason: str) -> ServerBusyError:
+    return ServerBusyError(
+        f"{reason}; wait {SERVER_BUSY_RETRY_S} s", retry_after_s=SERVER_BUSY_RETRY_S
+    )
+
+
+def _stopping() -> CommunicationError:
+    return CommunicationError("the server is stopping; try again when it is back")

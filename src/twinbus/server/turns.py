@@ -1,0 +1,115 @@
+"""Where the requests of a server's connections meet the broker: one turn for all that arrived.
+
+The event loop reads every socket that is ready and then has one turn: everything that arrived is
+decided together, flushed once, and answered. That is group commit, and no thread is woken. While
+flushes are slow, the broker's own thread has the turns instead, so that the loop goes on reading,
+answering pings and health checks.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.requests import Request
+
+
+class TurnPlace:
+    """Decides whether the loop may have the turn, from how long flushes take. Pure.
+
+    It follows a moving average. One slow flush is a hiccup, such as the beginning of a new segment
+    of the log; two in a row are a slow disk.
+    """
+
+    def __init__(self) -> None:
+        self.is_loop = True
+        self._average_us = 0.0
+
+    def observe(self, flush_us: int) -> None:
+        """Note how long the last flush took."""
+        self._average_us += (min(flush_us, 3 * SLOW_TURN_US) - self._average_us) / 4
+        if self._average_us > SLOW_TURN_US:
+            self.is_loop = False
+        elif self._average_us < QUICK_TURN_US:
+            self.is_loop = True
+
+
+class Turns:
+    """Collects what arrives in the loop, and has it carried out."""
+
+    def __init__(self, namespace: EmbeddedNamespace, after_turn: Callable[[], None]) -> None:
+        self._namespace = namespace
+        self._after_turn = after_turn  # called in the loop when replies may be there
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._arrivals: list[Request] = []
+        self._is_due = False
+        self._expected = 0  # requests of the last turn: as many may come back
+        self._elsewhere: deque[Callable[[], None]] = deque()  # replies given in other threads
+        self._flushes = namespace.flushes
+        self.place = TurnPlace()
+
+    def add(self, requests: Iterable[Request]) -> None:
+        """Have requests carried out, together with others that arrive now."""
+        self._arrivals.extend(requests)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._gather, 0)
+
+    def withdraw(self, requests: Iterable[Request]) -> None:
+        """Let requests that wait go unanswered."""
+        gone = set(map(id, requests))
+        self._arrivals = [request for request in self._arrivals if id(request) not in gone]
+        self._namespace.withdraw(requests)
+
+    def _gather(self, seen: int) -> None:
+        """Have the turn, unless those of the last turn are still coming back.
+
+        Clients that were answered together ask again together. As long as each round of the loop
+        brings more of them, they share a flush.
+        """
+        count = len(self._arrivals)
+        if seen < count < self._expected:
+            self._loop.call_soon(self._gather, count)
+        else:
+            self._turn()
+
+    def _turn(self) -> None:
+        self._is_due = False
+        requests, self._arrivals = self._arrivals, []
+        self._expected = len(requests)
+        self._namespace.hand_over(requests, in_own_thread=self.place.is_loop)
+        self._look_at_flushes()
+        self._after_turn()
+
+    def _look_at_flushes(self) -> None:
+        flushes = self._namespace.flushes
+        if flushes.count != self._flushes.count:
+            self._flushes = flushes
+            self.place.observe(flushes.last_us)
+
+    @property
+    def is_loop_thread(self) -> bool:
+        """Whether the calling thread is that of the loop."""
+        return threading.get_ident() == self._thread
+
+    def call_in_loop(self, deliver: Callable[[], None]) -> None:
+        """Call something in the loop, from another thread."""
+        self._elsewhere.append(deliver)
+        if len(self._elsewhere) == 1:
+            self._call_soon(self._deliver_elsewhere)
+
+    def _call_soon(self, callback: Callable[[], Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop has ended, and its connections with it
+            self._elsewhere.clear()
+
+    def _deliver_elsewhere(self) -> None:
+        while self._elsewhere:
+            self._elsewhere.popleft()()
+        self._look_at_flushes()
+        self._after_turn()

@@ -1,0 +1,501 @@
+"""The limits of a door: strangers, shares of connections, slow and greedy clients, who may read.
+
+Each limit keeps one kind of client from taking what the others need. An honest client is served
+while the limit is reached.
+"""
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from tests.contracts.keys import ROOT
+from tests.scenarios.server_process import ORDERS, Server
+from tests.soak.bad_bytes_tools import Exchange, asking, framed, frames_of, hello
+from twinbus import BrokeredMessage, Claim, QueueDescription, SharedAccessKey
+from twinbus.broker.engine import EngineSettings
+from twinbus.clock import ManualClock
+from twinbus.connection import ConnectionString, Place, sign_token
+from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError
+from twinbus.ledger import NO_LEDGER
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_OPEN_REQUESTS, MAX_UNREAD_BYTES, SECOND_US
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol import server_conversation
+from twinbus.protocol.commands import (
+    CreateEntity,
+    DeleteKey,
+    Peek,
+    PutKey,
+    Receive,
+    Send,
+)
+from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
+from twinbus.server import door as door_module
+from twinbus.server import native, web
+from twinbus.server.door import Door
+
+pytestmark = pytest.mark.timeout(60)
+QUEUE, LARGE = "orders", "large"
+LONG = timedelta(hours=1)
+POLL = Receive(QUEUE, wait=LONG)
+SECONDS = 10.0  # what has not happened by then never does
+
+
+@dataclass
+class Entrance:
+    """A namespace behind a door in this process."""
+
+    namespace: EmbeddedNamespace
+    door: Door
+    clock: ManualClock
+    opened: ExitStack
+
+    def key(self, name: str, *claims: Claim, path: str | None = None) -> SharedAccessKey:
+        key = SharedAccessKey(
+            name=name, claims=claims, primary=name * 20, secondary=name * 30, entity_path=path
+        )
+        self.namespace.ask(PutKey(key))
+        return key
+
+    def token(self, key: SharedAccessKey = ROOT, lives_s: int = 600) -> str:
+        expires_s = self.clock.now_us() // SECOND_US + lives_s
+        resource = f"twinbus://127.0.0.1/{key.entity_path or ''}"
+        return sign_token(resource, key.name, key.primary, expires_s)
+
+    def connect(self, key: SharedAccessKey = ROOT, **options: Any) -> Exchange:
+        """Open a connection that shows a token of a key."""
+        token = options.pop("token", None) or self.token(key)
+        return self.opened.enter_context(Exchange(self.door.port, token, **options))
+
+    def greet(self, key: SharedAccessKey = ROOT, **options: Any) -> MessagingError | None:
+        """Open a connection; return why it is refused, or None."""
+        head, _ = (exchange := self.connect(key, **options)).frame()
+        if head[0] == FrameKind.WELCOME:
+            return None
+        exchange.cancel()
+        assert head[0] == FrameKind.GOODBYE
+        return decode_error(head[1:])
+
+    def say(self, said: bytes) -> socket.socket:
+        """Open a connection that says something and then nothing more."""
+        line = socket.create_connection(("127.0.0.1", self.door.port), timeout=SECONDS)
+        self.opened.enter_context(closing(line))
+        line.sendall(said)
+        return line
+
+    def client(self) -> ServerNamespace:
+        """Return an honest client."""
+        where = ConnectionString(
+            place=Place.SERVER,
+            host="127.0.0.1",
+            port=self.door.port,
+            key_name=ROOT.name,
+            key=ROOT.primary,
+        )
+        return self.opened.enter_context(ServerNamespace(where, self.clock))
+
+    def assert_serves(self) -> None:
+        """An honest client that connects now is served soon."""
+        with self.client() as client:
+            began = time.monotonic()
+            client.ask(Send(QUEUE, [BrokeredMessage(b"honest")]), 5)
+            assert time.monotonic() - began < 5
+
+    def get(self, path: str, method: str = "GET", port: int = 0, **headers: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.door.port, timeout=10)
+        with closing(connection):
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+
+@pytest.fixture
+def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Entrance]]:
+    monkeypatch.setattr(door_module, "DOOR_TICK_S", 0.05)
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Entrance:
+            clock = ManualClock()
+            settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
+            namespace = stack.enter_context(EmbeddedNamespace(settings, clock))
+            namespace.ask(PutKey(ROOT))
+            for path in (QUEUE, LARGE):
+                namespace.ask(CreateEntity(QueueDescription(path=path)))
+            door = stack.enter_context(closing(Door(namespace, clock, name="shop", **options)))
+            return Entrance(namespace, door, clock, stack.enter_context(ExitStack()))
+
+        yield make
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.01)
+
+
+def is_let_go(line: socket.socket) -> bool:
+    """Whether the server hangs up."""
+    with suppress(ConnectionResetError):
+        while line.recv(65536):
+            pass
+    return True
+
+
+# -- strangers -------------------------------------------------------------------------------------
+
+HALVES = {
+    "nothing": b"",
+    "a piece of the first bytes": MAGIC[:3],
+    "the first bytes": MAGIC,
+    "half a HELLO": hello("x" * 100)[:60],
+    "a piece of HTTP": b"GE",
+    "half a request of HTTP": b"GET /health HTTP/1.1\r\nHost: x\r\n",
+    "a body that does not come": b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+def test_a_stranger_is_let_go_when_its_time_is_over(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    for module in (door_module, server_conversation, web):
+        monkeypatch.setattr(module, "AUTHENTICATION_US", SECOND_US // 5)
+    entrance = enter()
+    line = entrance.say(said)
+    entrance.assert_serves()
+    assert is_let_go(line)
+    eventually(lambda: not entrance.door._strangers)
+
+
+@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+def test_strangers_are_bounded_in_number_while_others_are_served(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(door_module, "MAX_STRANGERS", 8)
+    entrance = enter()
+    lines = [entrance.say(said) for _ in range(40)]
+    entrance.assert_serves()
+    assert all(map(is_let_go, lines[:30]))  # the oldest go first
+    assert len(entrance.door._strangers) <= 8
+
+
+# -- shares ----------------------------------------------------------------------------------------
+
+
+def source(number: int) -> str:
+    """Return one of the addresses of this machine."""
+    return f"127.0.0.{number % 5 + 2}"
+
+
+def test_a_key_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(max_connections=10)
+    greedy, other = entrance.key("greedy", Claim.SEND), entrance.key("other", Claim.SEND)
+    for number in range(8):
+        assert entrance.greet(greedy, source=source(number)) is None
+    error = entrance.greet(greedy, source=source(9))
+    assert isinstance(error, ServerBusyError)
+    assert "key greedy has 8 connections" in error.text
+    assert entrance.greet(other, source=source(9)) is None
+
+
+def test_an_address_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(max_connections=10)
+    keys = [entrance.key(f"key{number}", Claim.SEND) for number in range(9)]
+    for key in keys[:8]:
+        assert entrance.greet(key, source=source(0)) is None
+    error = entrance.greet(keys[8], source=source(0))
+    assert isinstance(error, ServerBusyError)
+    assert f"the address {source(0)} has 8 connections" in error.text
+    assert entrance.greet(keys[8], source=source(1)) is None
+
+
+def test_keys_that_manage_the_namespace_have_a_reserve(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(max_connections=10)
+    keys = [entrance.key(f"key{number}", Claim.SEND) for number in range(5)]
+    local = entrance.key("local", Claim.MANAGE, path=QUEUE)
+    for number in range(9):
+        assert entrance.greet(keys[number % 4], source=source(number)) is None
+    for key in (keys[4], local):
+        error = entrance.greet(key, source=source(0))
+        assert isinstance(error, ServerBusyError)
+        assert "reserved" in error.text
+    assert entrance.greet(ROOT) is None
+    assert isinstance(entrance.greet(ROOT), ServerBusyError)
+
+
+def test_a_connection_that_ends_gives_its_place_back(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(max_connections=2)
+    key = entrance.key("key", Claim.SEND)
+    for _ in range(5):
+        exchange = entrance.connect(key)
+        assert exchange.frame()[0][0] == FrameKind.WELCOME
+        assert isinstance(entrance.greet(key), ServerBusyError)
+        exchange.cancel()
+        eventually(lambda: entrance.door.connections == 0)
+
+
+def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(max_connections=10)
+    first, second = entrance.key("first", Claim.LISTEN), entrance.key("second", Claim.LISTEN)
+    for _ in range(3):
+        exchange = entrance.connect(first)
+        exchange.write(framed([FrameKind.TOKEN, entrance.token(second)]))
+        assert isinstance(exchange.reply()[1], UnauthorizedError)
+        exchange.cancel()
+        eventually(lambda: entrance.door.connections == 0)
+    assert not entrance.door._by_key
+    assert not entrance.door._by_address
+
+
+# -- slow and greedy clients -----------------------------------------------------------------------
+
+
+def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
+    [found] = [
+        one.conversation
+        for one in list(entrance.door._connections)
+        if one.admitted is not None and one.admitted.id == key.id
+    ]
+    return found
+
+
+def write_until_full(line: socket.socket, frames: Iterator[bytes]) -> int:
+    """Write frames until the server reads no further; return how many bytes it took."""
+    line.settimeout(1)
+    taken = 0
+    for frame in frames:
+        view = memoryview(frame)
+        try:
+            while view:
+                sent = line.send(view)
+                taken += sent
+                view = view[sent:]
+        except TimeoutError:
+            return taken
+        except OSError:
+            return taken
+    return taken
+
+
+def fill(entrance: Entrance) -> None:
+    """Put 12 MB into a queue."""
+    for _ in range(4):
+        entrance.namespace.ask(Send(LARGE, [BrokeredMessage(bytes(250_000))] * 12))
+
+
+def test_replies_that_a_client_does_not_read_are_bounded(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    lazy = entrance.key("lazy", Claim.LISTEN)
+    fill(entrance)
+    exchange = entrance.connect(lazy)
+    assert exchange.frame()[0][0] == FrameKind.WELCOME
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 200))
+    eventually(lambda: conversation_of(entrance, lazy).unread_bytes > 1_000_000)
+    for _ in range(5):
+        entrance.assert_serves()
+        assert conversation_of(entrance, lazy).unread_bytes <= MAX_UNREAD_BYTES
+    assert len(exchange.all_replies(200)) == 200  # when it reads, it gets them all
+
+
+@pytest.mark.parametrize("said", [b"", framed([FrameKind.GOODBYE, "", "", {}]), framed([99])])
+def test_a_client_that_never_reads_is_let_go(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    for module in (server_conversation, native):
+        monkeypatch.setattr(module, "QUIET_US", SECOND_US // 5)
+    entrance = enter()
+    fill(entrance)
+    exchange = entrance.connect(entrance.key("lazy", Claim.LISTEN))
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), said)
+    entrance.assert_serves()
+    eventually(lambda: entrance.door.connections == 0)
+
+
+def test_a_flood_of_requests_leaves_others_served(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    greedy = entrance.key("greedy", Claim.LISTEN)
+    exchange = entrance.connect(greedy)
+    poll = {"$": "Receive", "path": QUEUE, "wait": {"$": "timedelta", "us": 10**9}}
+    exchange.write(*(asking(poll, number=number) for number in range(1, MAX_OPEN_REQUESTS + 5000)))
+    for _ in range(3):
+        entrance.assert_serves()
+    conversation = conversation_of(entrance, greedy)
+    assert len(conversation._open) + len(conversation._held) <= 2 * MAX_OPEN_REQUESTS
+
+
+def test_a_flood_of_long_requests_is_read_no_further_than_its_bound(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_conversation, "MAX_UNANSWERED_BYTES", 4_000_000)
+    entrance = enter()
+    greedy = entrance.key("greedy", Claim.LISTEN)
+    fill(entrance)
+    exchange = entrance.connect(greedy)
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 10))  # which it does not read
+    long = {"$": "numbers", "at": 0, "size": 8 * MAX_BATCH_MESSAGES}
+    plain = {"$": "ReceiveDeferred", "path": LARGE, "sequence_numbers": long}
+    blob = bytes(8 * MAX_BATCH_MESSAGES)
+    frames = (asking(plain, number=number, blobs=blob) for number in range(11, 211))
+    assert write_until_full(exchange.line, frames) < 40_000_000  # of 160 MB; sockets hold some
+    entrance.assert_serves()
+
+
+# -- keys and tokens of those who wait -------------------------------------------------------------
+
+
+def parked(entrance: Entrance, key: SharedAccessKey, **options: Any) -> Exchange:
+    """Return a connection whose receive waits at the broker."""
+    exchange = entrance.connect(key, **options)
+    exchange.write(frames_of(POLL))
+    eventually(lambda: entrance.namespace.snapshot().open_receives == 1)
+    return exchange
+
+
+def test_a_parked_receive_ends_when_its_key_is_deleted(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    exchange = parked(entrance, entrance.key("key", Claim.LISTEN))
+    with entrance.client() as client:
+        client.ask(DeleteKey("key"))
+    number, error = exchange.reply()
+    assert (number, type(error)) == (1, UnauthorizedError)
+    assert entrance.namespace.snapshot().open_receives == 0
+
+
+def test_a_parked_receive_ends_when_its_secret_is_replaced(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN)
+    exchange = parked(entrance, key)
+    entrance.namespace.ask(PutKey(replace(key, primary="another secret for those who know")))
+    number, error = exchange.reply()
+    assert (number, type(error)) == (1, UnauthorizedError)
+
+
+def test_a_parked_receive_ends_when_its_claim_is_taken_away(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN, Claim.SEND)
+    exchange = parked(entrance, key)
+    entrance.namespace.ask(PutKey(replace(key, claims=(Claim.SEND,))))
+    number, error = exchange.reply()
+    assert (number, type(error)) == (1, UnauthorizedError)
+
+
+def test_a_parked_receive_ends_when_its_token_expires(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_conversation, "TOKEN_GRACE_US", SECOND_US // 10)
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN)
+    exchange = parked(entrance, key, token=entrance.token(key, lives_s=60))
+    entrance.clock.advance(timedelta(seconds=61))
+    number, error = exchange.reply()
+    assert (number, type(error)) == (1, UnauthorizedError)
+    assert entrance.namespace.snapshot().open_receives == 0
+
+
+def test_a_parked_receive_goes_on_when_its_token_is_renewed(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_conversation, "TOKEN_GRACE_US", SECOND_US // 10)
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN)
+    exchange = parked(entrance, key, token=entrance.token(key, lives_s=60))
+    exchange.write(framed([FrameKind.TOKEN, entrance.token(key)]), framed([FrameKind.PING]))
+    while exchange.frame()[0][0] != FrameKind.PONG:
+        pass
+    entrance.clock.advance(timedelta(seconds=61))
+    time.sleep(0.3)  # several ticks, and longer than the grace
+    entrance.namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
+    number, batch = exchange.reply()
+    assert (number, batch.num_rows) == (1, 1)
+
+
+# -- health and metrics ----------------------------------------------------------------------------
+
+
+def test_metrics_are_for_readers_on_this_machine_that_name_it(
+    enter: Callable[..., Entrance],
+) -> None:
+    entrance = enter()
+    assert entrance.get("/metrics")[0] == 200
+    for host in ("localhost", "localhost:80", "127.0.0.1", "[::1]:99", "127.8.9.1"):
+        assert entrance.get("/metrics", Host=host)[0] == 200
+    for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil", "["):
+        status, text = entrance.get("/metrics", Host=host)
+        assert status == 401, host
+        assert QUEUE not in text
+
+
+def test_metrics_need_a_token_that_manages_the_namespace(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    sender = entrance.key("sender", Claim.SEND)
+    local = entrance.key("local", Claim.MANAGE, path=QUEUE)
+    evil = "evil.example"
+    good = entrance.token(ROOT)
+    assert entrance.get("/metrics", Host=evil, Authorization=good)[0] == 200
+    for token in (entrance.token(sender), entrance.token(local), "nonsense", good[:-3]):
+        assert entrance.get("/metrics", Host=evil, Authorization=token)[0] == 401
+        assert entrance.get("/metrics", Authorization=token)[0] == 401
+
+
+def test_a_reader_of_another_machine_is_not_trusted_for_its_host_header(
+    enter: Callable[..., Entrance],
+) -> None:
+    pages = enter().door._web
+
+    def asked_from(address: str) -> Request:
+        headers = [(b"host", b"localhost")]
+        return Request({"type": "http", "headers": headers, "client": (address, 1)})
+
+    assert pages._is_trusted(asked_from("127.0.0.1"))
+    for address in ("10.0.0.1", "192.168.1.7", "::ffff:10.0.0.1"):
+        assert not pages._is_trusted(asked_from(address))
+
+
+def test_others_hear_whether_the_server_works_and_not_why(enter: Callable[..., Entrance]) -> None:
+    entrance = enter()
+    status, text = entrance.get("/health", Host="evil.example")
+    assert (status, json.loads(text)) == (200, {"status": "ok", "name": "shop"})
+    assert json.loads(entrance.get("/health")[1])["restarts"] == 0
+    status, text = entrance.get("/ready", Host="evil.example")
+    assert (status, json.loads(text)) == (200, {"ready": True, "name": "shop"})
+
+
+@pytest.mark.parametrize("page", ["/health", "/ready", "/metrics"])
+def test_head_answers_like_get_without_a_body(enter: Callable[..., Entrance], page: str) -> None:
+    entrance = enter()
+    assert entrance.get(page, "HEAD") == (200, "")
+
+
+def test_another_address_serves_health_and_metrics_alone(enter: Callable[..., Entrance]) -> None:
+    entrance = enter(admin=("127.0.0.1", 0))
+    port = entrance.door.admin_port
+    assert port != entrance.door.port
+    for page in ("/health", "/ready", "/metrics"):
+        assert entrance.get(page, port=port)[0] == 200
+        assert entrance.get(page)[0] == 200
+    with Exchange(port, entrance.token()) as exchange:
+        assert is_let_go(exchange.line)
+    entrance.assert_serves()
+
+
+def test_the_command_line_names_the_other_address(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start(ORDERS, "--admin-host", "127.0.0.3")
+    try:
+        connection = http.client.HTTPConnection("127.0.0.3", server.admin_port, timeout=10)
+        with closing(connection):
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+    finally:
+        server.stop()

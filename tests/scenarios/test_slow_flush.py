@@ -1,0 +1,113 @@
+"""While the disk is slow, the loop of a server goes on: health checks and pings are answered."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.keys import ROOT
+from twinbus import BrokeredMessage, QueueDescription
+from twinbus.broker.engine import EngineSettings, Storages
+from twinbus.broker.storage import DiskStorage
+from twinbus.clock import SystemClock
+from twinbus.connection import ConnectionString, Place
+from twinbus.ledger import NO_LEDGER
+from twinbus.limits import SLOW_TURN_US
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.commands import CreateEntity, PutKey, Send, SendReceipt
+from twinbus.server.door import Door
+
+QUEUE = "orders"
+PATIENCE_S = 20
+
+
+class GatedStorage(DiskStorage):
+    """A disk whose flushes wait while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def sync(self, descriptor: int) -> None:
+        assert self.gate.wait(PATIENCE_S)
+        super().sync(descriptor)
+
+
+class Shop:
+    """A server on a gated disk, and a client of it."""
+
+    def __init__(self, disk: GatedStorage, door: Door, client: ServerNamespace) -> None:
+        self.disk = disk
+        self.door = door
+        self.client = client
+
+    def begin_send(self) -> "Future[SendReceipt]":
+        return self.client.submit(Send(QUEUE, [BrokeredMessage(b"order")]))
+
+    def health(self) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=PATIENCE_S)
+        with closing(connection):
+            connection.request("GET", "/health")
+            return connection.getresponse().status
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    disk = GatedStorage()
+    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
+    with EmbeddedNamespace(settings, None, Storages(log=disk)) as namespace:
+        namespace.ask(PutKey(ROOT))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        with closing(Door(namespace, SystemClock())) as door:
+            where = ConnectionString(
+                place=Place.SERVER,
+                host="127.0.0.1",
+                port=door.port,
+                key_name=ROOT.name,
+                key=ROOT.primary,
+            )
+            with ServerNamespace(where) as client:
+                yield Shop(disk, door, client)
+            disk.gate.set()
+
+
+def test_a_slow_flush_moves_the_turns_to_the_thread_and_the_loop_goes_on(shop: Shop) -> None:
+    shop.begin_send().result(PATIENCE_S)
+    for _ in range(2):
+        shop.door.turns.place.observe(10 * SLOW_TURN_US)  # what the loop notes after slow flushes
+    shop.disk.gate.clear()
+    waiting = shop.begin_send()
+    assert shop.health() == 200
+    assert not waiting.done()
+    shop.disk.gate.set()
+    assert waiting.result(PATIENCE_S).sequence_numbers == [2]
+
+
+def test_the_loop_measures_flushes_itself(shop: Shop) -> None:
+    assert shop.door.turns.place.is_loop
+    for _ in range(3):
+        shop.disk.gate.clear()
+        waiting = shop.begin_send()
+        opening = threading.Timer(0.05, shop.disk.gate.set)  # ten times what counts as slow
+        opening.start()
+        waiting.result(PATIENCE_S)
+        opening.join()
+    shop.client.ask(Send(QUEUE, [BrokeredMessage(b"order")]), PATIENCE_S)
+    assert not shop.door.turns.place.is_loop
+    for _ in range(60):
+        shop.client.ask(Send(QUEUE, [BrokeredMessage(b"order")]), PATIENCE_S)
+        if shop.door.turns.place.is_loop:
+            return
+    pytest.skip("the flushes of this disk take longer than 2 ms: the turns stay in the thread")
+
+
+def test_sends_of_many_turns_in_the_thread_are_all_answered(shop: Shop) -> None:
+    shop.door.turns.place.is_loop = False
+    sends = [shop.begin_send() for _ in range(200)]
+    numbers = sorted(send.result(PATIENCE_S).sequence_numbers[0] for send in sends)
+    assert numbers == list(range(1, 201))

@@ -1,0 +1,33 @@
+"""Requests that were withdrawn are let go, and no others."""
+
+from pathlib import Path
+from typing import Any
+
+from twinbus.broker.engine import EngineSettings
+from twinbus.clock import ManualClock
+from twinbus.ledger import NO_LEDGER
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.commands import ReadMeter
+from twinbus.protocol.requests import Request
+
+
+class Noted(Request):
+    """A request that keeps its reply."""
+
+    __slots__ = ("value",)
+
+    def answer(self, value: Any) -> None:
+        self.value = value
+
+
+def test_a_new_request_is_not_taken_for_one_that_was_withdrawn_during_a_turn(
+    tmp_path: Path,
+) -> None:
+    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
+    namespace = EmbeddedNamespace(settings, ManualClock(), threaded=False)
+    with namespace._writer._turn_lock:  # another thread has the turn
+        namespace.withdraw([Noted(ReadMeter())])
+    request = Noted(ReadMeter())  # Python gives it the memory of an object that is gone
+    namespace.hand_over([request])
+    namespace.close()
+    assert request.value is not None
