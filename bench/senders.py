@@ -143,7 +143,7 @@ class SendersFailedError(Exception):
 def _run_worker(
     control: Connection, kind: Callable[[Any], Sender], address: Any, count: int
 ) -> None:
-    """Be a process of a crowd: send when told how many, until told None."""
+    """Be a process of a crowd: send as many as the parent asks for, until it asks for None."""
     try:
         with ThreadCrowd(kind, address, count) as crowd:
             control.send(None)  # connected

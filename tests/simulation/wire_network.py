@@ -344,13 +344,13 @@ class SimulatedDoor:
         if self.clock.now_us() >= self._next_tick:
             self._next_tick = self.clock.now_us() + SECOND_US
             for connection in [*self.connections]:
-                connection.tick(keys_changed=False)
+                connection.tick()
 
     def _after_turn(self) -> None:
         if self.namespace.keys.version != self._keys_version:
             self._keys_version = self.namespace.keys.version
             for connection in [*self.connections]:
-                connection.tick(keys_changed=True)
+                connection.tick()
         replying, self._replying = self._replying, {}
         for connection in replying:
             connection.flush()

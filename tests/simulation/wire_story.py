@@ -296,7 +296,7 @@ class WireWorld:
         counts["steps with a ping of the server"] += conversation._pinged_at is not None
 
     def _check_broker(self) -> None:
-        """Check that whoever waits at the broker is connected, and that no lock is orphaned."""
+        """Check that every request at the broker has a connection, and that no lock is orphaned."""
         opened = {
             id(request)
             for connection in self.door.connections

@@ -30,14 +30,23 @@ from twinbus.entities import (
     TrueFilter,
 )
 from twinbus.errors import InvalidArgumentError, MessagingError, error_of
-from twinbus.limits import MAX_BATCH_BYTES, MAX_FRAME_BYTES, MAX_HEAD_BYTES, ROWS_AS_ROWS
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_FRAME_BYTES,
+    MAX_HEAD_BYTES,
+    ROWS_AS_ROWS,
+)
 from twinbus.message import (
     DELIVERY_SCHEMA,
     MESSAGE_SCHEMA,
     BrokeredMessage,
     to_batch,
+    to_messages,
     tokens_of,
 )
+from twinbus.pipeline.carrier import Carried, Range
+from twinbus.pipeline.settling import settlements
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.rows import decode_rows, encode_rows
@@ -685,3 +694,42 @@ def test_no_code_can_be_named() -> None:
 def test_a_moment_arrives_to_the_microsecond() -> None:
     last = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
     assert replied(last) == [last]
+
+
+# -- the largest commands fit a frame --------------------------------------------------------------
+
+
+def test_a_settlement_of_as_many_intervals_as_there_may_be_fits_a_frame() -> None:
+    apart = [(2 * at, 2 * at) for at in range(MAX_BATCH_MESSAGES)]
+    command = c.SettleRange("backlog", 7, apart)
+    [(head, body)] = cut(b"".join(map(bytes, encode_ask(1, command))))
+    arrived = decode_command(head, body)
+    assert isinstance(arrived, c.SettleRange)
+    assert [tuple(pair) for pair in arrived.completed] == apart
+
+
+def test_more_intervals_than_there_may_be_are_refused() -> None:
+    apart = np.arange(2 * (MAX_BATCH_MESSAGES + 1), dtype=np.int64)
+    pairs = {"$": "pairs", "at": 0, "size": apart.nbytes}
+    head = [FrameKind.ASK, 1, "SettleRange", "backlog", 7, pairs]
+    with pytest.raises(InvalidArgumentError, match="intervals; the limit is"):
+        decode_command(head, memoryview(apart.tobytes()))
+
+
+def test_poison_with_the_longest_faults_is_settled_in_commands_that_fit_a_frame() -> None:
+    carried = Carried("backlog", Range(7, 1, 1000, "backlog"))
+    carried.poison += [(number, f"{number} " + "€" * 5000) for number in range(1, 1001)]
+    commands = settlements(carried, release=True)
+    for command in commands:
+        encode_ask(1, command)
+    parts = [part for command in commands for part in command.dead_lettered]
+    assert [list(part.sequence_numbers) for part in parts] == [[at] for at in range(1, 1001)]
+
+
+def test_few_messages_with_many_properties_fit_a_frame() -> None:
+    large = {f"name {at}": "x" * 2000 for at in range(100)}
+    messages = [BrokeredMessage(b"body", application_properties=large) for _ in range(ROWS_AS_ROWS)]
+    [(head, body)] = cut(b"".join(map(bytes, encode_ask(1, c.Send("orders", messages)))))
+    arrived = decode_command(head, body)
+    assert isinstance(arrived, c.Send)
+    assert to_messages(arrived.messages) == messages

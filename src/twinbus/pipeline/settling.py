@@ -5,7 +5,12 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from twinbus.intervals import Intervals
-from twinbus.limits import MAX_BATCH_MESSAGES, MAX_DEAD_LETTER_PARTS, MAX_REASON_CHARACTERS
+from twinbus.limits import (
+    MAX_BATCH_MESSAGES,
+    MAX_DEAD_LETTER_PARTS,
+    MAX_HEAD_BYTES,
+    MAX_REASON_CHARACTERS,
+)
 from twinbus.pipeline.carrier import CANNOT_GO_HOME, Carried
 from twinbus.protocol.commands import DeadLetterPart, SettleRange
 
@@ -38,14 +43,20 @@ def _slices(items: list[T], most: int) -> list[list[T]]:
 
 
 def _groups(parts: list[DeadLetterPart]) -> list[list[DeadLetterPart]]:
-    """Return parts in groups that one settlement may carry."""
+    """Return parts in groups that one settlement may carry, and one frame."""
     groups: list[list[DeadLetterPart]] = []
-    count = 0
+    count = size = 0
     for part in parts:
         count += len(part.sequence_numbers)
-        if not groups or count > MAX_BATCH_MESSAGES or len(groups[-1]) == MAX_DEAD_LETTER_PARTS:
+        size += len((part.description or "").encode())
+        if (
+            not groups
+            or count > MAX_BATCH_MESSAGES
+            or size > MAX_HEAD_BYTES // 2
+            or len(groups[-1]) == MAX_DEAD_LETTER_PARTS
+        ):
             groups.append([])
-            count = len(part.sequence_numbers)
+            count, size = len(part.sequence_numbers), len((part.description or "").encode())
         groups[-1].append(part)
     return groups
 

@@ -20,11 +20,11 @@ After that both sides send frames:
     PONG      [kind]                                                            both
     GOODBYE   [kind, code, text, facts]               no more will come         both
 
-Values of the head are those of plain.py, and besides: {"$": "numbers" | "tokens" | "blob" |
-"batch", "at": offset, "size": bytes} points into the body; {"$": "run", "first", "count"} stands
-for consecutive numbers, {"$": "span", "days", "seconds", "us"} for a length of time. A send brings
-its messages as rows (rows.py) or as one Arrow record batch of MESSAGE_SCHEMA; a reply brings them
-as one batch of DELIVERY_SCHEMA. Arrow's own compression is refused: a few bytes could ask for
+Values of the head are those of plain.py, and besides: {"$": "numbers" | "pairs" | "tokens" |
+"blob" | "batch", "at": offset, "size": bytes} points into the body; {"$": "run", "first", "count"}
+stands for consecutive numbers, {"$": "span", "days", "seconds", "us"} for a length of time. A send
+brings its messages as rows (rows.py) or as one Arrow record batch of MESSAGE_SCHEMA; a reply brings
+them as one batch of DELIVERY_SCHEMA. Arrow's own compression is refused: a few bytes could ask for
 gigabytes.
 
 The head of a client is small (MAX_HEAD_BYTES), because decoding takes a multiple of its size.
@@ -56,7 +56,14 @@ from twinbus.limits import (
     MAX_REPLY_HEAD_BYTES,
     ROWS_AS_ROWS,
 )
-from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, MESSAGE_SCHEMA, conform, to_batch
+from twinbus.message import (
+    DELIVERY_SCHEMA,
+    LOCK_TOKEN,
+    MESSAGE_SCHEMA,
+    BrokeredMessage,
+    conform,
+    to_batch,
+)
 from twinbus.plain import Kinds, Plain
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
@@ -237,6 +244,8 @@ class _Writing(Plain):
             and all(type(one) is int for one in value)
         ):
             return self.put("numbers", np.asarray(value, np.int64).tobytes())
+        if kind in (list, tuple) and len(value) > _FEW_NUMBERS and all(map(_is_pair, value)):
+            return self.put("pairs", np.asarray(value, np.int64).tobytes())
         if kind is bytes:
             return self.put("blob", value)
         if isinstance(value, pa.FixedSizeBinaryArray):
@@ -266,6 +275,16 @@ class _Writing(Plain):
         return frame(head, self.body, self.size)
 
 
+def _is_pair(value: Any) -> bool:
+    """Whether a value is an interval: two whole numbers."""
+    return (
+        type(value) in (list, tuple)
+        and len(value) == 2
+        and type(value[0]) is int
+        and type(value[1]) is int
+    )
+
+
 class _Reading(Plain):
     """Turns a head and the body beside it into values."""
 
@@ -286,7 +305,7 @@ class _Reading(Plain):
             return range(first, first + count)
         if kind == "span":
             return timedelta(plain["days"], plain["seconds"], plain["us"])
-        if kind not in ("numbers", "tokens", "blob", "batch"):
+        if kind not in ("numbers", "pairs", "tokens", "blob", "batch"):
             return super()._load_scalar(kind, plain)
         return self._load_blob(kind, self.blob(plain))
 
@@ -306,6 +325,12 @@ class _Reading(Plain):
             return _from_ipc(blob)
         if kind == "numbers":
             return np.frombuffer(blob, np.int64)
+        if kind == "pairs":
+            if len(blob) > MAX_BATCH_MESSAGES * 16:
+                raise InvalidArgumentError(
+                    f"a frame holds {len(blob) // 16} intervals; the limit is {MAX_BATCH_MESSAGES}"
+                )
+            return np.frombuffer(blob, np.int64).reshape(-1, 2).tolist()
         count, rest = divmod(len(blob), LOCK_TOKEN.byte_width)
         if rest:
             raise InvalidArgumentError("a frame cuts a lock token")
@@ -398,7 +423,7 @@ def _encode_send(number: int, send: c.Send) -> Buffers:
     writing = _Writing()
     messages = send.messages
     plain: Any
-    if isinstance(messages, pa.RecordBatch) or len(messages) > ROWS_AS_ROWS:
+    if isinstance(messages, pa.RecordBatch) or not _fit_as_rows(messages):
         batch = with_columns(send).messages
         assert isinstance(batch, pa.RecordBatch)
         plain = writing.put("columns", batch.serialize())
@@ -413,6 +438,13 @@ def _encode_send(number: int, send: c.Send) -> Buffers:
             writing.size += padding
     origin = _plain_origin(send.origin, writing)
     return _bounded(writing.frame([FrameKind.ASK, number, "Send", send.path, plain, origin]))
+
+
+def _fit_as_rows(messages: Sequence[BrokeredMessage]) -> bool:
+    """Whether messages are few, and what they hold beside their bodies has room in a head."""
+    if len(messages) > ROWS_AS_ROWS:
+        return False
+    return sum(message.size - len(message.body) for message in messages) <= MAX_HEAD_BYTES // 4
 
 
 def _plain_origin(origin: c.Origin | None, writing: _Writing) -> Any:

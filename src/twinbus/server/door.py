@@ -113,9 +113,7 @@ class Door(Closable):
                 raise
             self.admin_port = self._listeners[1].getsockname()[1]
         self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
-        self.read_buffer = memoryview(
-            bytearray(SERVER_READ_BYTES)
-        )  # of whichever connection is read
+        self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # of the connection being read
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()  # the last connection has gone
@@ -154,18 +152,20 @@ class Door(Closable):
 
     def _tick(self) -> None:
         """Look for silent connections and for tokens that expired."""
-        for connection in [*self._connections]:
-            connection.tick(keys_changed=False)
-        for stranger in [*self._strangers]:
-            if isinstance(stranger, NativeConnection):
-                stranger.tick(keys_changed=False)
+        strangers = [one for one in self._strangers if isinstance(one, NativeConnection)]
+        for connection in [*self._connections, *strangers]:
+            try:
+                connection.tick()
+            except Exception:  # noqa: BLE001 - one connection must not stop the others
+                _log.exception("a connection failed, and is ended")
+                connection.abort()
 
     def _after_turn(self) -> None:
         """Write the replies of a turn."""
         if self.namespace.keys.version != self._keys_version:
             self._keys_version = self.namespace.keys.version
             for connection in [*self._connections]:
-                connection.tick(keys_changed=True)
+                connection.tick()
         replying, self._replying = self._replying, set()
         for connection in replying:
             connection.flush()

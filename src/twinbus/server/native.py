@@ -24,18 +24,19 @@ class NativeConnection(asyncio.BufferedProtocol):
     """One client. Everything happens in the loop's thread, but for replies of other turns."""
 
     __slots__ = (
-        *(
-            "_buffered",
-            "_door",
-            "_incomplete",
-            "_hangs_up",
-            "_is_aborted",
-            "_is_full",
-            "_is_reading",
-            "_refusal",
-            "_stalled_at",
-        ),
-        *("address", "admitted", "conversation", "transport"),
+        "_buffered",
+        "_door",
+        "_hangs_up",
+        "_incomplete",
+        "_is_aborted",
+        "_is_full",
+        "_is_reading",
+        "_refusal",
+        "_stalled_at",
+        "address",
+        "admitted",
+        "conversation",
+        "transport",
     )
 
     def __init__(
@@ -176,7 +177,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._is_reading = not self._is_reading
             (transport.resume_reading if self._is_reading else transport.pause_reading)()
 
-    def tick(self, *, keys_changed: bool) -> None:
+    def tick(self) -> None:
         """Do what time brings, and what changed keys do."""
         conversation = self.conversation
         now = now_us()
@@ -186,11 +187,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             self.flush()
         elif conversation.unread_bytes:  # asyncio does not report that the socket took them
             self.flush()
-        if keys_changed or conversation.phase is Phase.OPEN:
-            events = conversation.check_admission(now)
-            if events:
-                self._apply(events)
-                self.flush()
+        events = conversation.check_admission(now)
+        if events:
+            self._apply(events)
+            self.flush()
 
     def _check_reader(self, now: int) -> None:
         """Let a client go that reads nothing, or not soon why the connection ends."""
