@@ -424,8 +424,9 @@ def test_a_value_that_is_no_command_is_refused_before_it_travels() -> None:
 
 
 def test_a_command_that_no_server_would_read_is_refused_before_it_travels() -> None:
+    parts = [c.DeadLetterPart([number], "x" * 4000) for number in range(300)]
     with pytest.raises(InvalidArgumentError, match="Ask in parts"):
-        encode_ask(1, c.SettleRange("orders", 1, [(n, n) for n in range(2**40, 2**40 + 90_000)]))
+        encode_ask(1, c.SettleRange("orders", 1, dead_lettered=parts))
 
 
 # -- nonsense --------------------------------------------------------------------------------------
