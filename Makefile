@@ -31,7 +31,7 @@ $(READY): requirements/dev.txt requirements/java.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@$(RUN) -m twinbus.pipeline.java >/dev/null 2>&1 || { echo "no Java 17 or newer here: bringing one for Spark"; \
+	@$(RUN) -m twinbus.spark.java >/dev/null 2>&1 || { echo "no Java 17 or newer here: bringing one for Spark"; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt; }
 	@touch $@
 
@@ -86,7 +86,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
 
 docs: $(READY) ## write the API reference, from the docstrings, to build/docs
-	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.pipeline.syphon twinbus.pipeline.source
+	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.syphon.syphon twinbus.datasource.source
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies anew (needs uv)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import xxhash
 from measure import Report, ratio, side_by_side
 
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.entities import QueueDescription
 from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import BrokeredMessage, to_batch

@@ -41,14 +41,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from measure import Others, Report, processes
 
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import ReportSettings, make_report
+from twinbus.cost.stages import rule_of
 from twinbus.entities import backlog_queue_path
 from twinbus.ledger import FOLDER, SCHEMAS, Ledger, LedgerKind
 from twinbus.limits import DAY_US
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import ReportSettings, make_report
-from twinbus.pipeline.spark import start_session
-from twinbus.pipeline.stages import rule_of
 from twinbus.protocol.operations import Purpose
+from twinbus.spark.session import start_session
 
 SIZES, QUICK_SIZES = (1_000_000, 10_000_000, 100_000_000), (1_000_000, 3_000_000)
 MESSAGES, QUICK_MESSAGES = (1_000_000, 10_000_000), (1_000_000,)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import rocksdict
 from measure import Report, ratio, side_by_side
 
-from twinbus.broker.log import Log, Part, PartKind
+from twinbus.broker.store.log import Log, Part, PartKind
 from twinbus.message import BrokeredMessage, to_batch
 
 BATCH = 1000

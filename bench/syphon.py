@@ -33,10 +33,10 @@ from twinbus.limits import CARRIED_BYTES
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.desk import SyphonProgress
-from twinbus.pipeline.spark import start_session
-from twinbus.pipeline.syphon import Syphon, SyphonSettings
 from twinbus.protocol.commands import Send
+from twinbus.spark.session import start_session
+from twinbus.syphon.desk import SyphonProgress
+from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -26,13 +26,13 @@ from shop import QUEUE, Server
 
 from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import ReportSettings, make_report
 from twinbus.pairing.backlog import find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.gateway import silence_py4j
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import ReportSettings, make_report
-from twinbus.pipeline.spark import BorrowedSession
-from twinbus.pipeline.syphon import Syphon, SyphonSettings
+from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.session import BorrowedSession
+from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
 LOCK = timedelta(seconds=10)  # far below PATIENCE_S

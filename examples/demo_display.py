@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from twinbus.pipeline.syphon import Syphon
+from twinbus.syphon.syphon import Syphon
 
 _SAMPLE_S = 0.5
 _LINE_EVERY = 6  # samples

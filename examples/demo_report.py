@@ -6,9 +6,9 @@ from html import escape
 from demo_audit import Findings
 from demo_fleet import Recorder
 
-from twinbus.charts import Mark, Series, grid, line_chart, page, rates, table
-from twinbus.pipeline.report import Report
-from twinbus.pipeline.report_page import report_parts
+from twinbus.cost.charts import Mark, Series, grid, line_chart, page, rates, table
+from twinbus.cost.report import Report
+from twinbus.cost.report_page import report_parts
 
 _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa", "#b3261e"
 

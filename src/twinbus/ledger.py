@@ -54,11 +54,14 @@ _MARK = ".covered"
 _NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]+-\d+\.parquet")
 _MOMENT = pa.timestamp("us", "UTC")
 
-# Events of the messages ledger; broker/trail.py says what each means.
+# Events of the messages ledger; broker/accounts/trail.py says what each means.
 ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inventory"
 GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = ("completed", "dead_lettered", "expired", "activated", "cancelled", "forwarded")
+# Results of the ledger of transfers, and the file in its folder that rows wait in.
+MOVED, DEAD_LETTERED = "moved", "dead_lettered"
+JOURNAL = ".journal"
 
 
 class LedgerKind(Enum):

@@ -19,13 +19,13 @@ from demo_fleet import Recorder, Sample
 from demo_report import Audit, demo_page
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from twinbus.cost.estimate import Plan, estimate
+from twinbus.cost.estimate_page import estimate_page
+from twinbus.cost.ledger import LeftOut, Survey
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import Report
+from twinbus.cost.report_page import report_page
 from twinbus.ledger import LedgerKind
-from twinbus.pipeline.estimate import Plan, estimate
-from twinbus.pipeline.estimate_page import estimate_page
-from twinbus.pipeline.ledger import LeftOut, Survey
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import Report
-from twinbus.pipeline.report_page import report_page
 
 STANDARD = load_sheet("azure-standard")
 PHONE, DESK = 400, 1200

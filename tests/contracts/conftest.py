@@ -11,7 +11,7 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.ledger import NO_LEDGER

@@ -25,8 +25,8 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
-from twinbus.broker.engine import EngineSettings, Storages
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
+from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.ledger import NO_LEDGER

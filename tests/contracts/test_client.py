@@ -53,7 +53,7 @@ from twinbus import (
     dead_letter_path,
     subscription_path,
 )
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.ledger import NO_LEDGER

@@ -32,7 +32,7 @@ from twinbus import (
     QueueDescription,
     TransientError,
 )
-from twinbus.broker import transfers
+from twinbus.broker.sending import transfers
 from twinbus.clock import ManualClock
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_messages

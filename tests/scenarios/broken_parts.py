@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 
 from tests.scenarios.site import Site
-from twinbus.broker import intake as intake_module
-from twinbus.broker import namespace as namespace_module
-from twinbus.broker import queue as queue_module
-from twinbus.broker.bodies import Bodies
-from twinbus.broker.commit import Commit, Entries
-from twinbus.broker.dead_letter import Deaths
-from twinbus.broker.directory import Directory
-from twinbus.broker.duplicates import DuplicateHistory
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.accounts.meter import Meter
+from twinbus.broker.accounts.throttle import Throttle
+from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.duplicates import DuplicateHistory
+from twinbus.broker.entities.topic import Subscription
 from twinbus.broker.lifecycle import State
-from twinbus.broker.meter import Meter
-from twinbus.broker.namespace import Namespace
-from twinbus.broker.queue import Queue
-from twinbus.broker.ranges import Leases
-from twinbus.broker.routing import Router
-from twinbus.broker.session import Sessions
-from twinbus.broker.throttle import Throttle
-from twinbus.broker.tokens import LockNumbers
-from twinbus.broker.topic import Subscription
-from twinbus.broker.waiters import Waiters
-from twinbus.broker.waiting import Waiting
+from twinbus.broker.queue import queue as queue_module
+from twinbus.broker.queue.dead_letter import Deaths
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.ranges import Leases
+from twinbus.broker.queue.session import Sessions
+from twinbus.broker.queue.tokens import LockNumbers
+from twinbus.broker.queue.waiters import Waiters
+from twinbus.broker.queue.waiting import Waiting
+from twinbus.broker.sending import intake as intake_module
+from twinbus.broker.sending.routing import Router
+from twinbus.broker.store.bodies import Bodies
+from twinbus.broker.store.commit import Commit, Entries
+from twinbus.broker.turn import namespace as namespace_module
+from twinbus.broker.turn.engine import EngineSettings
+from twinbus.broker.turn.namespace import Namespace
 from twinbus.clock import ManualClock, from_us
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.contracts.conftest import World
-from twinbus.broker.engine import Engine, EngineSettings, Storages
-from twinbus.broker.log import Log
-from twinbus.broker.queue import Queue
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.store.log import Log
+from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.clock import ManualClock
 from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.embedded import EmbeddedNamespace

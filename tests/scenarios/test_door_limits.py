@@ -22,7 +22,7 @@ from tests.contracts.keys import ROOT
 from tests.scenarios.server_process import ORDERS, Server
 from tests.soak.bad_bytes_tools import Exchange, asking, framed, frames_of, hello
 from twinbus import BrokeredMessage, Claim, QueueDescription, SharedAccessKey
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place, sign_token
 from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError

@@ -25,8 +25,8 @@ from tests.scenarios.broken_parts import (
 )
 from tests.scenarios.command_stories import MINUTE, STORIES, TIMERS, Story
 from tests.scenarios.site import Site
-from twinbus.broker.routing import Router
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.sending.routing import Router
+from twinbus.broker.store.storage import DiskStorage
 from twinbus.errors import CommandFailedError
 from twinbus.protocol import commands as c
 from twinbus.protocol.requests import BlockingRequest

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contracts.words import QUEUE
 from tests.scenarios.site import kill
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
 from twinbus.errors import StoreUnavailableError

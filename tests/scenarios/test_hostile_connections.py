@@ -12,7 +12,7 @@ import pytest
 
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
 from tests.soak.bad_bytes_tools import Exchange, frames_of
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place, token_for
 from twinbus.entities import QueueDescription

@@ -25,10 +25,11 @@ from tests.scenarios.neighbours import (
 )
 from tests.scenarios.site import Site
 from twinbus import entities
-from twinbus.broker import topic, transfers
-from twinbus.broker.namespace import NamespaceSettings
-from twinbus.broker.throttle import Thresholds
-from twinbus.broker.topic import Rule
+from twinbus.broker.accounts.throttle import Thresholds
+from twinbus.broker.entities import topic
+from twinbus.broker.entities.topic import Rule
+from twinbus.broker.sending import transfers
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.entities import (
     CorrelationFilter,
     QueueDescription,

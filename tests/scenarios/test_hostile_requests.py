@@ -21,11 +21,12 @@ from tests.scenarios.neighbours import (
 )
 from tests.scenarios.site import Site
 from tests.soak.bad_bytes_tools import asking, framed
-from twinbus.broker import management, transfers
-from twinbus.broker.log import Log, PartKind
-from twinbus.broker.namespace import NamespaceSettings
-from twinbus.broker.throttle import Thresholds
-from twinbus.broker.tokens import token_columns, tokens_for
+from twinbus.broker.accounts.throttle import Thresholds
+from twinbus.broker.entities import management
+from twinbus.broker.queue.tokens import token_columns, tokens_for
+from twinbus.broker.sending import transfers
+from twinbus.broker.store.log import Log, PartKind
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.entities import (
     QueueDescription,
     RuleDescription,

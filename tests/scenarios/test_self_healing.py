@@ -28,10 +28,10 @@ from tests.contracts.words import (
     topic,
 )
 from tests.scenarios.site import Site
-from twinbus.broker.commit import Commit
-from twinbus.broker.engine import Engine
 from twinbus.broker.lifecycle import State
-from twinbus.broker.namespace import Namespace
+from twinbus.broker.store.commit import Commit
+from twinbus.broker.turn.engine import Engine
+from twinbus.broker.turn.namespace import Namespace
 from twinbus.clock import ManualClock
 from twinbus.entities import RuleDescription, SqlFilter
 from twinbus.errors import BrokerRestartingError, CommandFailedError, MessagingError

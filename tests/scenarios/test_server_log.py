@@ -207,7 +207,7 @@ def test_a_file_that_is_gone_is_one_error_line_and_the_server_goes_on(server: Se
 # Every turn fails from the moment when a file is there.
 FAULTY = """
 from pathlib import Path
-from twinbus.broker.namespace import Namespace
+from twinbus.broker.turn.namespace import Namespace
 from twinbus.cli import main
 reclaim = Namespace.reclaim
 def fail(self):

@@ -11,8 +11,8 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.engine import EngineSettings, Storages
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
+from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.ledger import NO_LEDGER

@@ -1,6 +1,6 @@
 import pytest
 
-from twinbus.pipeline import planner as planning
+from twinbus.syphon import planner as planning
 
 
 @pytest.fixture

@@ -20,21 +20,21 @@ from twinbus import (
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
 )
-from twinbus.broker.engine import EngineSettings, Storages
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
+from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.client.retry import RetryPolicy
 from twinbus.clock import ManualClock
+from twinbus.cost.estimate import Plan, time_away
 from twinbus.entities import backlog_queue_path
 from twinbus.errors import MessagingError
 from twinbus.ledger import LedgerSettings
 from twinbus.limits import SYPHON_POLL
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pipeline.carrier import Carrier
-from twinbus.pipeline.desk import Desk
-from twinbus.pipeline.estimate import Plan, time_away
-from twinbus.pipeline.planner import Planner, PlannerSettings
-from twinbus.pipeline.transfers import TransferLedger
 from twinbus.protocol.commands import Disposition, Receive, Settle
+from twinbus.syphon.carrier import Carrier
+from twinbus.syphon.desk import Desk
+from twinbus.syphon.planner import Planner, PlannerSettings
+from twinbus.syphon.transfers import TransferLedger
 from twinbus.testing import Fault, FaultyNamespace
 
 PRIMARY = "contoso"

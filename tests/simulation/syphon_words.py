@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twinbus import BrokeredMessage, dead_letter_path
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import MessagingError
@@ -20,12 +20,12 @@ from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.book import Task
-from twinbus.pipeline.carrier import Carried, Carrier, failure_of
-from twinbus.pipeline.desk import Desk
-from twinbus.pipeline.planner import Planner, PlannerSettings
-from twinbus.pipeline.settling import settlements
 from twinbus.protocol.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
+from twinbus.syphon.book import Task
+from twinbus.syphon.carrier import Carried, Carrier, failure_of
+from twinbus.syphon.desk import Desk
+from twinbus.syphon.planner import Planner, PlannerSettings
+from twinbus.syphon.settling import settlements
 from twinbus.testing import Fault, FaultyNamespace
 
 DESTINATIONS = ("orders", "bills", "news")

@@ -9,16 +9,16 @@ import pyarrow.dataset as ds
 import pytest
 
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
-from twinbus.pipeline import planner
-from twinbus.pipeline.estimate import (
+from twinbus.cost.estimate import (
     Plan,
     diverted_operations,
     estimate,
     idle_polls,
     pings_until_return,
 )
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.stages import DIVERTED, Stage, stage_operations
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.stages import DIVERTED, Stage, stage_operations
+from twinbus.syphon import planner
 from twinbus.testing import Fault
 
 HOUR = timedelta(hours=1)

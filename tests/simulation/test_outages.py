@@ -14,7 +14,7 @@ from twinbus.message import to_batch, to_messages
 from twinbus.pairing import lifecycle, pinger, sender
 from twinbus.pairing.backlog import restored
 from twinbus.pairing.health import TRANSITIONS, HealthState, Sign
-from twinbus.pipeline import carrier
+from twinbus.syphon import carrier
 from twinbus.testing import Fault, Mover, Outage, OutageSimulation, Setting, Verdict, Where
 
 SEEDS = range(100)

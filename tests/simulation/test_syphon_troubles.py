@@ -13,8 +13,6 @@ from twinbus.entities import QueueDescription
 from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
 from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline import carrier as carrying
-from twinbus.pipeline.carrier import Carrier
 from twinbus.protocol.commands import (
     Command,
     CreateEntity,
@@ -24,6 +22,8 @@ from twinbus.protocol.commands import (
     Receive,
     Settle,
 )
+from twinbus.syphon import carrier as carrying
+from twinbus.syphon.carrier import Carrier
 from twinbus.testing import Fault, FaultyNamespace
 
 pytestmark = pytest.mark.usefixtures("answered_at_once")

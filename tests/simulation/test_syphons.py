@@ -14,9 +14,9 @@ from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, QUEUES, World
 from twinbus.entities import backlog_queue_path
 from twinbus.pairing.backlog import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.desk import Desk
-from twinbus.pipeline.planner import Planner, PlannerSettings
 from twinbus.protocol.commands import CreateEntity, ReadMeter
+from twinbus.syphon.desk import Desk
+from twinbus.syphon.planner import Planner, PlannerSettings
 
 pytestmark = pytest.mark.usefixtures("answered_at_once")
 

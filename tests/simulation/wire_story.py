@@ -33,10 +33,10 @@ from tests.simulation.wire_network import (
     SimulatedDoor,
     small_limits,
 )
-from twinbus.broker.engine import EngineSettings, Storages
 from twinbus.broker.lifecycle import State
-from twinbus.broker.queue import Queue
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.store.storage import DiskStorage
+from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.clock import ManualClock, from_us
 from twinbus.entities import QueueDescription, dead_letter_path
 from twinbus.errors import MessagingError, SessionLockLostError

@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from tests.scenarios.site import Site
 from tests.soak.command_fuzz_values import PATHS, SUBSCRIPTIONS, TOPICS, Known, Maker
+from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.broker.lifecycle import DURABLE, State
-from twinbus.broker.namespace import Namespace, NamespaceSettings
-from twinbus.broker.throttle import Thresholds
+from twinbus.broker.turn.namespace import Namespace, NamespaceSettings
 from twinbus.entities import (
     QueueDescription,
     RuleDescription,

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.entities import QueueDescription
 from twinbus.errors import EntityAlreadyExistsError
 from twinbus.message import BrokeredMessage, to_messages

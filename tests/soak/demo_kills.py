@@ -28,10 +28,10 @@ from demo_report import Audit
 from shop import QUEUE, Server
 
 from twinbus import NamespaceManager
-from twinbus.pipeline.gateway import silence_py4j
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import ReportSettings, make_report
-from twinbus.pipeline.spark import BorrowedSession
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import ReportSettings, make_report
+from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.session import BorrowedSession
 
 SHOP, BACKUP, APPLICATIONS = LEDGERS
 PACE_S = 0.2  # of the fleet: the audit remembers every order of every kill

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tests.soak.bad_bytes_attacks import compressed_columns
 from tests.soak.bad_bytes_tools import BROKEN, Exchange, asking, framed, frames_of, packed
-from twinbus.broker.tokens import token_columns, tokens_for
+from twinbus.broker.queue.tokens import token_columns, tokens_for
 from twinbus.connection import ConnectionString, token_for
 from twinbus.entities import (
     CorrelationFilter,

@@ -22,9 +22,9 @@ from unittest import mock
 
 from tests.scenarios.site import kill
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Model
-from twinbus.broker.engine import Engine, EngineSettings, Storages
-from twinbus.broker.log import Log
-from twinbus.broker.topic import Topic
+from twinbus.broker.entities.topic import Topic
+from twinbus.broker.store.log import Log
+from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription, dead_letter_path
 from twinbus.errors import MessagingError, StoreUnavailableError
@@ -111,7 +111,7 @@ class Machine:
         )
         small = partial(Log, segment_bytes=self._spill_segment_bytes)
         try:
-            with mock.patch("twinbus.broker.spill.Log", small):
+            with mock.patch("twinbus.broker.store.spill.Log", small):
                 return EmbeddedNamespace(settings, clock, storages, threaded=False)
         except (MessagingError, OSError) as error:
             raise BrokenPromiseError(f"the start fails: {error!r}") from error

@@ -36,13 +36,13 @@ from twinbus import (
     SendAvailabilityPairing,
 )
 from twinbus.connection import ConnectionString
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import ReportSettings, make_report
 from twinbus.entities import backlog_queue_path
 from twinbus.ledger import FOLDER
 from twinbus.namespace.opening import open_namespace
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import ReportSettings, make_report
-from twinbus.pipeline.spark import start_session
-from twinbus.pipeline.transfers import TransferLedger
+from twinbus.spark.session import start_session
+from twinbus.syphon.transfers import TransferLedger
 from twinbus.testing import Mover
 
 ORDERS, PRIMARY = "orders", "namespace"  # a server calls itself after its directory

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.spark.twins import Twins
-from twinbus.pipeline.source import TwinbusDataSource
-from twinbus.pipeline.spark import start_session
+from twinbus.datasource.source import TwinbusDataSource
+from twinbus.spark.session import start_session
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.twins import DEADLINE_S, Twins, doubled, numbered, until
 from twinbus.lifetimes import Closable
-from twinbus.pipeline.java import find_java, make_java_home
+from twinbus.spark.java import find_java, make_java_home
 
 QUEUES = 4
 CLIENT_MESSAGES = 500  # of each backlog queue

@@ -18,7 +18,7 @@ from twinbus import (
     SendAvailabilityPairing,
 )
 from twinbus.pairing.backlog import describe_backlog_queue
-from twinbus.pipeline.syphon import Syphon, start_for
+from twinbus.syphon.syphon import Syphon, start_for
 
 pytestmark = pytest.mark.usefixtures("spark")
 QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))

@@ -22,7 +22,7 @@ from twinbus.ledger import FOLDER
 COMMAND = [sys.executable, "-c", "from twinbus.cli import main; main()"]
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 ABANDONED = """
-from twinbus.pipeline.spark import BorrowedSession
+from twinbus.spark.session import BorrowedSession
 from pyspark import SparkContext
 
 first, second = BorrowedSession(None, {}), BorrowedSession(None, {})

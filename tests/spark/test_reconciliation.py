@@ -10,13 +10,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import Report, ReportSettings, make_report
+from twinbus.cost.report_page import report_page
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import Report, ReportSettings, make_report
-from twinbus.pipeline.report_page import report_page
 from twinbus.protocol.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

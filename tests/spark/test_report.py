@@ -16,18 +16,14 @@ from pyspark.sql import SparkSession
 
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.broker.engine import EngineSettings
-from twinbus.broker.log import Log
+from twinbus.broker.store.log import Log
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.cli.root import root
 from twinbus.clock import ManualClock
-from twinbus.errors import LedgerDamagedError
-from twinbus.ledger import LedgerSettings
-from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pipeline import planner
-from twinbus.pipeline.estimate import Plan, diverted_operations
-from twinbus.pipeline.ledger import Survey, survey
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import (
+from twinbus.cost.estimate import Plan, diverted_operations
+from twinbus.cost.ledger import Survey, survey
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import (
     TABLES,
     Billed,
     Report,
@@ -36,9 +32,13 @@ from twinbus.pipeline.report import (
     make_report,
     priced,
 )
-from twinbus.pipeline.report_page import report_page, stage_costs
-from twinbus.pipeline.stages import DIVERTED, Stage
+from twinbus.cost.report_page import report_page, stage_costs
+from twinbus.cost.stages import DIVERTED, Stage
+from twinbus.errors import LedgerDamagedError
+from twinbus.ledger import LedgerSettings
+from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, Disposition, Receive, Send, Settle
+from twinbus.syphon import planner
 
 STANDARD = load_sheet("azure-standard").with_completions(True)
 PLAN = Plan(

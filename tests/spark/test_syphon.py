@@ -14,10 +14,10 @@ from twinbus.connection import ConnectionString
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.syphon import Syphon, note_extra_queues
-from twinbus.pipeline.transform_query import Transform
 from twinbus.protocol.commands import LeaseRange, Origin, Send
 from twinbus.protocol.origins import sender_source
+from twinbus.syphon.syphon import Syphon, note_extra_queues
+from twinbus.syphon.transform_query import Transform
 
 pytestmark = pytest.mark.usefixtures("spark")
 LATER = datetime(2040, 1, 1, tzinfo=UTC)

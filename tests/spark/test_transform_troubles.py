@@ -6,7 +6,7 @@ from pyspark.sql.functions import expr
 
 from tests.spark.twins import QUEUE, Twins, numbered, until
 from twinbus import EntityStatus, QueueDescription
-from twinbus.pipeline.syphon import Syphon
+from twinbus.syphon.syphon import Syphon
 
 pytestmark = pytest.mark.usefixtures("spark")
 

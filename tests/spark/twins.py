@@ -21,9 +21,9 @@ from twinbus.lifetimes import Closable
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import describe_backlog_queue, diverted
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.syphon import Syphon, SyphonSettings
 from twinbus.protocol.commands import Origin, ReadMeter, Send
 from twinbus.server.process import Server, ServerSettings
+from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 PRIMARY = "contoso"
 QUEUE = "orders"

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 
 from twinbus.limits import CROWDED_RANGES, HELD_RANGES, SECOND_US
-from twinbus.pipeline.book import Book, Task
-from twinbus.pipeline.carrier import OVERTAKING, Carried, Failure, Range
-from twinbus.pipeline.destinations import Destinations
 from twinbus.protocol.commands import RangeLease
+from twinbus.syphon.book import Book, Task
+from twinbus.syphon.carrier import OVERTAKING, Carried, Failure, Range
+from twinbus.syphon.destinations import Destinations
 
 DOWN = Failure("Communication", "it is down")
 BUSY = Failure("ServerBusy", "wait")

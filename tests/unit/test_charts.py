@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from twinbus.charts import Mark, Series, line_chart, page, rates, table
+from twinbus.cost.charts import Mark, Series, line_chart, page, rates, table
 
 
 def test_a_total_becomes_a_rate() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.broker.throttle import Thresholds
+from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.entities import (
     EntityStatus,
     QueueDescription,

@@ -5,7 +5,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import sign_token
 from twinbus.ledger import NO_LEDGER

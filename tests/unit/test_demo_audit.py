@@ -22,10 +22,10 @@ from twinbus import (
     NamespaceManager,
     OperationTimeoutError,
 )
+from twinbus.cost.ledger import Survey
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.report import Report
 from twinbus.ledger import LedgerKind
-from twinbus.pipeline.ledger import Survey
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.report import Report
 
 ORDERS = [f"app0.{number}" for number in range(20)]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from twinbus.cost.prices import load_sheet
 from twinbus.pairing.health import diagram
-from twinbus.pipeline.prices import load_sheet
 from twinbus.server.config import read_config
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.duplicates import DuplicateHistory
+from twinbus.broker.entities.duplicates import DuplicateHistory
 
 WINDOW = 100
 ids = st.sampled_from(["a", "b", "c", "d", None])

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed, replayed_at_length
-from twinbus.errors import InvalidArgumentError
-from twinbus.pipeline.estimate import (
+from twinbus.cost.estimate import (
     PING_BYTES,
     Plan,
     estimate,
@@ -20,9 +19,10 @@ from twinbus.pipeline.estimate import (
     time_away,
     units_of,
 )
-from twinbus.pipeline.estimate_page import figures
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage
+from twinbus.cost.estimate_page import figures
+from twinbus.cost.prices import load_sheet
+from twinbus.cost.stages import COMPLETIONS, DIVERTED, Stage
+from twinbus.errors import InvalidArgumentError
 
 STANDARD, ZERO = load_sheet("azure-standard"), load_sheet("zero")
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

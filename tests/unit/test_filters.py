@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed, replayed_at_length
-from twinbus.broker.filters import compile_action, compile_filter
+from twinbus.broker.entities.filters import compile_action, compile_filter
 from twinbus.entities import (
     CorrelationFilter,
     FalseFilter,

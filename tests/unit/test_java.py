@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twinbus.errors import InvalidOperationError
-from twinbus.pipeline import java
+from twinbus.spark import java
 
 
 def fake_java(folder: Path, says: str) -> Path:

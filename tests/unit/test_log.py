@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from tests.scenarios.site import kill
-from twinbus.broker.log import ALIGNMENT, SCHEMAS, Log, Part, PartKind, Record
-from twinbus.broker.storage import Storage
+from twinbus.broker.store.log import ALIGNMENT, SCHEMAS, Log, Part, PartKind, Record
+from twinbus.broker.store.storage import Storage
 from twinbus.clock import ManualClock
 from twinbus.errors import (
     LogDamagedError,
@@ -32,7 +32,7 @@ HOLD_THE_LOG = """
 import sys
 from pathlib import Path
 from tests.scenarios.site import kill
-from twinbus.broker.log import Log
+from twinbus.broker.store.log import Log
 log = Log(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.read()

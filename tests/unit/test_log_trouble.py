@@ -8,9 +8,9 @@ import pytest
 
 from tests.scenarios.site import kill
 from tests.unit.test_log import heard, opened, saying
-from twinbus.broker.log import Log
-from twinbus.broker.spill import Spill
-from twinbus.broker.storage import DiskStorage, Storage
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.spill import Spill
+from twinbus.broker.store.storage import DiskStorage, Storage
 from twinbus.errors import LogDamagedError, StoreUnavailableError
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed, replayed_at_length
+from twinbus.cost.prices import PriceSheet, Tier, built_in_sheets, load_sheet
+from twinbus.cost.stages import COMPLETIONS, DIVERTED
 from twinbus.errors import InvalidArgumentError
-from twinbus.pipeline.prices import PriceSheet, Tier, built_in_sheets, load_sheet
-from twinbus.pipeline.stages import COMPLETIONS, DIVERTED
 
 Sheets = Callable[[str, str | None], str]
 MILLION = 1_000_000

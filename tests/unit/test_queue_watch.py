@@ -6,7 +6,7 @@ import pytest
 
 from twinbus.errors import CommunicationError
 from twinbus.limits import SYPHON_POLL
-from twinbus.pipeline.queue_watch import QueueWatch
+from twinbus.syphon.queue_watch import QueueWatch
 
 HOUR_S = 3600
 POLL_S = int(SYPHON_POLL.total_seconds())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.broker.spill import Spill, StoreHealth
+from twinbus.broker.store.spill import Spill, StoreHealth
 from twinbus.clock import ManualClock
 from twinbus.errors import StoreUnavailableError
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US

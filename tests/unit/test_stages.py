@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.pipeline.stages import COMPLETIONS, DIVERTED, Stage, is_billed, rule_of
-from twinbus.pipeline.stages import stage_operations as counted
+from twinbus.cost.stages import COMPLETIONS, DIVERTED, Stage, is_billed, rule_of
+from twinbus.cost.stages import stage_operations as counted
 from twinbus.protocol.operations import Purpose
 
 Row = tuple[tuple[str, str, str], dict[str, int]]

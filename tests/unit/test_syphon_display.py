@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from twinbus.cli.syphon_display import OncePerChange, SyphonDisplay, line, picture, shortened
-from twinbus.pipeline.desk import DestinationProgress, SyphonProgress
+from twinbus.syphon.desk import DestinationProgress, SyphonProgress
 
 REFUSED = (
     "the server cannot be reached or hung up: failed to connect to all addresses; last error: "

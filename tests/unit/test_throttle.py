@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send
 from tests.unit.properties import replayed
-from twinbus.broker.engine import EngineSettings
-from twinbus.broker.namespace import NamespaceSettings
-from twinbus.broker.throttle import Bucket, Thresholds, Throttle, Usage
+from twinbus.broker.accounts.throttle import Bucket, Thresholds, Throttle, Usage
+from twinbus.broker.turn.engine import EngineSettings
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.clock import ManualClock
 from twinbus.errors import ServerBusyError
 from twinbus.limits import (

@@ -10,10 +10,11 @@ import pyarrow.dataset as ds
 import pytest
 
 from twinbus.clock import ManualClock
+from twinbus.cost.ledger import survey
+from twinbus.ledger import JOURNAL
 from twinbus.limits import LEDGER_ROLL_INTERVAL
-from twinbus.pipeline.carrier import Carried, Range
-from twinbus.pipeline.ledger import survey
-from twinbus.pipeline.transfers import JOURNAL, Passed, TransferLedger
+from twinbus.syphon.carrier import Carried, Range
+from twinbus.syphon.transfers import Passed, TransferLedger
 
 QUEUE = "contoso/x-servicebus-transfer/0"
 

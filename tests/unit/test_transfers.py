@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus.broker.transfers import ANYBODY, Transfers
+from twinbus.broker.sending.transfers import ANYBODY, Transfers
 from twinbus.errors import InvalidArgumentError
 from twinbus.intervals import Intervals, runs
 from twinbus.limits import (

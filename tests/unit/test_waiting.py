@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.properties import replayed
 from twinbus.broker.lifecycle import FINAL, TABLE, Cause, IllegalStepError, State
-from twinbus.broker.waiting import Indices, Rows, Waiting
+from twinbus.broker.queue.waiting import Indices, Rows, Waiting
 from twinbus.limits import NEVER_US
 
 TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)

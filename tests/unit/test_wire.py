@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.soak.bad_bytes_attacks import compressed_columns
 from tests.soak.bad_bytes_tools import asking, framed, packed
 from tests.unit.properties import replayed
-from twinbus.broker.meter import METER_SCHEMA
+from twinbus.broker.accounts.meter import METER_SCHEMA
 from twinbus.entities import (
     CorrelationFilter,
     EntityStatus,
@@ -45,8 +45,6 @@ from twinbus.message import (
     to_messages,
     tokens_of,
 )
-from twinbus.pipeline.carrier import Carried, Range
-from twinbus.pipeline.settling import settlements
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.rows import decode_rows, encode_rows
@@ -62,6 +60,8 @@ from twinbus.protocol.wire import (
     frame,
     with_columns,
 )
+from twinbus.syphon.carrier import Carried, Range
+from twinbus.syphon.settling import settlements
 
 briefly = settings(replayed, max_examples=15)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from twinbus.broker.engine import EngineSettings
+from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.embedded import EmbeddedNamespace

@@ -26,6 +26,7 @@ from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy
 from twinbus.connection import ConnectionString, Place
+from twinbus.cost.prices import built_in_sheets
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
@@ -37,9 +38,8 @@ from twinbus.errors import (
 )
 from twinbus.lifetimes import Closable
 from twinbus.limits import MAX_WAIT, UNLIMITED
-from twinbus.pipeline.prices import built_in_sheets
-from twinbus.pipeline.spark import check_installed
 from twinbus.spans import format_span, parse_span
+from twinbus.spark.session import check_installed
 
 CONNECTION = "TWINBUS_CONNECTION"
 UNBOUNDED = 10_000  # columns of output that is not read on a terminal

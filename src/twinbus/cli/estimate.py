@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from twinbus.cli.context import Span, prices_by, print_json, print_table
+from twinbus.cost.estimate import Estimate, Plan, estimate
+from twinbus.cost.estimate_page import SWEEP_COLUMNS, estimate_page, figures, sweep_row
+from twinbus.cost.prices import load_sheet
 from twinbus.errors import InvalidArgumentError, MessagingError
-from twinbus.pipeline.estimate import Estimate, Plan, estimate
-from twinbus.pipeline.estimate_page import SWEEP_COLUMNS, estimate_page, figures, sweep_row
-from twinbus.pipeline.prices import load_sheet
 from twinbus.spans import format_span, parse_span
 
 _DEFAULTS = Plan()

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from twinbus.cli.context import ExitCode, check_spark, prices_by, print_table, spark_conf
+from twinbus.cost.ledger import named_ledgers
+from twinbus.cost.prices import load_sheet
 from twinbus.errors import InvalidArgumentError
-from twinbus.pipeline.gateway import silence_py4j
-from twinbus.pipeline.ledger import named_ledgers
-from twinbus.pipeline.prices import load_sheet
-from twinbus.pipeline.spark import BorrowedSession
+from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.session import BorrowedSession
 
 if TYPE_CHECKING:
-    from twinbus.pipeline.report import Report
+    from twinbus.cost.report import Report
 
 _FIRST_YEAR = 1970  # times of ledgers are counted from here
 
@@ -115,8 +115,8 @@ def report(
     silence_py4j()
     click.echo("starting Spark ...", err=True)
     with BorrowedSession(master, conf) as borrowed:
-        from twinbus.pipeline.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
-        from twinbus.pipeline.report_page import report_page, stage_costs  # noqa: PLC0415
+        from twinbus.cost.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
+        from twinbus.cost.report_page import report_page, stage_costs  # noqa: PLC0415
 
         settings = ReportSettings(
             ledgers, sheet, _day(since), _day(until), skip_bad_files=skip_bad_files

@@ -28,12 +28,12 @@ from twinbus.limits import (
 )
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pipeline.desk import SyphonProgress
-from twinbus.pipeline.gateway import silence_py4j
-from twinbus.pipeline.queue_watch import QueueWatch
-from twinbus.pipeline.spark import BorrowedSession
-from twinbus.pipeline.syphon import Syphon, SyphonSettings, note_extra_queues
 from twinbus.spans import format_span
+from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.session import BorrowedSession
+from twinbus.syphon.desk import SyphonProgress
+from twinbus.syphon.queue_watch import QueueWatch
+from twinbus.syphon.syphon import Syphon, SyphonSettings, note_extra_queues
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
 _SHOW_S = 0.5  # between two looks at the progress

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.cli.context import print_json
-from twinbus.pipeline.desk import DestinationProgress, SyphonProgress
 from twinbus.spans import format_span
+from twinbus.syphon.desk import DestinationProgress, SyphonProgress
 
 _log = logging.getLogger("twinbus.syphon")
 _LINE_EVERY = 10  # refreshes, where no terminal is

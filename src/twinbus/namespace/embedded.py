@@ -5,10 +5,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from twinbus.broker.engine import EngineSettings, Flushes, Recovery, Snapshot, Storages, Vitals
-from twinbus.broker.ledgers import Lineage
-from twinbus.broker.namespace import NamespaceSettings
-from twinbus.broker.writer import Writer
+from twinbus.broker.accounts.ledgers import Lineage
+from twinbus.broker.turn.engine import EngineSettings, Flushes, Recovery, Snapshot, Storages, Vitals
+from twinbus.broker.turn.namespace import NamespaceSettings
+from twinbus.broker.turn.writer import Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable

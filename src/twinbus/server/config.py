@@ -43,8 +43,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from twinbus.broker.filters import compile_action, compile_filter
-from twinbus.broker.throttle import Thresholds
+from twinbus.broker.accounts.throttle import Thresholds
+from twinbus.broker.entities.filters import compile_action, compile_filter
 from twinbus.client.manager import new_secret
 from twinbus.entities import (
     EntityDescription,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from twinbus.broker.engine import EngineSettings
-from twinbus.broker.namespace import NamespaceSettings
+from twinbus.broker.turn.engine import EngineSettings
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.client.manager import new_secret
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place

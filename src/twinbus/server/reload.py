@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from twinbus.broker.ledgers import FIXED_SETTINGS
-from twinbus.broker.namespace import NamespaceSettings
+from twinbus.broker.accounts.ledgers import FIXED_SETTINGS
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.errors import MessagingError
 from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace

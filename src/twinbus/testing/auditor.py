@@ -19,6 +19,8 @@ import pyarrow as pa
 
 from twinbus.client.sender import MessageSender
 from twinbus.clock import ManualClock, to_us
+from twinbus.cost.estimate import units_of
+from twinbus.cost.stages import DIVERTED, Stage, stage_operations
 from twinbus.entities import dead_letter_path, is_backlog_path
 from twinbus.errors import BacklogUnavailableError, MessagingError, TransientError
 from twinbus.limits import PING_CONTENT_TYPE, SECOND_US
@@ -35,8 +37,6 @@ from twinbus.pairing.cancelling import pages
 from twinbus.pairing.events import FailedOver
 from twinbus.pairing.failures import says_unavailable
 from twinbus.pairing.health import HealthState, Sign
-from twinbus.pipeline.estimate import units_of
-from twinbus.pipeline.stages import DIVERTED, Stage, stage_operations
 from twinbus.protocol.commands import (
     Command,
     LeaseRange,

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 from twinbus.limits import RANGE_MESSAGES
 from twinbus.namespace.contract import Namespace
-from twinbus.pipeline.carrier import Carrier, Range
-from twinbus.pipeline.settling import settlements
-from twinbus.pipeline.transfers import TransferLedger
 from twinbus.protocol.commands import LeaseRange, RangeLease
+from twinbus.syphon.carrier import Carrier, Range
+from twinbus.syphon.settling import settlements
+from twinbus.syphon.transfers import TransferLedger
 
 
 @dataclass(slots=True)

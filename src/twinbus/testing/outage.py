@@ -24,8 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from twinbus.broker.engine import EngineSettings, Storages
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
+from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
 from twinbus.testing.storage import PowerFailure
 
 BLOCK_BYTES = 512  # what a disk writes whole or not at all

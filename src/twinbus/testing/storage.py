@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinbus.broker.storage import DiskStorage
+from twinbus.broker.store.storage import DiskStorage
 from twinbus.clock import Clock
 
 

@@ -1,0 +1,1 @@
+"""Accounts: what was asked of a namespace, and what became of each message."""

@@ -1,0 +1,182 @@
+"""What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity.
+
+Each operation has a purpose, so that reports separate the price of pairing from the price of what
+the application would have done anyway. An operation is counted when it is answered: with the
+outcome that the caller gets, also when the log refuses what the broker had decided.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.entities import is_backlog_path
+from twinbus.ledger import SCHEMAS, LedgerKind
+from twinbus.message import DELIVERY_SCHEMA, Int64s, is_ping, sizes
+from twinbus.protocol import commands as c
+from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.table import row_of
+
+METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
+
+
+def found_nothing(command: c.Command[object], reply: object) -> bool:
+    """Whether a request for messages brought none."""
+    if not isinstance(command, c.Receive | c.LeaseRange):
+        return False
+    return reply is None or (isinstance(reply, pa.RecordBatch) and not reply.num_rows)
+
+
+def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
+    """Return what a request was for; of sends see below."""
+    if row_of(command).is_managing:
+        return Purpose.MANAGEMENT
+    if not is_backlog_path(path):
+        return Purpose.APPLICATION
+    return Purpose.IDLE_POLL if is_idle else Purpose.SYPHON
+
+
+def purpose_of_send(send: c.Send) -> Purpose:
+    """Return what a send was for."""
+    if is_ping(send.messages):
+        return Purpose.PING
+    [purpose] = purposes_of_sends(send.path, [send.origin])
+    return purpose
+
+
+def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Purpose]:
+    """Return what sends to one entity were for, pings apart."""
+    if is_backlog_path(path):
+        return [Purpose.BACKLOG] * len(origins)
+    return [
+        Purpose.SYPHON
+        if origin is not None and origin_kind(origin.source) is OriginKind.TRANSFER
+        else Purpose.APPLICATION
+        for origin in origins
+    ]
+
+
+def load_of(value: object) -> Load:
+    """Return what a reply carried."""
+    if not isinstance(value, pa.RecordBatch) or value.schema != DELIVERY_SCHEMA:
+        return Load()
+    return load_of_sizes(sizes(value))
+
+
+def load_of_sizes(size: Int64s) -> Load:
+    """Return the load of messages of these sizes."""
+    units, total = len(size), int(size.sum())
+    if total > UNIT_BYTES and int(size.max()) > UNIT_BYTES:
+        units = int(np.maximum(-(-size // UNIT_BYTES), 1).sum())
+    return Load(len(size), total, max(units, 1))
+
+
+_Key = tuple[str, str, Purpose, str]
+_Totals = dict[_Key, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What was counted over a stretch of time."""
+
+    began: int
+    totals: _Totals
+
+
+class Meter:
+    """Counts by time bucket; whoever has the turn is the only one to touch it."""
+
+    def __init__(self, bucket_us: int, now: int) -> None:
+        self._bucket_us = bucket_us
+        self._before: _Totals = {}  # of the buckets that were taken
+        self._closed: list[Bucket] = []
+        self._begin(now)
+
+    def _begin(self, now: int) -> None:
+        self._began = now - now % self._bucket_us
+        self._totals: _Totals = {}
+
+    def record(
+        self, path: str, operation: str, purpose: Purpose, outcome: str, load: Load, count: int = 1
+    ) -> None:
+        """Count operations and what they carried together."""
+        totals = self._totals.setdefault((path, operation, purpose, outcome), [0, 0, 0, 0])
+        totals[0] += count
+        totals[1] += load.messages
+        totals[2] += load.size
+        totals[3] += load.units
+
+    def count(self, done: Operation) -> None:
+        """Count an operation that is answered."""
+        self.record(done.path, done.kind, done.purpose, done.outcome, done.load)
+
+    def shift(self, by: int) -> None:
+        """Begin another bucket: the wall clock was set by so much."""
+        self._close()
+        self._begin(self._began + by)
+
+    def turn_to(self, now: int) -> bool:
+        """Begin the bucket of this moment; say whether it is another."""
+        if now < self._began + self._bucket_us:
+            return False
+        self._close()
+        self._begin(now)
+        return True
+
+    def _close(self) -> None:
+        if self._totals:
+            self._closed.append(Bucket(self._began, self._totals))
+            _add(self._before, self._totals)
+            self._totals = {}
+
+    def take(self) -> list[Bucket]:
+        """Hand out what was counted since this was asked last."""
+        self._close()
+        taken, self._closed = self._closed, []
+        return taken
+
+    def table(self) -> pa.RecordBatch:
+        """Return all since the start, one row per entity, operation, purpose and outcome."""
+        totals: _Totals = {}
+        _add(totals, self._before)
+        _add(totals, self._totals)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(column, kind.type)
+                for column, kind in zip(_columns(totals), METER_SCHEMA, strict=True)
+            ],
+            schema=METER_SCHEMA,
+        )
+
+
+def _add(totals: _Totals, more: _Totals) -> None:
+    for key, counted in more.items():
+        held = totals.setdefault(key, [0, 0, 0, 0])
+        for at, value in enumerate(counted):
+            held[at] += value
+
+
+def _columns(totals: _Totals) -> Iterable[Sequence[object]]:
+    rows = sorted(
+        (path, operation, purpose.value, outcome, *counted)
+        for (path, operation, purpose, outcome), counted in totals.items()
+    )
+    return zip(*rows, strict=True) if rows else [()] * len(METER_SCHEMA)
+
+
+def table_of(buckets: Sequence[Bucket]) -> pa.Table:
+    """Return buckets as rows of the ledger."""
+    schema = SCHEMAS[LedgerKind.OPERATIONS]
+    pieces = []
+    for bucket in buckets:
+        count = len(bucket.totals)
+        columns = [[bucket.began] * count, *_columns(bucket.totals)]
+        pieces.append(
+            pa.table(
+                [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)],
+                schema=schema,
+            )
+        )
+    return pa.concat_tables(pieces)

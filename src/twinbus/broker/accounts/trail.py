@@ -1,0 +1,389 @@
+"""The trail: what became of each message, read off the records of the log.
+
+    accepted            a queue took a message: durable from then on
+    completed, expired, dead_lettered, cancelled, activated, forwarded
+                        it left the queue, and why; a dead-lettered, activated or forwarded one was
+                        accepted by another queue, or under another number, in the same record
+    deleted             the queue was deleted with all it held
+    standing, inventory what the broker finds itself holding at a moment: an inventory says that
+                        there is a statement, standing gives the numbers
+    exists              there is a queue that stores messages, whether or not it holds any
+    gap                 the ledger does not know what came up to this record
+    begun               another log begins: earlier rows are about messages of the last one
+    restored            the log is an older copy, or lost its end: it does not have the records
+                        `first` to `last`, and all rows with these records are void
+
+The trail of a record depends on nothing but the record, so it can be read again from the log: that
+is how a killed broker writes what it had no time to write. A row that is written twice is the same
+both times.
+
+Following a record only keeps what it holds, without bodies; rows are made of many at once, when
+they are to be written.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.lifecycle import LOST, Cause, State
+from twinbus.broker.store.descriptions import description_of
+from twinbus.broker.store.log import Part, PartKind
+from twinbus.entities import dead_letter_path
+from twinbus.ledger import (
+    ACCEPTED,
+    BEGUN,
+    DELETED,
+    ENDED,
+    ENDINGS,
+    EXISTS,
+    GAP,
+    INVENTORY,
+    RESTORED,
+    SCHEMAS,
+    STANDING,
+    LedgerKind,
+)
+from twinbus.limits import LEDGER_RUN
+from twinbus.message import Int64s
+
+_EVENT_OF_CAUSE = {
+    Cause.COMPLETED: "completed",
+    Cause.DEAD_LETTERED: "dead_lettered",
+    Cause.EXPIRED: "expired",
+    Cause.ACTIVATED: "activated",
+    Cause.CANCELLED: "cancelled",
+    Cause.FORWARDED: "forwarded",
+}
+EVENTS = (
+    *(ACCEPTED, DELETED, STANDING, INVENTORY, EXISTS, GAP, BEGUN, RESTORED, ENDED),
+    *ENDINGS,
+)
+_CODES = {event: code for code, event in enumerate(EVENTS)}
+_CODE_OF_CAUSE = np.full(len(Cause), _CODES[ENDED], np.int32)
+for _cause, _event in _EVENT_OF_CAUSE.items():
+    _CODE_OF_CAUSE[_cause] = _CODES[_event]
+_NO_IDS = pa.array([], pa.string())
+_SCHEMA = SCHEMAS[LedgerKind.MESSAGES]
+IdsOf = Callable[[Int64s, npt.NDArray[np.int32]], Sequence[str | None]]
+_EVERYTHING = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A batch that one queue took as it was."""
+
+    number: int  # of the queue
+    first: int  # sequence number
+    at: int
+    ids: pa.Array
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of messages, and their ids."""
+
+    columns: pa.RecordBatch
+    ids: pa.Array
+    at: int
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """New states of messages."""
+
+    columns: pa.RecordBatch
+    at: int
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Intervals of numbers that something is said of."""
+
+    event: str
+    number: int
+    first: Int64s
+    last: Int64s
+    at: int
+    record: int
+
+
+Step = Whole | Places | Changes | Runs
+
+
+def rows_in(step: Step) -> int:
+    """Return how many rows a step makes, at most."""
+    if isinstance(step, Whole):
+        return len(step.ids)
+    return len(step.first) if isinstance(step, Runs) else int(step.columns.num_rows)
+
+
+def gap(at: int, record: int) -> Runs:
+    """Return the step that says that something up to a record is missing."""
+    return _of_the_whole(GAP, at, record)
+
+
+def beginning(at: int) -> Runs:
+    """Return the step that says that this log is not the one that was told of before."""
+    return _of_the_whole(BEGUN, at, 0)
+
+
+def restored(at: int, first: int, last: int) -> Runs:
+    """Return the step that says that these records are lost."""
+    return Runs(RESTORED, 0, np.array([first]), np.array([last]), at, last)
+
+
+def _of_the_whole(event: str, at: int, record: int) -> Runs:
+    nothing = np.zeros(1, np.int64)
+    return Runs(event, 0, nothing, nothing, at, record)
+
+
+class Trail:
+    """Gathers steps until they are written."""
+
+    def __init__(self, path_of: Callable[[int], str], ids_of: IdsOf) -> None:
+        self._path_of = path_of  # by the number of a queue; empty: it is gone
+        self._ids_of = ids_of  # by batches and rows of the log
+        self._paths: dict[int, str] = {0: ""}
+        self._steps: list[Step] = []
+        self.rows = 0
+        self.last_record = 0
+
+    def take(self) -> list[Step]:
+        """Hand out what was gathered."""
+        steps, self._steps, self.rows = self._steps, [], 0
+        return steps
+
+    def _note(self, step: Step) -> None:
+        self._steps.append(step)
+        self.rows += rows_in(step)
+
+    def path(self, number: int) -> str:
+        """Return the path of a queue; empty: it is gone, and was not heard of before."""
+        path = self._paths.get(number)
+        if path is None:
+            path = self._path_of(number)
+            if path:
+                self._paths[number] = path
+        return path
+
+    def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
+        """Note what a durable record says."""
+        ids: dict[int, pa.Array] = {}
+        for part in parts:
+            at = part.time or now  # older logs do not say
+            if part.kind is PartKind.MESSAGES:
+                # A copy: a part of a batch would keep all of it in memory.
+                ids[part.number] = pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
+                if part.entity:
+                    self.path(part.entity)
+                    named = ids[part.number]
+                    self._note(Whole(part.entity, part.first_sequence, at, named, record))
+            elif part.kind is PartKind.PLACES:
+                columns = _without_rewritten(part, ids)
+                self._note(Places(columns, self._ids(columns, ids), at, record))
+            elif part.kind is PartKind.CHANGES:
+                self._note(Changes(part.columns, at, record))
+            elif part.kind is PartKind.FACTS:
+                self._follow_facts(part.columns, at, record)
+        self.last_record = record
+
+    def _ids(self, places: pa.RecordBatch, own: dict[int, pa.Array]) -> pa.Array:
+        """Return the ids of placed messages: of batches in the record, or of older ones."""
+        batch, row = (places.column(name).to_numpy() for name in ("batch", "row"))
+        older = ~np.isin(batch, list(own))
+        found = self._ids_of(batch[older], row[older]) if older.any() else []
+        at = np.empty(len(batch), np.int64)
+        at[older] = np.arange(len(found))
+        begins = len(found)
+        for number, ids in own.items():
+            here = batch == number
+            at[here] = begins + row[here]
+            begins += len(ids)
+        return pa.concat_arrays([pa.array(found, pa.string()), *own.values()]).take(pa.array(at))
+
+    def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
+        for kind, key, value in zip(*(column.to_pylist() for column in facts.columns), strict=True):
+            if kind != "entity":
+                continue
+            number = int(key)
+            if value is not None:
+                if number not in self._paths:
+                    self._learn(number, json.loads(value))
+                continue
+            for gone in (number, number + 1):  # and its dead-letter queue
+                self.path(gone)
+                first, last = np.array([0]), np.array([_EVERYTHING])
+                self._note(Runs(DELETED, gone, first, last, now, record))
+
+    def _learn(self, number: int, saved: dict[str, Any]) -> None:
+        """Remember the path of an entity: it may be deleted before anybody asks."""
+        path = description_of(saved).path
+        self._paths |= {number: path, number + 1: dead_letter_path(path)}
+
+    def give_up(self, now: int) -> None:
+        """Forget what was gathered: there is too much of it."""
+        self._steps, self.rows = [], 0
+        self.note_gap(now, self.last_record)
+
+    def note_gap(self, now: int, record: int) -> None:
+        """Note that something up to this record is missing here."""
+        self._note(gap(now, record))
+
+    def take_stock(self, standing: Iterable[tuple[int, Int64s]], now: int, record: int) -> None:
+        """Note what the broker holds: the numbers of each queue, in order."""
+        self._note(_of_the_whole(INVENTORY, now, record))
+        for number, sequence in standing:
+            nothing = np.zeros(1, np.int64)
+            self._note(Runs(EXISTS, number, nothing, nothing, now, record))
+            if not len(sequence):
+                continue
+            starts = _starts(sequence, [np.arange(len(sequence)) // LEDGER_RUN])
+            first, last = sequence[starts], sequence[_ends(starts, len(sequence))]
+            self._note(Runs(STANDING, number, first, last, now, record))
+
+
+def _without_rewritten(places: Part, own: dict[int, pa.Array]) -> pa.RecordBatch:
+    """Leave out what compaction wrote again: it came earlier than its record, and stays."""
+    batch, state, enqueued = (
+        places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
+    )
+    rewritten = np.isin(batch, list(own)) & (enqueued < places.time)
+    rewritten &= state != State.SCHEDULED.value  # of these `enqueued` is when they are due
+    return places.columns.filter(pa.array(~rewritten)) if rewritten.any() else places.columns
+
+
+# -- rows --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Columns of the ledger; `at` may be one value for all."""
+
+    at: Int64s
+    event: npt.NDArray[np.int32]
+    number: Int64s
+    first: Int64s
+    last: Int64s
+    ids: pa.Array | pa.ChunkedArray | None
+    record: Int64s
+
+
+def table_of(steps: Sequence[Step], path_of: Callable[[int], str]) -> pa.Table:
+    """Return many steps as rows of the ledger."""
+    pieces = [
+        _of_wholes([step for step in steps if isinstance(step, Whole)]),
+        *(_of_places(step) for step in steps if isinstance(step, Places)),
+        _of_changes([step for step in steps if isinstance(step, Changes)]),
+        _of_runs([step for step in steps if isinstance(step, Runs)]),
+    ]
+    tables = [_table(rows, path_of) for rows in pieces if rows is not None]
+    return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
+
+
+def _table(rows: _Rows, path_of: Callable[[int], str]) -> pa.Table:
+    numbers, codes = np.unique(rows.number, return_inverse=True)
+    paths = [path_of(int(number)) for number in numbers]
+    count = len(rows.first)
+    columns = [
+        pa.array(rows.at).cast(_SCHEMA.field("at").type),
+        pa.array(EVENTS, pa.string()).take(pa.array(rows.event)),
+        pa.array(paths, pa.string()).take(pa.array(codes)),
+        pa.array(rows.number.astype(np.int32)),
+        pa.array(rows.first),
+        pa.array(rows.last),
+        pa.nulls(count, pa.string()) if rows.ids is None else rows.ids,
+        pa.array(rows.record),
+    ]
+    return pa.table(columns, schema=_SCHEMA)
+
+
+def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
+    if not steps:
+        return None
+    counts = [len(step.ids) for step in steps]
+    begins = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
+    first = np.repeat([step.first for step in steps], counts) + np.arange(sum(counts)) - begins
+    return _Rows(
+        np.repeat([step.at for step in steps], counts),
+        np.full(sum(counts), _CODES[ACCEPTED], np.int32),
+        np.repeat([step.number for step in steps], counts),
+        first,
+        first,
+        pa.chunked_array([step.ids for step in steps]),
+        np.repeat([step.record for step in steps], counts),
+    )
+
+
+def _of_places(step: Places) -> _Rows:
+    number, sequence = (step.columns.column(n).to_numpy() for n in ("entity", "sequence"))
+    return _Rows(
+        np.full(len(number), step.at),
+        np.full(len(number), _CODES[ACCEPTED], np.int32),
+        number.astype(np.int64),
+        sequence,
+        sequence,
+        step.ids,
+        np.full(len(number), step.record),
+    )
+
+
+def _of_changes(steps: Sequence[Changes]) -> _Rows | None:
+    if not steps:
+        return None
+    counts = [step.columns.num_rows for step in steps]
+    changes = pa.Table.from_batches([step.columns for step in steps])
+    number, sequence, state, cause = (column.to_numpy() for column in changes.columns)
+    at = np.repeat([step.at for step in steps], counts)
+    record = np.repeat([step.record for step in steps], counts)
+    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # a lost one did not end
+    gone = gone[np.lexsort((sequence[gone], record[gone], number[gone]))]
+    if not len(gone):
+        return None
+    event = _CODE_OF_CAUSE[cause[gone]]
+    starts = _starts(sequence[gone], (number[gone], event, record[gone]))
+    ends = _ends(starts, len(gone))
+    return _Rows(
+        at[gone][starts],
+        event[starts],
+        number[gone][starts].astype(np.int64),
+        sequence[gone][starts],
+        sequence[gone][ends],
+        None,
+        record[gone][starts],
+    )
+
+
+def _of_runs(steps: Sequence[Runs]) -> _Rows | None:
+    if not steps:
+        return None
+    counts = [len(step.first) for step in steps]
+    return _Rows(
+        np.repeat([step.at for step in steps], counts),
+        np.repeat(np.array([_CODES[step.event] for step in steps], np.int32), counts),
+        np.repeat([step.number for step in steps], counts),
+        np.concatenate([step.first for step in steps]),
+        np.concatenate([step.last for step in steps]),
+        None,
+        np.repeat([step.record for step in steps], counts),
+    )
+
+
+def _starts(sequence: Int64s, alike: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[np.intp]:
+    """Return where runs of consecutive numbers begin, over rows alike in these columns."""
+    new = np.diff(sequence) != 1
+    for column in alike:
+        new |= column[1:] != column[:-1]
+    return np.concatenate([[0], np.flatnonzero(new) + 1])
+
+
+def _ends(starts: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
+    """Return where the runs end that begin there, of so many rows."""
+    return np.append(starts[1:], count) - 1

@@ -1,0 +1,1 @@
+"""Entities: which there are, their rules, and how they are managed."""

@@ -1,0 +1,141 @@
+"""The entities of a namespace, by path and by number."""
+
+from collections.abc import Iterator
+
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.entities.topic import Subscription, Topic
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.shared import Shared
+from twinbus.entities import (
+    DEAD_LETTER_SUFFIX,
+    SUBSCRIPTIONS,
+    EntityDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.limits import MAX_FORWARD_HOPS
+
+_DEAD_LETTER = DEAD_LETTER_SUFFIX.lower()
+
+
+class Directory:
+    """Finds entities and their queues."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._entities: dict[str, Entity] = {}  # by lower-case path
+        self._queues: dict[int, Queue] = {}  # by number in the log
+        self.next_number = 1
+
+    def __iter__(self) -> Iterator[Entity]:
+        return iter(list(self._entities.values()))
+
+    def __len__(self) -> int:
+        return len(self._entities)
+
+    def queues(self) -> list[Queue]:
+        """Return every queue there is, dead-letter queues too."""
+        return list(self._queues.values())
+
+    def find(self, path: str) -> Entity | None:
+        """Return the entity of a path, if there is one."""
+        return self._entities.get(path.lower())
+
+    def entity(self, path: str) -> Entity:
+        """Return the entity of a path."""
+        found = self.find(path) if isinstance(path, str) else None
+        if found is None:
+            raise EntityNotFoundError(
+                f"there is no entity {path!r:.300}; create it first, or check the spelling",
+                path=path,
+            )
+        return found
+
+    def queue(self, path: str) -> tuple[Entity, Queue]:
+        """Return the queue messages of a path are received from, and its entity."""
+        if isinstance(path, str) and path.lower().endswith(_DEAD_LETTER):
+            entity = self.entity(path[: -len(_DEAD_LETTER)])
+            if entity.queue.dead_letter is not None:
+                return entity, entity.queue.dead_letter
+        else:
+            entity = self.entity(path)
+            if not isinstance(entity, Topic):
+                return entity, entity.queue
+        raise InvalidArgumentError(
+            f"{path} is a topic; receive from one of its subscriptions, "
+            f"{entity.description.path}{SUBSCRIPTIONS}name",
+            path=path,
+        )
+
+    def queue_numbered(self, number: int) -> Queue | None:
+        """Return the queue the log calls by this number."""
+        return self._queues.get(number)
+
+    def make(self, number: int, description: EntityDescription, now: int) -> Entity:
+        """Return a new entity that is not in the directory yet."""
+        kind: type[Entity] = Entity
+        if isinstance(description, TopicDescription):
+            kind = Topic
+        elif isinstance(description, SubscriptionDescription):
+            kind = Subscription
+        return kind(number, description, self._shared, now)
+
+    def add(self, entity: Entity) -> None:
+        """Put an entity in."""
+        self._entities[entity.description.path.lower()] = entity
+        for queue in entity.queues:
+            self._queues[queue.entity] = queue
+        self.next_number = max(self.next_number, entity.number + 2)
+        if isinstance(entity, Subscription):
+            description = entity.description
+            assert isinstance(description, SubscriptionDescription)
+            topic = self.entity(description.topic_path)
+            assert isinstance(topic, Topic)
+            topic.subscriptions[description.name.lower()] = entity
+
+    def remove(self, entity: Entity) -> None:
+        """Take an entity out."""
+        del self._entities[entity.description.path.lower()]
+        for queue in entity.queues:
+            del self._queues[queue.entity]
+        if isinstance(entity.description, SubscriptionDescription):
+            topic = self.find(entity.description.topic_path)
+            if isinstance(topic, Topic):
+                del topic.subscriptions[entity.description.name.lower()]
+
+    def check_forwarding(self, description: EntityDescription) -> None:
+        """Refuse a forward target that is missing, leads back, or makes a chain too long."""
+        forward_to = getattr(description, "forward_to", None)
+        if forward_to is None:
+            return
+        self.entity(forward_to)
+        steps = {path: self._next(entity.description) for path, entity in self._entities.items()}
+        steps[description.path.lower()] = self._next(description)
+        if isinstance(description, SubscriptionDescription):
+            steps[description.topic_path.lower()].add(description.path.lower())
+        for path in steps:
+            _follow(path, steps, ())
+
+    def _next(self, description: EntityDescription) -> set[str]:
+        """Return where messages of an entity go from there."""
+        if isinstance(description, TopicDescription):
+            topic = self.find(description.path)
+            held = topic.subscriptions.values() if isinstance(topic, Topic) else ()
+            return {subscription.description.path.lower() for subscription in held}
+        forward_to = getattr(description, "forward_to", None)
+        return set() if forward_to is None else {forward_to.lower()}
+
+
+def _follow(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
+    """Walk every way from a path; raise where it leads back or takes too many hops."""
+    if path in trail:
+        raise InvalidArgumentError(f"forwarding {' -> '.join((*trail, path))} leads back")
+    trail = (*trail, path)
+    hops = sum(SUBSCRIPTIONS.lower() not in step for step in trail[1:])
+    if hops > MAX_FORWARD_HOPS:
+        raise InvalidArgumentError(
+            f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops"
+        )
+    for onward in steps.get(path, ()):
+        _follow(onward, steps, trail)

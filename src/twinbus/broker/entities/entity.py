@@ -1,0 +1,173 @@
+"""An entity: a description, the queue behind it, and when it was last touched."""
+
+import json
+from typing import Any
+
+from twinbus.broker.entities.duplicates import DuplicateHistory
+from twinbus.broker.lifecycle import State
+from twinbus.broker.queue.queue import Queue, QueueSettings
+from twinbus.broker.queue.shared import Shared
+from twinbus.clock import from_us, to_us
+from twinbus.entities import (
+    EntityDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+    dead_letter_path,
+    to_json,
+)
+from twinbus.errors import EntityDisabledError
+from twinbus.limits import MAX_MAX_DELIVERY_COUNT, NEVER_US, PARTITION_COUNT
+
+_MEGABYTE = 1024 * 1024
+_DEAD_LETTER_SETTINGS = QueueSettings(
+    lock_us=60_000_000,
+    time_to_live_us=NEVER_US,  # the dead wait for a person
+    max_delivery_count=MAX_MAX_DELIVERY_COUNT,
+    dead_letter_on_expiration=False,
+    requires_session=False,
+)
+
+
+class Entity:
+    """A queue; topics and subscriptions add to it."""
+
+    def __init__(
+        self, number: int, description: EntityDescription, shared: Shared, created_us: int
+    ) -> None:
+        self.number = number  # in the log; its dead-letter queue has the next one
+        self.description = description
+        self.birth = ""  # a nonce that no later entity of its path has; set when it is created
+        self.created_us = created_us
+        self.updated_us = created_us
+        self.accessed_us = created_us
+        self.queue = Queue(number, description.path, settings_of(description), shared)
+        if not isinstance(description, TopicDescription):
+            path = dead_letter_path(description.path)
+            self.queue.dead_letter = Queue(number + 1, path, _DEAD_LETTER_SETTINGS, shared)
+        self.history: DuplicateHistory | None = None
+        if getattr(description, "requires_duplicate_detection", False):
+            self.history = DuplicateHistory(0, shared.undo)
+        self._adopt(description)
+
+    def update(self, description: EntityDescription, now: int) -> None:
+        """Take new settings."""
+        self.updated_us = now
+        self._adopt(description)
+
+    def _adopt(self, description: EntityDescription) -> None:
+        self.description = description
+        self.queue.settings = settings_of(description)
+        if self.history is not None and not isinstance(description, SubscriptionDescription):
+            self.history.window_us = to_us(description.duplicate_detection_history_time_window)
+
+    @property
+    def stores(self) -> int:
+        """How many message stores it has."""
+        return PARTITION_COUNT if getattr(self.description, "enable_partitioning", False) else 1
+
+    @property
+    def max_bytes(self) -> int:
+        """How much it may hold; subscriptions share their topic's."""
+        megabytes = getattr(self.description, "max_size_in_megabytes", None)
+        return NEVER_US if megabytes is None else megabytes * _MEGABYTE * self.stores
+
+    @property
+    def size_in_bytes(self) -> int:
+        """How much it holds."""
+        return self.queue.waiting.size_in_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against its quota: messages, dead letters and session states."""
+        return sum(queue.used_bytes for queue in self.queues)
+
+    @property
+    def room(self) -> int:
+        """How many bytes more it takes."""
+        return self.max_bytes - self.used_bytes
+
+    @property
+    def idle_us(self) -> int:
+        """After how long without use it is deleted."""
+        return to_us(self.description.auto_delete_on_idle)
+
+    @property
+    def forward_to(self) -> str | None:
+        """Where its messages go instead."""
+        return getattr(self.description, "forward_to", None)
+
+    @property
+    def queues(self) -> list[Queue]:
+        """Its queue and its dead-letter queue."""
+        dead = self.queue.dead_letter
+        return [self.queue] if dead is None else [self.queue, dead]
+
+    def check_send(self) -> None:
+        """Refuse when its status does not let messages in."""
+        if not self.description.status.allows_send:
+            raise self._disabled("sends")
+
+    def check_receive(self) -> None:
+        """Refuse when its status does not let messages out."""
+        if not self.description.status.allows_receive:
+            raise self._disabled("receives")
+
+    def _disabled(self, what: str) -> EntityDisabledError:
+        status = self.description.status.value
+        return EntityDisabledError(
+            f"{self.description.path} is {status} and takes no {what}; update its status",
+            path=self.description.path,
+            status=status,
+        )
+
+    def runtime(self) -> RuntimeProperties:
+        """Return what it holds right now."""
+        waiting = self.queue.waiting
+        dead = self.queue.dead_letter
+        return RuntimeProperties(
+            path=self.description.path,
+            active_message_count=waiting.count(
+                State.ACTIVE, State.LOCKED, State.DEFERRED, State.DEFERRED_LOCKED, State.LEASED
+            ),
+            dead_letter_message_count=0 if dead is None else len(dead.waiting),
+            scheduled_message_count=waiting.count(State.SCHEDULED),
+            transfer_message_count=waiting.count(State.TRANSFERRING),
+            size_in_bytes=self.size_in_bytes,
+            created_at_utc=from_us(self.created_us),
+            updated_at_utc=from_us(self.updated_us),
+            accessed_at_utc=from_us(self.accessed_us),
+        )
+
+    # -- in the log ----------------------------------------------------------------------------
+
+    def to_fact(self) -> bytes:
+        """Return the entity as the log keeps it."""
+        return json.dumps(self._saved()).encode()
+
+    def _saved(self) -> dict[str, Any]:
+        return {
+            "description": to_json(self.description),
+            "created": self.created_us,
+            "updated": self.updated_us,
+            "birth": self.birth,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take what the log kept beyond the description."""
+        self.updated_us = saved["updated"]
+        self.birth = saved.get("birth") or str(self.created_us)  # a log of an earlier version
+
+
+def settings_of(description: EntityDescription) -> QueueSettings:
+    """Return what a queue's behaviour depends on."""
+    if isinstance(description, TopicDescription):
+        ttl = to_us(description.default_message_time_to_live)
+        return QueueSettings(0, ttl, MAX_MAX_DELIVERY_COUNT, False, False)
+    return QueueSettings(
+        lock_us=to_us(description.lock_duration),
+        time_to_live_us=to_us(description.default_message_time_to_live),
+        max_delivery_count=description.max_delivery_count,
+        dead_letter_on_expiration=description.enable_dead_lettering_on_message_expiration,
+        requires_session=description.requires_session,
+    )

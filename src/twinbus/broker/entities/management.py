@@ -1,0 +1,371 @@
+"""Managing entities and rules. What changes the directory is durable before it is so."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from twinbus.broker.accounts.meter import Meter
+from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.entities.topic import Rule, Subscription, Topic
+from twinbus.broker.store.commit import Commit, Fact
+from twinbus.entities import (
+    BACKLOG_INFIX,
+    DEFAULT_RULE,
+    EntityDescription,
+    QueueDescription,
+    RuleDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+    is_backlog_folder,
+)
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    QuotaExceededError,
+    UnauthorizedError,
+)
+from twinbus.limits import (
+    BACKLOG_SIZE_MEGABYTES,
+    MAX_BACKLOG_QUEUES,
+    MAX_ENTITIES,
+    MAX_KEYS,
+    MAX_RULES,
+    MAX_SUBSCRIPTIONS,
+    PARTITION_COUNT,
+)
+from twinbus.plain import Kinds, Plain
+from twinbus.protocol import commands as c
+from twinbus.protocol.access import AccessKeys, Principal
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.requests import Request
+
+_FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+_KINDS: dict[c.EntityKind, type] = {
+    c.EntityKind.QUEUE: QueueDescription,
+    c.EntityKind.TOPIC: TopicDescription,
+    c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
+}
+_KEYS = Plain(Kinds([SharedAccessKey, Claim]))
+
+
+class Management:
+    """Carries out the managing commands; the table of commands names the method of each."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        keys: AccessKeys,
+        meter: Meter,
+        adopt: Callable[[Entity], None],
+        nonce: Callable[[], str],
+    ) -> None:
+        self._meter = meter
+        self._directory = directory
+        self._keys = keys
+        self._adopt = adopt  # called for each entity that is new or has new settings
+        self._nonce = nonce
+
+    # -- entities ------------------------------------------------------------------------------
+
+    def create_entity(
+        self, command: c.CreateEntity, request: Request, now: int, commit: Commit
+    ) -> EntityDescription:
+        """Create a queue, topic or subscription."""
+        description = command.description
+        self._check_forward(description, None, request.principal)
+        if self._directory.find(description.path) is not None:
+            raise EntityAlreadyExistsError(
+                f"{description.path} exists already", path=description.path
+            )
+        if isinstance(description, SubscriptionDescription):
+            topic = self._directory.entity(description.topic_path)
+            if not isinstance(topic, Topic):
+                raise InvalidArgumentError(
+                    f"{description.topic_path} is not a topic; only topics have subscriptions"
+                )
+            if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS:
+                raise QuotaExceededError(
+                    f"{topic.description.path} has {MAX_SUBSCRIPTIONS} subscriptions; delete some "
+                    "first"
+                )
+            description = replace(description, topic_path=topic.description.path)
+        elif command.rule is not None:
+            raise InvalidArgumentError("only a subscription takes a rule")
+        self._check_folder(description, request.principal)
+        if len(self._directory) >= MAX_ENTITIES:
+            raise QuotaExceededError(
+                f"the namespace has {MAX_ENTITIES} entities; delete some first"
+            )
+        self._directory.check_forwarding(description)
+        entity = self._directory.make(self._directory.next_number, description, now)
+        entity.birth = self._nonce()
+        if isinstance(entity, Subscription):
+            rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
+            entity.rules[rule.description.name.lower()] = rule
+        self._note(entity, commit)
+
+        def durable() -> None:
+            self._directory.add(entity)
+            self._adopt(entity)
+
+        commit.on_durable.append(durable)
+        return description
+
+    def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
+        """Refuse a key of a folder more entities, or larger ones, than a pairing needs."""
+        if principal.may(Claim.MANAGE, None):
+            return
+        stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
+        size = getattr(description, "max_size_in_megabytes", 0) * stores
+        if size > BACKLOG_SIZE_MEGABYTES:
+            raise UnauthorizedError(
+                f"{description.path} asks for {size} megabytes over all its message stores; a key "
+                f"of a folder of backlog queues may give at most {BACKLOG_SIZE_MEGABYTES}. Use a "
+                "key that manages the whole namespace",
+                claim=Claim.MANAGE.value,
+                path=description.path,
+            )
+        folder = description.path.lower().partition(BACKLOG_INFIX)[0] + BACKLOG_INFIX
+        held = sum(one.description.path.lower().startswith(folder) for one in self._directory)
+        if held >= MAX_BACKLOG_QUEUES:
+            raise QuotaExceededError(
+                f"the folder {folder.rstrip('/')} holds {held} entities, and a key of it may "
+                f"create up to {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
+                "whole namespace",
+                path=description.path,
+            )
+
+    def _note(self, entity: Entity, commit: Commit) -> None:
+        commit.tentative.facts.append(Fact("entity", str(entity.number), entity.to_fact()))
+        commit.must_sync = True
+
+    def _check_forward(
+        self,
+        description: EntityDescription,
+        current: EntityDescription | None,
+        principal: Principal,
+    ) -> None:
+        """Refuse a new forward target to a principal that may not send to it.
+
+        The answer is the same whether or not there is such an entity.
+        """
+        target = getattr(description, "forward_to", None)
+        if target is None or target == getattr(current, "forward_to", None):
+            return
+        if not principal.may(Claim.SEND, target):
+            raise UnauthorizedError(
+                f"forwarding to {target} needs the claim send there; use a key that has it",
+                claim=Claim.SEND.value,
+                path=target,
+            )
+
+    def _check_growth(
+        self, description: EntityDescription, current: EntityDescription, principal: Principal
+    ) -> None:
+        """Refuse a larger quota to a principal that manages one entity only: the disk is shared."""
+        name = "max_size_in_megabytes"
+        grows = getattr(description, name, 0) > getattr(current, name, 0)
+        if grows and not principal.may(Claim.MANAGE, None):
+            raise UnauthorizedError(
+                f"raising {name} of {current.path} needs a key that manages the whole namespace",
+                claim=Claim.MANAGE.value,
+                path=current.path,
+            )
+
+    def update_entity(
+        self, command: c.UpdateEntity, request: Request, now: int, commit: Commit
+    ) -> EntityDescription:
+        """Change the settings that are not fixed at creation."""
+        description, principal = command.description, request.principal
+        entity = self._directory.entity(description.path)
+        current = entity.description
+        self._check_forward(description, current, principal)
+        if type(current) is not type(description):
+            raise InvalidArgumentError(
+                f"{current.path} is described by a {type(current).__name__}, "
+                f"not a {type(description).__name__}"
+            )
+        self._check_growth(description, current, principal)
+        for name in _FIXED:
+            if getattr(current, name, None) != getattr(description, name, None):
+                raise InvalidArgumentError(
+                    f"{name} of {current.path} is fixed at creation; delete and create it anew"
+                )
+        if isinstance(current, SubscriptionDescription):
+            assert isinstance(description, SubscriptionDescription)
+            description = replace(description, topic_path=current.topic_path, name=current.name)
+        elif not isinstance(description, SubscriptionDescription):
+            description = replace(description, path=current.path)
+        self._directory.check_forwarding(description)
+        changed = self._directory.make(entity.number, description, entity.created_us)
+        changed.updated_us, changed.birth = now, entity.birth
+        if isinstance(entity, Subscription) and isinstance(changed, Subscription):
+            changed.rules = entity.rules
+        self._note(changed, commit)
+
+        def durable() -> None:
+            entity.update(description, now)
+            self._adopt(entity)
+
+        commit.on_durable.append(durable)
+        return description
+
+    def delete_entity(self, command: c.DeleteEntity, _: Request, __: int, commit: Commit) -> None:
+        """Delete an entity by its path."""
+        self.delete(self._directory.entity(command.path), commit)
+
+    def get_entity(self, command: c.GetEntity, *_: object) -> EntityDescription:
+        """Describe an entity."""
+        return self._directory.entity(command.path).description
+
+    def get_runtime_properties(
+        self, command: c.GetRuntimeProperties, *_: object
+    ) -> RuntimeProperties:
+        """Return what an entity holds."""
+        return self._directory.entity(command.path).runtime()
+
+    def delete(self, entity: Entity, commit: Commit) -> None:
+        """Delete an entity, and with a topic its subscriptions."""
+        doomed: list[Entity] = [entity]
+        if isinstance(entity, Topic):
+            doomed = [*entity.subscriptions.values(), entity]
+        for one in doomed:
+            commit.tentative.facts.append(Fact("entity", str(one.number), None))
+        keys = [key for key in self._keys.all() if key.entity_path == entity.description.path]
+        commit.tentative.facts.extend(Fact("key", key.id, None) for key in keys)
+        commit.must_sync = True
+
+        def durable() -> None:
+            for key in keys:
+                self._keys.remove(key)
+            for one in doomed:
+                if self._directory.find(one.description.path) is one:  # not gone with its topic
+                    self._directory.remove(one)
+                    for queue in one.queues:
+                        queue.dissolve(commit)
+
+        commit.on_durable.append(durable)
+
+    def list_entities(
+        self, command: c.ListEntities, request: Request, *_: object
+    ) -> Sequence[EntityDescription]:
+        """List entities of a kind that the request may see, ordered by path."""
+        principal = request.principal
+        kind = _KINDS[command.kind]
+        found = [e.description for e in self._directory if isinstance(e.description, kind)]
+        if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
+            found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
+        elif command.topic_path is not None:
+            topic = self._directory.entity(command.topic_path)
+            found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]
+        return sorted(found, key=lambda description: description.path.lower())
+
+    # -- rules ---------------------------------------------------------------------------------
+
+    def _subscription(self, path: str) -> Subscription:
+        entity = self._directory.entity(path)
+        if not isinstance(entity, Subscription):
+            raise InvalidOperationError(f"{path} is not a subscription; only those have rules")
+        return entity
+
+    def create_rule(self, command: c.CreateRule, _: Request, now: int, commit: Commit) -> None:
+        """Add a rule to a subscription."""
+        subscription = self._subscription(command.path)
+        key = command.rule.name.lower()
+        if key in subscription.rules:
+            raise EntityAlreadyExistsError(f"{command.path} has a rule {command.rule.name} already")
+        if len(subscription.rules) >= MAX_RULES:
+            raise QuotaExceededError(f"{command.path} has {MAX_RULES} rules; delete some first")
+        rule = Rule.compile(command.rule)
+        self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
+
+    def delete_rule(self, command: c.DeleteRule, _: Request, now: int, commit: Commit) -> None:
+        """Remove a rule from a subscription."""
+        subscription = self._subscription(command.path)
+        key = command.name.lower()
+        if key not in subscription.rules:
+            raise EntityNotFoundError(f"{command.path} has no rule {command.name}")
+        left = {name: rule for name, rule in subscription.rules.items() if name != key}
+        self._change_rules(subscription, left, now, commit)
+
+    def list_rules(self, command: c.ListRules, *_: object) -> Sequence[RuleDescription]:
+        """List the rules of a subscription, ordered by name."""
+        rules = self._subscription(command.path).rules
+        return [rules[name].description for name in sorted(rules)]
+
+    def _change_rules(
+        self, subscription: Subscription, rules: dict[str, Rule], now: int, commit: Commit
+    ) -> None:
+        number, description = subscription.number, subscription.description
+        changed = self._directory.make(number, description, subscription.created_us)
+        assert isinstance(changed, Subscription)
+        changed.updated_us, changed.rules, changed.birth = now, rules, subscription.birth
+        self._note(changed, commit)
+
+        def durable() -> None:
+            subscription.rules, subscription.updated_us = rules, now
+
+        commit.on_durable.append(durable)
+
+    # -- keys ----------------------------------------------------------------------------------
+
+    def put_key(self, command: c.PutKey, _: Request, __: int, commit: Commit) -> None:
+        """Add a key, or replace the one of its name."""
+        key = command.key
+        if key.entity_path is not None and not is_backlog_folder(key.entity_path):
+            entity = self._directory.entity(key.entity_path)
+            if isinstance(entity, Subscription):
+                raise InvalidArgumentError(
+                    f"{key.entity_path} is a subscription; a key of its topic opens it"
+                )
+            key = replace(key, entity_path=entity.description.path)
+        if len(self._keys) >= MAX_KEYS and self._keys.get(key.name, key.entity_path) is None:
+            raise QuotaExceededError(f"the namespace has {MAX_KEYS} keys; delete some first")
+        if not key.has(Claim.MANAGE):
+            self._check_not_last(self._keys.get(key.name, key.entity_path))
+        commit.tentative.facts.append(key_fact(key))
+        commit.must_sync = True
+        commit.on_durable.append(lambda: self._keys.put(key))
+
+    def delete_key(self, command: c.DeleteKey, _: Request, __: int, commit: Commit) -> None:
+        """Remove a key."""
+        key = self._keys.get(command.name, command.entity_path)
+        where = command.entity_path or "the namespace"
+        if key is None:
+            raise EntityNotFoundError(f"{where} has no key {command.name}")
+        self._check_not_last(key)
+        commit.tentative.facts.append(Fact("key", key.id, None))
+        commit.must_sync = True
+        commit.on_durable.append(lambda: self._keys.remove(key))
+
+    def list_keys(self, *_: object) -> list[SharedAccessKey]:
+        """List every key: those of the namespace first."""
+        return self._keys.all()
+
+    def read_meter(self, *_: object) -> pa.RecordBatch:
+        """Return the operations metered since the start."""
+        return self._meter.table()
+
+    def _check_not_last(self, key: SharedAccessKey | None) -> None:
+        managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
+        if key is not None and managing == [key]:
+            raise InvalidOperationError(
+                f"{key.name} is the last key that can manage the namespace; make another one first"
+            )
+
+
+def key_fact(key: SharedAccessKey) -> Fact:
+    """Return a key as it is kept in the log, whose files only their owner can read."""
+    return Fact.of("key", key.id, _KEYS.dump(key))
+
+
+def key_of(fact: bytes) -> SharedAccessKey:
+    """Return the key of a fact."""
+    key: SharedAccessKey = _KEYS.load(json.loads(fact))
+    return key

@@ -1,0 +1,172 @@
+"""Topics and subscriptions: which copies of a batch go where.
+
+A rule that cannot be evaluated for a message fails for that message only: the subscription gets the
+message, as it was sent, in its dead-letter queue. Other messages, rules and subscriptions go on.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.entities.filters import compile_action, compile_filter, failed_rows
+from twinbus.entities import (
+    FalseFilter,
+    RuleDescription,
+    RuntimeProperties,
+    from_json,
+    to_json,
+)
+from twinbus.errors import MessagingError
+from twinbus.limits import MAX_REASON_CHARACTERS
+from twinbus.loglines import facts
+
+_log = logging.getLogger("twinbus.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, ready to run."""
+
+    description: RuleDescription
+    select: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]
+    change: Callable[[pa.RecordBatch], pa.RecordBatch] | None
+    saved: str  # as the log keeps it
+    broken: str = ""  # why it cannot be run: it fails for every message
+
+    @classmethod
+    def compile(cls, description: RuleDescription) -> "Rule":
+        """Return the rule of a description, or say what is wrong with its SQL."""
+        change = None if description.action is None else compile_action(description.action)
+        select = compile_filter(description.filter)
+        return cls(description, select, change, to_json(description))
+
+    @classmethod
+    def restore(cls, saved: str, path: str) -> "Rule":
+        """Return the rule that the log kept.
+
+        One that this version cannot run is kept as it is. It fails for every message, so that
+        messages go to the dead-letter queue of the subscription rather than past it.
+        """
+        try:
+            return cls.compile(from_json(saved, RuleDescription))
+        except MessagingError as error:
+            name = str(json.loads(saved).get("name", ""))
+            _log.error(
+                "rule %s of %s cannot be run and fails for every message: %s. Delete it and create "
+                "it again",
+                name,
+                path,
+                error.text,
+                extra=facts(event="rule_broken", path=path, rule=name, reason=error.text),
+            )
+            unable = RuleDescription(name, FalseFilter())
+            return cls(unable, compile_filter(unable.filter), None, saved, error.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Rows of a batch that a subscription gets, and what its rule makes of them."""
+
+    rows: npt.NDArray[np.intp]
+    rule: Rule | None = None  # whose action changes them; None: they stay as they are
+    failure: str = ""  # why a rule could not be evaluated: they go to the dead-letter queue
+
+
+class Subscription(Entity):
+    """A queue that a topic fills by rules."""
+
+    rules: dict[str, Rule]  # by lower-case name
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rules = {}
+
+    def copies(self, batch: pa.RecordBatch) -> list[Copy]:
+        """Return its copies: one for all plain rules together, one per rule with an action."""
+        plain = np.zeros(batch.num_rows, bool)
+        copies = []
+        for rule in self.rules.values():
+            if rule.broken:
+                copies.append(Copy(np.arange(batch.num_rows), rule, rule.broken))
+                continue
+            mask, failures = _selected(rule, batch)
+            copies += [Copy(np.array([row]), rule, why) for row, why in failures]
+            if rule.change is None:
+                plain |= mask
+            elif mask.any():
+                copies.append(Copy(np.flatnonzero(mask), rule))
+        if plain.any():
+            copies.append(Copy(np.flatnonzero(plain)))
+        return copies
+
+    def _saved(self) -> dict[str, Any]:
+        return super()._saved() | {"rules": [rule.saved for rule in self.rules.values()]}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take what the log kept beyond the description."""
+        super().restore(saved)
+        rules = (Rule.restore(text, self.description.path) for text in saved["rules"])
+        self.rules = {rule.description.name.lower(): rule for rule in rules}
+
+
+def _selected(
+    rule: Rule, batch: pa.RecordBatch, first: int = 0
+) -> tuple[npt.NDArray[np.bool_], list[tuple[int, str]]]:
+    """Return which rows a rule selects, and those it fails for, found by halves."""
+    count = batch.num_rows
+    try:
+        return rule.select(batch), []
+    except Exception as error:  # noqa: BLE001 - whatever a rule raises is its message's trouble
+        why, rows = shown_error(error), failed_rows(error, count)
+        if count == 1:
+            return np.zeros(1, bool), [(first, why)]
+    if rows is not None:
+        kept = np.flatnonzero(~rows)
+        mask = np.zeros(count, bool)
+        failures = [(first + row, why) for row in np.flatnonzero(rows).tolist()]
+        if len(kept):
+            mask[kept], others = _selected(rule, batch.take(pa.array(kept)))
+            failures += [(first + int(kept[row]), text) for row, text in others]
+        return mask, failures
+    middle = count // 2
+    low, failed = _selected(rule, batch.slice(0, middle), first)
+    high, others = _selected(rule, batch.slice(middle), first + middle)
+    return np.concatenate([low, high]), failed + others
+
+
+def shown_error(error: Exception) -> str:
+    """Return what a person needs to know of an error of a rule."""
+    text = error.text if isinstance(error, MessagingError) else f"{type(error).__name__}: {error}"
+    return text[:MAX_REASON_CHARACTERS]
+
+
+class Topic(Entity):
+    """A door to subscriptions; its own queue holds only scheduled messages."""
+
+    subscriptions: dict[str, Subscription]  # by lower-case name
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.subscriptions = {}
+
+    @property
+    def size_in_bytes(self) -> int:
+        """How much it holds for all subscriptions."""
+        held = sum(s.queue.waiting.size_in_bytes for s in self.subscriptions.values())
+        return held + self.queue.waiting.size_in_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What counts against its quota, over all subscriptions."""
+        return super().used_bytes + sum(s.used_bytes for s in self.subscriptions.values())
+
+    def runtime(self) -> RuntimeProperties:
+        """Return what it holds right now."""
+        return replace(super().runtime(), subscription_count=len(self.subscriptions))

@@ -1,0 +1,1 @@
+"""Queues: what may happen to waiting messages, and who waits for them."""

@@ -1,0 +1,72 @@
+"""Why messages died: reasons are shared by many messages, so rows hold a small number instead."""
+
+from dataclasses import dataclass
+
+from twinbus.broker.store.commit import Entries, Fact
+from twinbus.broker.undo import Undo
+
+TTL_EXPIRED = "TTLExpiredException"
+MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
+SESSION_ID_MISSING = "SessionIdIsMissing"
+TOO_MANY_FORWARDS = "TooManyForwards"
+RULE_FAILED = "RuleFailed"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why and where a message died."""
+
+    reason: str | None
+    description: str | None
+    source: str  # path of the entity
+
+    @property
+    def size(self) -> int:
+        """What its texts count against a quota."""
+        return sum(len(text.encode()) for text in (self.reason, self.description) if text)
+
+
+class Deaths:
+    """The distinct deaths of a namespace, by number."""
+
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
+        self._deaths: dict[int, Death] = {}
+        self._numbers: dict[Death, int] = {}
+        self._next = 0
+
+    def __getitem__(self, number: int) -> Death:
+        return self._deaths[number]
+
+    def number(self, death: Death, entries: Entries) -> int:
+        """Return the number of a death; a new one is noted for the log."""
+        known = self._numbers.get(death)
+        if known is None:
+            known = self._next
+            self.learn(known, death)
+            self._undo.note(lambda: self.forget(known))
+            entries.facts.append(_fact(known, death))
+        return known
+
+    def learn(self, number: int, death: Death) -> None:
+        """Note a death read from the log."""
+        self._deaths[number] = death
+        self._numbers[death] = number
+        self._next = max(self._next, number + 1)
+
+    def forget(self, number: int) -> None:
+        """Forget a death that the log does not know."""
+        del self._numbers[self._deaths.pop(number)]
+
+    def keep(self, numbers: set[int]) -> None:
+        """Forget deaths that no message refers to any more."""
+        self._deaths = {n: death for n, death in self._deaths.items() if n in numbers}
+        self._numbers = {death: n for n, death in self._deaths.items()}
+
+    def facts(self) -> list[Fact]:
+        """Return every death as the log keeps it."""
+        return [_fact(number, death) for number, death in self._deaths.items()]
+
+
+def _fact(number: int, death: Death) -> Fact:
+    return Fact.of("death", number, [death.reason, death.description, death.source])

@@ -1,0 +1,159 @@
+"""Leasing ranges of a queue: how pipelines read and settle many messages at once.
+
+A lease names its messages by intervals and is kept in the log, so it outlives a crash of the
+broker. Its epoch fences: whoever comes with the epoch of a lease that is over changes nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.accounts.throttle import busy_entity
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.queue.dead_letter import Death
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.ranges import Lease
+from twinbus.broker.queue.waiting import Indices, once
+from twinbus.broker.store.commit import Commit, Fact
+from twinbus.clock import from_us, to_us
+from twinbus.errors import RangeUnavailableError
+from twinbus.intervals import runs
+from twinbus.limits import MAX_LEASE_INTERVALS, MAX_LEASES, NEVER_US
+from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleRange
+
+
+def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
+    """Lease the next deliverable messages, or a given range."""
+    if command.first is None or command.last is None:
+        at = queue.waiting.deliverable(command.max_messages)
+        if command.past is not None and len(at):
+            barrier, _ = first_held(queue, command.past)
+            at = at[queue.waiting.get("sequence", at) < barrier]
+        if command.max_bytes is not None and len(at):
+            at = queue.within(at, command.max_bytes)
+    else:
+        at = _claim(queue, command, command.first, command.last, commit)
+    if not len(at):
+        return None
+    if len(queue.leases) >= MAX_LEASES:
+        raise busy_entity(queue.path, "leases", MAX_LEASES)
+    origin, at = queue.origin_at(at)
+    get = queue.waiting.get
+    numbers = get("sequence", at)
+    intervals = runs(numbers)[:MAX_LEASE_INTERVALS]
+    at = at[numbers <= intervals[-1][1]]
+    numbers = get("sequence", at)
+    epoch, until = queue.shared.locks.next(), now + to_us(command.duration)
+    lease = Lease(command.owner, epoch, intervals, until)
+    queue.waiting.step(at, Cause.LEASED)
+    queue.waiting.put("lock", at, epoch)
+    queue.leases.put(lease)
+    _note(queue, lease, commit)
+    commit.must_sync = True
+    commit.on_refused.append(lambda: queue.end_lease(epoch, commit))
+    return RangeLease(
+        owner=command.owner,
+        epoch=epoch,
+        first=int(numbers[0]),
+        last=int(numbers[-1]),
+        message_count=len(at),
+        size_in_bytes=int(get("size", at).sum(dtype=np.int64)),
+        leased_until_utc=from_us(until),
+        origin=origin,
+        oldest_utc=from_us(int(get("enqueued", at).min())),
+        left_behind=queue.waiting.count(State.ACTIVE),
+    )
+
+
+def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
+    """Return the first message that is held, these leases apart, and the owner of its lease."""
+    waiting = queue.waiting
+    held: list[tuple[int, str | None]] = [(NEVER_US, None)]
+    if waiting.count(State.LEASED):
+        at = waiting.in_state(waiting.all(), State.LEASED)
+        at = at[~np.isin(waiting.get("lock", at), list(past))][:1]
+        for number, epoch in zip(waiting.get("sequence", at), waiting.get("lock", at), strict=True):
+            lease = queue.leases.find(int(epoch))
+            held.append((int(number), lease.owner if lease is not None else None))
+    if waiting.count(State.LOCKED):
+        at = waiting.in_state(waiting.all(), State.LOCKED)
+        held.append((int(waiting.get("sequence", at[:1])[0]), None))
+    return min(held, key=lambda one: one[0])
+
+
+def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
+    commit.kept.facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_json()))
+
+
+def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
+    """Return the deliverable messages of a range, after older leases of the owner gave way."""
+    at = queue.waiting.between(first, last)
+    states = queue.waiting.get("state", at)
+    epochs = np.unique(queue.waiting.get("lock", at[states == State.LEASED])).tolist()
+    leases = [queue.leases.get(epoch) for epoch in epochs]
+    others = [lease for lease in leases if lease.owner != command.owner]
+    if others or (states == State.LOCKED).any():
+        holder = others[0].owner if others else "a receiver"
+        raise RangeUnavailableError(
+            f"part of {first}..{last} of {queue.path} is held by {holder}; try again when "
+            "its lease or lock has lapsed",
+            path=queue.path,
+            owner=holder,
+        )
+    queue.end_leases(epochs, commit)
+    return queue.waiting.in_state(at, State.ACTIVE)[: command.max_messages]
+
+
+def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
+    """Keep a lease longer."""
+    lease = queue.leases.get(epoch)
+    queue.leases.renew(lease, until)
+    key = f"{queue.entity}/{epoch}"
+    commit.kept.facts.append(Fact("leased until", key, lease.renewal()))
+    return until
+
+
+def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
+    """Read leased messages that are not settled."""
+    queue.leases.get(command.epoch)
+    at = _part(queue, command.epoch, command.first, command.last)
+    return queue.browse(at, command.max_bytes)
+
+
+def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
+    at = queue.waiting.in_state(queue.waiting.between(first, last), State.LEASED)
+    return queue.waiting.locked_by(at, epoch)
+
+
+def _within(queue: Queue, at: Indices, intervals: Sequence[Sequence[int]]) -> Indices:
+    """Return those of these rows whose numbers lie in one of the intervals, which may overlap."""
+    if not intervals or not len(at):
+        return at[:0]
+    bounds = np.asarray(intervals, np.int64)
+    bounds = bounds[bounds[:, 0] <= bounds[:, 1]]
+    numbers = queue.waiting.get("sequence", at)
+    depth = np.zeros(len(numbers) + 1, np.int64)  # how many intervals cover a row
+    np.add.at(depth, np.searchsorted(numbers, bounds[:, 0]), 1)
+    np.add.at(depth, np.searchsorted(numbers, bounds[:, 1], side="right"), -1)
+    return at[np.cumsum(depth)[:-1] > 0]
+
+
+def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
+    """Complete and dead-letter parts of a leased range; return how many messages that were."""
+    queue.leases.get(command.epoch)
+    at = _within(queue, queue.leased(command.epoch), command.completed)
+    commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)
+    queue.settle_gone(at, Cause.COMPLETED)
+    settled = len(at)
+    for part in command.dead_lettered:
+        numbers = np.asarray(part.sequence_numbers, np.int64)
+        at = queue.waiting.find(numbers)
+        at = queue.waiting.in_state(once(at[at >= 0]), State.LEASED)
+        at = queue.waiting.locked_by(at, command.epoch)
+        death = Death(part.reason, part.description, queue.path)
+        queue.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
+        settled += len(at)
+    if command.release:
+        queue.end_lease(command.epoch, commit)
+    return settled

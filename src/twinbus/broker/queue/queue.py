@@ -1,0 +1,674 @@
+"""A queue: the waiting messages of one entity and everything that may happen to them.
+
+Subscriptions, dead-letter queues and the part of a topic that holds scheduled messages are queues
+too. Methods decide, change memory and note in the commit what the log must know. Every method gets
+`now`; at the start of a turn `tick` brings the queue up to that time, so that afterwards no lock is
+lapsed, nothing is expired and nothing scheduled is overdue.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.accounts.meter import load_of, purpose_of
+from twinbus.broker.accounts.throttle import busy_entity
+from twinbus.broker.lifecycle import TABLE, Cause, State
+from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
+from twinbus.broker.queue.delivery import NOTHING, Held, delivered
+from twinbus.broker.queue.ranges import Leases
+from twinbus.broker.queue.session import Sessions
+from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.tokens import token_columns, token_of
+from twinbus.broker.queue.waiters import Waiter, Waiters
+from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
+from twinbus.broker.store.commit import Commit, Entries, Fact
+from twinbus.clock import from_us
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessageLockLostError,
+    MessageNotFoundError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+from twinbus.limits import (
+    FORWARD_RETRY_US,
+    MAX_BATCH_MESSAGES,
+    MAX_HELD_SESSIONS,
+    MAX_RECEIVE_BYTES,
+    MIN_QUOTA_BYTES,
+    NEVER_US,
+    SESSION_QUOTA_BYTES,
+)
+from twinbus.message import Int64s
+from twinbus.protocol.commands import (
+    AcceptSession,
+    Command,
+    Disposition,
+    LeaseRange,
+    RangeLease,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    SessionGrant,
+    SessionLock,
+)
+from twinbus.protocol.operations import EMPTY, Load, Operation
+from twinbus.protocol.table import row_of
+
+_DELETING = -1  # in place of a lock
+_SHOWN_LOST = 100  # numbers or tokens that an error names
+_SET_ASIDE = {
+    Disposition.DEFER: Cause.DEFERRED,
+    Disposition.RELEASE: Cause.LAPSED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """What a queue's behaviour depends on, in the broker's units."""
+
+    lock_us: int
+    time_to_live_us: int
+    max_delivery_count: int
+    dead_letter_on_expiration: bool
+    requires_session: bool
+
+
+Resend = Callable[[Indices, Cause, int, Commit], None]
+LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
+
+
+class Queue:
+    """Waiting messages and their receivers."""
+
+    def __init__(self, entity: int, path: str, settings: QueueSettings, shared: Shared) -> None:
+        self.entity = entity  # the number the log knows it by
+        self.path = path
+        self.settings = settings
+        self.shared = shared
+        self.dead_letter: Queue | None = None  # None: this is one, or a topic's
+        self.resend: Resend | None = None  # set where messages are routed on when their time comes
+        self.waiting = Waiting(shared.undo)
+        self.sessions = Sessions(shared.undo)
+        self.leases = Leases(shared.undo)
+        self.waiters = Waiters(shared)
+        self.next_sequence = 1
+        self.origins = [(0, "")]  # as a source of transfers: first number, and name from there on
+        self.pause = 0  # how long its timers are left alone after they failed; 0: they work
+        self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
+        self.idle_at = NEVER_US  # when its entity has been unused for too long
+
+    @property
+    def used_bytes(self) -> int:
+        """What its messages, sessions and their states count against the quota."""
+        held = max(self.waiting.size_in_bytes, MIN_QUOTA_BYTES * len(self.waiting))
+        return held + self.sessions.state_bytes + SESSION_QUOTA_BYTES * len(self.sessions)
+
+    def origin_at(self, at: Indices) -> tuple[str, Indices]:
+        """Return the origin of the first of these rows, and those rows that share it."""
+        numbers = self.waiting.get("sequence", at)
+        firsts = [first for first, _ in self.origins]
+        index = bisect_right(firsts, int(numbers[0])) - 1
+        if index + 1 < len(firsts):
+            at = at[numbers < firsts[index + 1]]
+        return self.origins[index][1], at
+
+    def touch(self) -> None:
+        """Have those who wait looked after at the end of the turn."""
+        self.shared.touched[self.entity] = self
+
+    # -- taking in -----------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> Int64s:
+        """Return the next sequence numbers."""
+        first = self.next_sequence
+        self.next_sequence += count
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def stage(
+        self, rows: Rows, cause: Cause, session_ids: Sequence[str] | None, commit: Commit
+    ) -> None:
+        """Take rows in as pending; they become visible when the commit is durable."""
+        if session_ids is not None:
+            ids = [self.sessions.id(name) for name in session_ids]
+            self.sessions.expect(ids, 1)
+            rows = replace(rows, session=np.array(ids, np.int32))
+        at = self.waiting.add(rows)
+        self.touch()
+
+        def durable() -> None:
+            self.waiting.admit(at, cause)
+            self.shared.bodies.retain_rows(rows.batch, len(at))
+            if session_ids is not None:
+                self.sessions.expect(ids, -1)
+                self.sessions.add(ids, rows.sequence)
+            if self.waiters:
+                self.touch()
+
+        def refused() -> None:
+            self.waiting.step(at, Cause.REFUSED)
+            if session_ids is not None:
+                self.sessions.expect(ids, -1)
+                self.sessions.forget_idle(ids)
+
+        commit.on_durable.append(durable)
+        commit.on_refused.append(refused)
+
+    def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
+        """Tell the log where staged rows stand; a batch that came whole needs no telling."""
+        at = self.waiting.find(sequence)
+        self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
+
+    def _note_places(self, entries: Entries, at: Indices, state: State) -> None:
+        get = self.waiting.get
+        names = (
+            "sequence",
+            "failures",
+            "enqueued",
+            "expires",
+            "due",
+            "size",
+            "death",
+            "batch",
+            "row",
+        )
+        columns: dict[str, Any] = {name: get(name, at) for name in names}
+        entries.places.append({"entity": self.entity, "state": state, **columns})
+
+    # -- delivering ----------------------------------------------------------------------------
+
+    def receive(self, command: Receive, now: int, commit: Commit) -> pa.RecordBatch | None:
+        """Deliver what there is, or None."""
+        lock, until = self._lock_for(command.session, now)
+        if command.session is None:
+            at = self.waiting.deliverable(command.max_messages)
+        else:
+            at = self.sessions.deliverable(
+                command.session.session_id, command.max_messages, self.waiting
+            )
+        if not len(at):
+            return None
+        at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
+        return self._deliver(at, command.mode, lock, until, commit)
+
+    def receive_deferred(
+        self, command: ReceiveDeferred, now: int, commit: Commit
+    ) -> pa.RecordBatch:
+        """Deliver deferred messages by number, all or none."""
+        lock, until = self._lock_for(command.session, now)
+        numbers = np.asarray(command.sequence_numbers, np.int64)
+        session = -1
+        if command.session is not None:
+            session = self.sessions.id(command.session.session_id)
+        at = self._find_in(numbers, State.DEFERRED, "deferred", session)
+        size = int(self.waiting.get("size", at).sum(dtype=np.int64))
+        if size > MAX_RECEIVE_BYTES and len(at) > 1:
+            raise InvalidArgumentError(
+                f"the deferred messages have {size} bytes; one reply holds {MAX_RECEIVE_BYTES}. "
+                "Receive them in parts"
+            )
+        return self._deliver(at, command.mode, lock, until, commit)
+
+    def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
+        """Return the lock messages are delivered under, and until when it holds."""
+        if session is None:
+            return self.shared.locks.next(), now + self.settings.lock_us
+        hold = self._hold(session)
+        return hold.lock, hold.until
+
+    def _find_in(self, numbers: Int64s, state: State, word: str, session: int = -1) -> Indices:
+        at = self.waiting.find(numbers)
+        found = (at >= 0) & (self.waiting.get("state", at) == state.value)
+        if session >= 0:
+            found &= self.waiting.get("session", at) == session
+        if not found.all():
+            missing = numbers[~found].tolist()
+            raise MessageNotFoundError(
+                f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
+                "settled, expired, is locked, or never was",
+                path=self.path,
+                sequence_numbers=missing[:_SHOWN_LOST],
+            )
+        return once(at)
+
+    def _deliver(
+        self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
+    ) -> pa.RecordBatch:
+        is_locked = mode is ReceiveMode.PEEK_LOCK
+        held = Held(lock, until) if is_locked else None
+        batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
+        self.waiting.step(at, Cause.RECEIVED)
+        # What is being deleted is locked by nobody: no token and no session can give it back.
+        self.waiting.put("lock", at, lock if is_locked else _DELETING)
+        if self.settings.requires_session or not is_locked:
+            self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
+        else:
+            self.waiting.set_due(at, until)
+        if not is_locked:
+            commit.must_sync = True
+            commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
+            commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
+            commit.on_refused.append(lambda: self._return(at))
+        return batch
+
+    def _return(self, at: Indices) -> None:
+        """Take messages back that were not delivered after all."""
+        self.waiting.step(at, Cause.LAPSED)
+        self._stir(at)
+        self.touch()
+
+    def within(self, at: Indices, max_bytes: int) -> Indices:
+        """Return as many rows as fit, at least one."""
+        total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
+        return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
+
+    def peek(self, first: int, limit: int, max_bytes: int) -> pa.RecordBatch:
+        """Browse."""
+        return self.browse(self.waiting.from_number(first, limit), max_bytes)
+
+    def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
+        """Return messages without touching them."""
+        return (
+            delivered(self.waiting, self.within(at, min(max_bytes, MAX_RECEIVE_BYTES)), self.shared)
+            if len(at)
+            else NOTHING
+        )
+
+    # -- settling ------------------------------------------------------------------------------
+
+    def settle(
+        self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
+    ) -> None:
+        """Decide about locked messages; raise for those whose lock is lost."""
+        at, lost = self._held(tokens)
+        if disposition is Disposition.DEAD_LETTER:
+            assert death is not None
+            self.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
+        elif disposition is Disposition.ABANDON:
+            self._give_back(at, Cause.ABANDONED, commit)
+        elif disposition is Disposition.COMPLETE:
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
+            self.settle_gone(at, Cause.COMPLETED)
+        else:
+            self.waiting.step(at, _SET_ASIDE[disposition])
+            if disposition is Disposition.DEFER:
+                self._note_states(at, commit)
+            self._stir(at)
+        if lost:
+            raise self._lock_lost(lost, len(at))
+
+    def renew(self, tokens: pa.Array, now: int) -> int:
+        """Lock messages for another lock duration."""
+        if self.settings.requires_session:
+            raise InvalidOperationError(
+                f"messages of {self.path} are locked by their session; renew the session instead",
+                path=self.path,
+            )
+        at, lost = self._held(tokens)
+        until = now + self.settings.lock_us
+        self.waiting.set_due(at, until)
+        if lost:
+            raise self._lock_lost(lost, len(at))
+        return until
+
+    def _held(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
+        """Return the rows these tokens still lock, and the tokens that lock nothing."""
+        locks, numbers = token_columns(tokens)
+        at = self.waiting.find(numbers)
+        states = self.waiting.get("state", at)
+        good = (at >= 0) & (locks > 0) & (self.waiting.get("lock", at) == locks)
+        good &= (states == State.LOCKED) | (states == State.DEFERRED_LOCKED)
+        if good.all():
+            return once(at), []
+        lost = [token_of(*pair) for pair in zip(locks[~good], numbers[~good], strict=True)]
+        return once(at[good]), lost
+
+    def _lock_lost(
+        self, lost: list[Any], settled: int
+    ) -> MessageLockLostError | SessionLockLostError:
+        kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
+        return kind(
+            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or lapsed; those "
+            f"messages are delivered again. {settled} other(s) of this request were settled",
+            path=self.path,
+            lock_tokens=lost[:_SHOWN_LOST],
+            settled=settled,
+        )
+
+    def settle_gone(self, at: Indices, cause: Cause) -> None:
+        """Let messages go, and the space they take."""
+        batches = self.waiting.get("batch", at)
+        self.waiting.step(at, cause)
+        self.shared.bodies.release(batches)
+
+    def _give_back(self, at: Indices, cause: Cause, commit: Commit) -> None:
+        """Count a failed delivery; return the messages, or bury those that failed too often."""
+        failures = self.waiting.get("failures", at) + 1
+        self.waiting.put("failures", at, failures)
+        dead = failures >= self.settings.max_delivery_count
+        if dead.any() and self.dead_letter is not None:
+            text = f"delivered {self.settings.max_delivery_count} times without being completed"
+            self.bury(
+                at[dead],
+                Cause.DEAD_LETTERED,
+                Death(MAX_DELIVERY_COUNT_EXCEEDED, text, self.path),
+                commit,
+            )
+            at = at[~dead]
+        self.waiting.step(at, cause)
+        self._note_states(at, commit)
+        self._stir(at)
+
+    def _note_states(self, at: Indices, commit: Commit) -> None:
+        get = self.waiting.get
+        commit.kept.change(self.entity, get("sequence", at), get("state", at), get("failures", at))
+
+    def bury(
+        self, at: Indices, cause: Cause, death: Death, commit: Commit, *, counted: bool = False
+    ) -> None:
+        """Move messages to the dead-letter queue; a caller's reason counts against the quota."""
+        if not len(at):
+            return
+        if self.dead_letter is None:
+            raise InvalidOperationError(
+                f"{self.path} has no dead-letter queue of its own; complete the message instead",
+                path=self.path,
+            )
+        changes: dict[str, Any] = {"death": self.shared.deaths.number(death, commit.kept)}
+        if counted:
+            changes["size"] = self.waiting.get("size", at) + death.size
+        self._move(at, cause, self.dead_letter, changes, commit)
+
+    def _move(
+        self, at: Indices, cause: Cause, target: "Queue", changes: dict[str, Any], commit: Commit
+    ) -> None:
+        """Give messages a new number, here or in another queue, in one commit."""
+        get = self.waiting.get
+        names = ("enqueued", "size", "batch", "row", "failures")
+        columns: dict[str, Any] = {name: get(name, at) for name in names}
+        sessions = get("session", at) if target is self else -1
+        columns |= {"session": sessions, **changes}
+        commit.must_sync = True  # nobody may see the new number before it is durable
+        commit.kept.gone(self.entity, get("sequence", at), cause)
+        self.waiting.step(at, cause)
+        sequence = target.allocate(len(at))
+        rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
+        moved = target.waiting.add(rows)
+        target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - another of its kind
+        target.touch()
+        if target.settings.requires_session:
+            target.sessions.add(target.waiting.get("session", moved).tolist(), sequence)
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def accept(self, session_id: str | None, now: int) -> SessionGrant | None:
+        """Grant a session, or None when none is available now."""
+        name = session_id if session_id is not None else self.sessions.available(self.waiting)
+        if name is None or self.sessions.hold(name) is not None:
+            return None
+        if self.sessions.held >= MAX_HELD_SESSIONS:
+            raise busy_entity(self.path, "held sessions", MAX_HELD_SESSIONS)
+        lock, until = self.shared.locks.next(), now + self.settings.lock_us
+        self.sessions.grant(name, lock, until)
+        return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))
+
+    def _hold(self, session: SessionLock) -> Any:
+        hold = self.sessions.hold(session.session_id)
+        if hold is None or token_of(hold.lock, 0) != session.lock_token:
+            raise SessionLockLostError(
+                f"the lock on session {session.session_id!r} of {self.path} has lapsed or was "
+                "released; accept the session again",
+                path=self.path,
+                session_id=session.session_id,
+            )
+        return hold
+
+    def renew_session(self, session: SessionLock, now: int) -> int:
+        """Hold a session for another lock duration."""
+        until = now + self.settings.lock_us
+        self.sessions.renew(self._hold(session), until)
+        return until
+
+    def release_session(self, session: SessionLock) -> None:
+        """Give a session back; its locked messages return without a failed delivery."""
+        hold = self._hold(session)
+        at = self._locked_in(session.session_id, hold.lock)
+        self.waiting.step(at, Cause.LAPSED)
+        self.sessions.let_go(session.session_id, self.waiting)
+
+    def _locked_in(self, session_id: str, lock: int) -> Indices:
+        """Return the messages a session's holder has."""
+        at = self.sessions.messages(session_id, self.waiting)
+        at = self.waiting.in_state(at, State.LOCKED, State.DEFERRED_LOCKED)
+        return self.waiting.locked_by(at, lock)
+
+    def session_state(self, session: SessionLock) -> bytes | None:
+        """Return a session's state."""
+        self._hold(session)
+        return self.sessions.states.get(session.session_id)
+
+    def set_session_state(self, session: SessionLock, state: bytes | None, commit: Commit) -> None:
+        """Store a session's state, durably."""
+        self._hold(session)
+        name = session.session_id
+        commit.must_sync = True
+        commit.tentative.facts.append(Fact("session", f"{self.entity}/{name}", state))
+        commit.on_durable.append(lambda: self.sessions.keep_state(name, state))
+
+    # -- scheduled -----------------------------------------------------------------------------
+
+    def cancel(self, numbers: Int64s, commit: Commit) -> None:
+        """Cancel scheduled messages, all or none."""
+        at = self._find_in(numbers, State.SCHEDULED, "scheduled")
+        commit.must_sync = True
+        commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.CANCELLED)
+        self.settle_gone(at, Cause.CANCELLED)
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @property
+    def next_event(self) -> int:
+        """When `tick` has something to do."""
+        return min(
+            self.waiting.next_due,
+            self.waiting.next_expiry,
+            self.sessions.next_due,
+            self.leases.next_due,
+            self.retry_at,
+            self.idle_at,
+            self.waiters.next_deadline,
+        )
+
+    def shift(self, by: int) -> None:
+        """Move every deadline that is a duration: the wall clock was set by so much."""
+        for timed in (self.waiting, self.sessions, self.leases, self.waiters):
+            timed.shift(by)
+        for name in ("retry_at", "idle_at"):
+            moment = getattr(self, name)
+            setattr(self, name, moment if moment == NEVER_US else moment + by)
+
+    def forget_bounds(self) -> None:
+        """Have every deadline looked at by the next tick: a failed one may have missed some."""
+        self.waiting.forget_bounds()
+        self.sessions.next_due = self.waiters.next_deadline = 0
+
+    def tick(self, now: int, commit: Commit) -> None:
+        """Bring the queue up to this time."""
+        for name in self.sessions.lapsed(now):
+            hold = self.sessions.hold(name)
+            assert hold is not None
+            self._give_back(self._locked_in(name, hold.lock), Cause.LAPSED, commit)
+            self.sessions.let_go(name, self.waiting)
+        self.end_leases([lease.epoch for lease in self.leases if lease.until <= now], commit)
+        ripe = self.waiting.due(now)
+        if len(ripe):
+            scheduled = self.waiting.get("state", ripe) == State.SCHEDULED
+            self._give_back(ripe[~scheduled], Cause.LAPSED, commit)
+            self._activate(ripe[scheduled], now, commit)
+        old = self.waiting.expired(now)
+        if len(old) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
+            old = old[:MAX_BATCH_MESSAGES]
+            self.waiting.next_expiry = now
+        self._expire(old, commit)
+        if now >= self.retry_at:
+            self.retry_at = NEVER_US
+            self._resend_parked(now, commit)
+        self._dismiss(now, commit)
+
+    def _activate(self, at: Indices, now: int, commit: Commit) -> None:
+        if not len(at):
+            return
+        at = at[np.argsort(self.waiting.get("due", at), kind="stable")]
+        if len(at) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
+            at = at[:MAX_BATCH_MESSAGES]
+            self.look_again(Cause.ACTIVATED, now)
+        if self.resend is not None:
+            self.resend(at, Cause.ACTIVATED, now, commit)
+            return
+        get = self.waiting.get
+        columns = {"enqueued": get("due", at), "expires": get("expires", at)}
+        self._move(at, Cause.ACTIVATED, self, columns, commit)
+
+    def _resend_parked(self, now: int, commit: Commit) -> None:
+        at = self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
+        if self.resend is not None:
+            self.resend(at, Cause.FORWARDED, now, commit)
+        else:  # forwarding was switched off: they have arrived
+            self.waiting.step(at, Cause.ENQUEUED)
+            self._note_states(at, commit)
+            self._stir(at)
+
+    def look_again(self, cause: Cause, now: int) -> None:
+        """Have the rest of the messages to be sent on looked at in the next turn."""
+        if cause is Cause.FORWARDED:
+            self.retry_at = now
+        else:
+            self.waiting.next_due = min(self.waiting.next_due, now)
+
+    def try_again(self, at: Indices, cause: Cause, now: int) -> None:
+        """After a refused commit: messages that were to be sent on wait a little."""
+        if cause is Cause.FORWARDED:
+            self.retry_at = now + FORWARD_RETRY_US
+        else:
+            self.waiting.set_due(at, now + FORWARD_RETRY_US)
+
+    def _expire(self, at: Indices, commit: Commit) -> None:
+        if not len(at):
+            return
+        if self.settings.dead_letter_on_expiration and self.dead_letter is not None:
+            death = Death(TTL_EXPIRED, "the message outlived its time to live", self.path)
+            self.bury(at, Cause.EXPIRED, death, commit)
+        else:
+            commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.EXPIRED)
+            self.settle_gone(at, Cause.EXPIRED)
+
+    def end_lease(self, epoch: int, commit: Commit) -> None:
+        """Return what a lease still holds."""
+        self.end_leases([epoch], commit)
+
+    def end_leases(self, epochs: list[int], commit: Commit) -> None:
+        """Return what leases still hold, in one pass over their messages."""
+        if not epochs:
+            return
+        if len(epochs) == 1:
+            at = self.leased(epochs[0])
+        else:
+            at = self.waiting.in_state(self.waiting.all(), State.LEASED)
+            at = at[np.isin(self.waiting.get("lock", at), epochs)]
+        self.waiting.step(at, Cause.LAPSED)
+        self.touch()
+        for epoch in epochs:
+            self.leases.remove(epoch)
+            for kind in ("lease", "leased until"):
+                commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
+
+    def leased(self, epoch: int) -> Indices:
+        """Return the rows a lease still holds."""
+        lease = self.leases.find(epoch)
+        if lease is None or not lease.intervals:
+            return np.empty(0, np.intp)
+        at = self.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
+        return self.waiting.locked_by(self.waiting.in_state(at, State.LEASED), epoch)
+
+    def _stir(self, at: Indices) -> None:
+        if self.settings.requires_session and len(at):
+            self.sessions.stir(np.unique(self.waiting.get("session", at)).tolist())
+
+    # -- those who wait ------------------------------------------------------------------------
+
+    def serve(self, serve_one: Callable[[Waiter], bool]) -> None:
+        """Give what is deliverable to those who wait."""
+        self.waiters.serve(serve_one, all_the_same=not self.settings.requires_session)
+
+    def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
+        """Give one of those who wait what there is; return whether there was something."""
+        command = waiter.command
+        reply: Any
+        try:
+            if isinstance(command, AcceptSession):
+                reply = self.accept(command.session_id, now)
+            elif isinstance(command, LeaseRange):
+                lease = lease_next(self, command, now, commit)
+                reply = lease and replace(lease, waited_for=waiter.behind)
+            else:
+                reply = self.receive(command, now, commit)
+        except SessionLockLostError as error:
+            commit.refuse(waiter.request, error)
+            return True
+        if reply is None:
+            return False
+        commit.reply(waiter.request, reply, self.operation(command, load_of(reply)))
+        return True
+
+    def operation(
+        self,
+        command: Command[Any],
+        load: Load,
+        outcome: str = "ok",
+        *,
+        is_idle: bool = False,
+    ) -> Operation:
+        """Return a request that waited here, as it is counted."""
+        purpose = purpose_of(command, self.path, is_idle=is_idle)
+        return Operation(self.path, row_of(command).kind, purpose, outcome, load)
+
+    def _dismiss(self, now: int, commit: Commit) -> None:
+        """Send those away who have waited long enough."""
+        for waiter in self.waiters.leave(now):
+            if isinstance(waiter.command, AcceptSession):
+                error = self.no_session(waiter.command.session_id, has_waited=True)
+                self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
+                commit.refuse(waiter.request, error)
+            else:
+                operation = self.operation(waiter.command, Load(), EMPTY, is_idle=True)
+                nothing = NOTHING if isinstance(waiter.command, Receive) else None
+                commit.reply(waiter.request, nothing, operation)
+
+    def dissolve(self, commit: Commit) -> None:
+        """Let go of the messages and of those who wait: the entity is deleted."""
+        self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
+        self.waiting.clear()
+        self.shared.touched.pop(self.entity, None)
+        for waiter in self.waiters.leave():
+            error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
+            self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
+            commit.refuse(waiter.request, error)
+
+    def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
+        """Return the error for a session that is not free, or did not become free."""
+        what = f"session {session_id!r} of {self.path} is locked by another receiver"
+        end = ", which did not release it in time; try again or wait longer"
+        if session_id is None:
+            what = f"{self.path} has no session with messages that is not locked"
+            end = ", and none came in time; try again or wait longer"
+        return SessionCannotBeLockedError(
+            what + (end if has_waited else "; try again, or wait for it"),
+            path=self.path,
+            session_id=session_id,
+        )

@@ -1,0 +1,214 @@
+"""Sessions of one entity: which messages each has, who holds it, and its state.
+
+A session is exclusive to its holder until the lock lapses; its messages come in order. Sessions
+with neither messages nor a holder take no memory, except for state that was stored with them.
+"""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinbus.broker.lifecycle import State
+from twinbus.broker.queue.waiting import Indices, Waiting
+from twinbus.broker.undo import Undo
+from twinbus.limits import NEVER_US
+from twinbus.message import Int64s
+
+_SCAN = 4096
+
+
+@dataclass(slots=True)
+class Hold:
+    """An exclusive lock on a session."""
+
+    lock: int
+    until: int
+
+
+@dataclass(slots=True)
+class _Session:
+    name: str
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))  # of its messages, in order
+    expected: int = 0  # messages on their way to the log
+    trim_at: int = 0  # how many numbers make it worth looking which are gone
+
+
+class Sessions:
+    """The sessions of an entity, by name and by the small number that rows carry."""
+
+    def __init__(self, undo: Undo | None = None) -> None:
+        self._undo = undo or Undo()
+        self._sessions: dict[int, _Session] = {}
+        self._ids: dict[str, int] = {}
+        self._free: list[int] = []
+        self._holds: dict[str, Hold] = {}
+        self.next_due = NEVER_US  # a lower bound: no lock lapses before
+        self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
+        self.states: dict[str, bytes] = {}
+        self.state_bytes = 0  # of all states, with their names
+
+    def id(self, name: str) -> int:
+        """Return the number rows carry for this session."""
+        known = self._ids.get(name)
+        if known is None:
+            known = self._free.pop() if self._free else len(self._ids)
+            self._ids[name] = known
+            self._sessions[known] = _Session(name)
+            self._undo.note(lambda: self.forget_idle([known]))
+        return known
+
+    def add(self, ids: Iterable[int], numbers: Int64s) -> None:
+        """Note messages of sessions."""
+        for session_id, number in zip(ids, numbers.tolist(), strict=True):
+            session = self._sessions[session_id]
+            session.numbers.append(number)
+            self._undo.note(session.numbers.pop)
+            self._nominate(session_id)
+
+    def expect(self, ids: Iterable[int], count: int) -> None:
+        """Note that messages of these sessions are on their way, or (-1) no longer are."""
+        for session_id in ids:
+            self._sessions[session_id].expected += count
+        if self._undo.is_on:
+            held = list(ids)
+            self._undo.note(lambda: self.expect(held, -count))
+
+    def _nominate(self, session_id: int) -> None:
+        if self._sessions[session_id].name not in self._holds:
+            self._candidates.setdefault(session_id)
+
+    def stir(self, ids: Iterable[int]) -> None:
+        """Note that messages of these sessions may be deliverable again."""
+        for session_id in ids:
+            if session_id in self._sessions:
+                self._nominate(session_id)
+
+    def keep_state(self, name: str, state: bytes | None) -> None:
+        """Note a session's state; None forgets it."""
+        before = self.states.pop(name, None)
+        if before is not None:
+            self.state_bytes -= len(name) + len(before)
+        if state is not None:
+            self.states[name] = state
+            self.state_bytes += len(name) + len(state)
+
+    # -- holding -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many sessions have messages or a holder."""
+        return len(self._sessions)
+
+    @property
+    def held(self) -> int:
+        """How many sessions somebody holds."""
+        return len(self._holds)
+
+    def renew(self, hold: Hold, until: int) -> None:
+        """Let a holder have its session until then."""
+        before = hold.until
+        hold.until = until
+        self._undo.note(lambda: setattr(hold, "until", before))
+
+    def shift(self, by: int) -> None:
+        """Move every deadline: the wall clock was set by so much."""
+        for hold in self._holds.values():
+            hold.until += by
+        self.next_due = min((hold.until for hold in self._holds.values()), default=NEVER_US)
+
+    def hold(self, name: str) -> Hold | None:
+        """Return who holds a session."""
+        return self._holds.get(name)
+
+    def grant(self, name: str, lock: int, until: int) -> None:
+        """Give a free session to a holder."""
+        self._candidates.pop(self.id(name), None)
+        self._holds[name] = Hold(lock, until)
+        self.next_due = min(self.next_due, until)
+        self._undo.note(lambda: self._take_back(name))
+
+    def _take_back(self, name: str) -> None:
+        """Undo a grant."""
+        del self._holds[name]
+        self._candidates.setdefault(self._ids[name])
+
+    def let_go(self, name: str, waiting: Waiting) -> None:
+        """Take a session from its holder."""
+        hold, known = self._holds.pop(name), self._ids[name]
+        session = self._sessions[known]
+        numbers = session.numbers
+
+        def give_again() -> None:
+            if name not in self._ids:
+                self._free.remove(known)
+                self._ids[name], self._sessions[known] = known, session
+            session.numbers, self._holds[name] = numbers, hold
+            self._candidates.pop(known, None)
+            self.next_due = min(self.next_due, hold.until)
+
+        self._undo.note(give_again)
+        self._candidates.setdefault(known)
+        _trim(session, waiting)
+        self.forget_idle([known])
+
+    def lapsed(self, now: int) -> list[str]:
+        """Return the sessions whose locks have run out, and renew the bound."""
+        if now < self.next_due:
+            return []
+        later = (hold.until for hold in self._holds.values() if hold.until > now)
+        self.next_due = min(later, default=NEVER_US)
+        return [name for name, hold in self._holds.items() if hold.until <= now]
+
+    def available(self, waiting: Waiting) -> str | None:
+        """Return a free session with something to deliver, the one that waited longest."""
+        while self._candidates:
+            session_id = next(iter(self._candidates))
+            session = self._sessions[session_id]
+            if len(self.deliverable(session.name, 1, waiting)):
+                return session.name
+            del self._candidates[session_id]
+            _trim(session, waiting)
+            self.forget_idle([session_id])
+        return None
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def deliverable(self, name: str, limit: int, waiting: Waiting) -> Indices:
+        """Return the first active messages of a session, in order."""
+        session = self._sessions[self._ids[name]]
+        if len(session.numbers) >= session.trim_at:
+            _trim(session, waiting)
+        found: list[Indices] = []
+        missing, start = limit, 0
+        while missing > 0 and start < len(session.numbers):
+            at = waiting.find(np.array(session.numbers[start : start + _SCAN], np.int64))
+            start += len(at)
+            at = waiting.in_state(at[at >= 0], State.ACTIVE)[:missing]
+            missing -= len(at)
+            found.append(at)
+        return np.concatenate(found) if found else np.empty(0, np.intp)
+
+    def messages(self, name: str, waiting: Waiting) -> Indices:
+        """Return every message of a session that is not gone."""
+        numbers = np.array(self._sessions[self._ids[name]].numbers, np.int64)
+        at = waiting.find(numbers)
+        return at[at >= 0]
+
+    def forget_idle(self, ids: Iterable[int]) -> None:
+        """Free those of these sessions that have neither messages nor a holder."""
+        for session_id in ids:
+            session = self._sessions.get(session_id)
+            if session is None or session.name in self._holds:
+                continue
+            if not session.numbers and not session.expected:
+                self._candidates.pop(session_id, None)
+                del self._sessions[session_id], self._ids[session.name]
+                self._free.append(session_id)
+
+
+def _trim(session: _Session, waiting: Waiting) -> None:
+    """Drop the numbers of messages that are gone."""
+    numbers = np.array(session.numbers, np.int64)
+    session.numbers = array("q", numbers[waiting.find(numbers) >= 0].tolist())
+    session.trim_at = 2 * len(session.numbers)

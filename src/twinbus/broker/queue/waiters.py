@@ -1,0 +1,105 @@
+"""Those who wait at one queue: long polls and accepts, first come first served."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from twinbus.broker.queue.shared import Shared
+from twinbus.limits import NEVER_US
+from twinbus.protocol.commands import AcceptSession, LeaseRange, Receive
+from twinbus.protocol.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request that waits for something to deliver."""
+
+    request: Request
+    command: Receive | AcceptSession | LeaseRange
+    deadline: int
+    behind: str | None = None  # who held what it wants when it came
+
+
+class Waiters:
+    """The line at one queue."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._line: deque[Waiter] = deque()
+        self.next_deadline = NEVER_US  # a lower bound: nobody leaves before
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(self._line)
+
+    @property
+    def has_receives(self) -> bool:
+        """Whether a receive waits, which has the first claim on what can be delivered."""
+        return any(isinstance(waiter.command, Receive) for waiter in self._line)
+
+    def add(self, waiter: Waiter) -> None:
+        """Let a request wait."""
+        self._line.append(waiter)
+        self._count(waiter, 1)
+        self._shared.undo.note(lambda: self._let_go(lambda other: other is waiter))
+        self.next_deadline = min(self.next_deadline, waiter.deadline)
+
+    def _count(self, waiter: Waiter, change: int) -> None:
+        self._shared.open_receives += change
+        principal = waiter.request.principal.id
+        self._shared.waits[principal] += change
+        if not self._shared.waits[principal]:
+            del self._shared.waits[principal]
+
+    def _take_back(self, line: deque[Waiter], gone: list[Waiter]) -> None:
+        """Undo letting go."""
+        self._line = line
+        for waiter in gone:
+            self._count(waiter, 1)
+        self.next_deadline = min(waiter.deadline for waiter in line)
+
+    def shift(self, by: int) -> None:
+        """Move every deadline: the wall clock was set by so much."""
+        self._line = deque(replace(w, deadline=w.deadline + by) for w in self._line)
+        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
+
+    def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
+        """Serve whom there is something for.
+
+        Where all want the same, what the first cannot have the others cannot have either; but
+        a lease may wait for what is held, and leave what a receive can have.
+        """
+        left: deque[Waiter] = deque()
+        while self._line:
+            waiter = self._line.popleft()
+            if serve_one(waiter):
+                self._count(waiter, -1)
+                continue
+            left.append(waiter)
+            if all_the_same and not isinstance(waiter.command, LeaseRange):
+                break
+        left.extend(self._line)
+        self._line = left
+
+    def leave(self, now: int = NEVER_US) -> list[Waiter]:
+        """Return those whose time is over, and let them go; without a time, everyone."""
+        if now < self.next_deadline:
+            return []
+        return self._let_go(lambda waiter: waiter.deadline <= now)
+
+    def withdraw(self, requests: set[int]) -> list[Waiter]:
+        """Return those whose requests have these identities, and let them go."""
+        return self._let_go(lambda waiter: id(waiter.request) in requests)
+
+    def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+        gone = [waiter for waiter in self._line if goes(waiter)]
+        if gone:
+            before = self._line
+            self._shared.undo.note(lambda: self._take_back(before, gone))
+            self._line = deque(waiter for waiter in self._line if not goes(waiter))
+            for waiter in gone:
+                self._count(waiter, -1)
+        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
+        return gone

@@ -1,0 +1,1 @@
+"""Sending: from a send to the rows of queues."""

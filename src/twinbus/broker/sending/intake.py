@@ -1,0 +1,578 @@
+"""Intake: from the sends of one turn to one entity, to rows that may come in.
+
+All sends of a turn to an entity are looked at together, as one batch. Each send is accepted or
+refused as a whole. Pings are acknowledged and go no further; so are rows that were transferred
+before and duplicates.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twinbus.broker.accounts.meter import Meter, load_of_sizes, purpose_of_send, purposes_of_sends
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.lifecycle import Cause
+from twinbus.broker.sending.routing import Outbound, Placement, Router
+from twinbus.broker.sending.transfers import ANYBODY, Transfers
+from twinbus.broker.store.commit import Commit, Fact, Transferred, owner_fact
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    QuotaExceededError,
+)
+from twinbus.intervals import runs
+from twinbus.limits import (
+    KNOWN_GAPS,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_MESSAGES,
+    MAX_ID_CHARACTERS,
+    MIN_QUOTA_BYTES,
+    NEVER_US,
+    TRANSFER_INTERVALS,
+    TRANSFER_ORIGINS,
+)
+from twinbus.message import (
+    BOUNDED_TEXTS,
+    BrokeredMessage,
+    Int64s,
+    byte_lengths,
+    check_values,
+    columns_in_use,
+    conform,
+    ping_rows,
+    sizes_of,
+    to_batch,
+    to_columns,
+    too_long,
+)
+from twinbus.protocol.commands import Origin, Send, SendReceipt
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.operations import Load, Purpose
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.requests import Request
+
+Mask = npt.NDArray[np.bool_]
+SendRequest = Request  # its command is a Send
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The messages of one or more sends, and how large each is."""
+
+    batch: pa.RecordBatch
+    columns: Mapping[str, pa.Array]  # those in use
+    size: Int64s
+    are_objects: bool  # made of message objects, which checked their values themselves
+
+
+class Intake:
+    """Takes sends in."""
+
+    def __init__(
+        self, router: Router, transfers: Transfers, meter: Meter, max_message_bytes: int
+    ) -> None:
+        self._router = router
+        self._transfers = transfers
+        self._meter = meter
+        self.max_message_bytes = max_message_bytes
+        self._growing: Commit | None = None  # the turn that `_growth` is about
+        self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues, intervals
+
+    def refuse(self, one: SendRequest, error: MessagingError, commit: Commit) -> None:
+        """Refuse a send, and meter that."""
+        entity = self._router.find(one.command.path)
+        path = entity.description.path if entity else ""
+        purpose = purpose_of_send(one.command)
+        self._meter.record(path, "Send", purpose, error.code, Load())
+        commit.refuse(one, error)
+
+    def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
+        """Return a send's batch, or raise what it would be refused for."""
+        return self._checked(entity, [command]).batch
+
+    def take(
+        self,
+        entity: Entity,
+        asked: Sequence[SendRequest],
+        now: int,
+        commit: Commit,
+        *,
+        unbounded: bool = False,
+    ) -> None:
+        """Stage the sends that are in order, refuse the others.
+
+        `unbounded` neither checks nor limits: for what was acknowledged before.
+        """
+        if len(asked) > 1 and _may_repeat(asked):  # the second must see the first accepted or
+            for one in asked:  # refused
+                self.take(entity, [one], now, commit, unbounded=unbounded)
+            return
+        if unbounded:
+            incoming = _merged([one.command for one in asked])
+            self._take(entity, asked, incoming, None, now, commit)
+            return
+        try:  # nearly always all are in order, and looking at them together is cheaper
+            incoming = self._checked(entity, [one.command for one in asked])
+        except MessagingError as error:
+            if len(asked) == 1:
+                self.refuse(asked[0], error, commit)
+                return
+            asked = [one for one in asked if self._is_in_order(entity, one, commit)]
+            if not asked:
+                return
+            incoming = _merged([one.command for one in asked])
+        if any(_is_brought_home(one.command.origin) for one in asked):
+            fitting = [one for one in asked if self._fits_memory(one, commit)]
+            if not fitting:
+                return
+            if len(fitting) < len(asked):
+                asked, incoming = fitting, _merged([one.command for one in fitting])
+        self._take(entity, asked, incoming, entity.room, now, commit)
+
+    def _fits_memory(self, one: SendRequest, commit: Commit) -> bool:
+        """Refuse a send that adds more to the memory of transfers than its key may.
+
+        A key that may bring messages home to every entity is trusted, and has no bound.
+        """
+        key = _bounded_key(one)
+        if not key:
+            return True
+        if self._growing is not commit:
+            self._growing, self._growth = commit, {}
+        added, gaps = self._growth.get(key, (0, 0))
+        for origin in _origins(one.command.origin):
+            if origin_kind(origin.source) is OriginKind.TRANSFER:
+                added += not self._transfers.knows(origin.source)
+                gaps += _run_count(origin)
+        if not self._transfers.has_room(key, added, gaps) and any(
+            self._untransferred(origin, commit).any() for origin in _origins(one.command.origin)
+        ):
+            error = QuotaExceededError(
+                f"the memory of transfers has no room for more of this key: it named "
+                f"{TRANSFER_ORIGINS} queues or {TRANSFER_INTERVALS} intervals of their numbers, "
+                "which the broker never forgets. Use a key with the claim transfer on the whole "
+                "namespace",
+                path=one.command.path,
+            )
+            self.refuse(one, error, commit)
+            return False
+        self._growth[key] = added, gaps
+        return True
+
+    def _is_in_order(self, entity: Entity, one: SendRequest, commit: Commit) -> bool:
+        try:
+            self._checked(entity, [one.command])
+        except MessagingError as error:
+            self.refuse(one, error, commit)
+            return False
+        return True
+
+    def _checked(self, entity: Entity, commands: Sequence[Send]) -> Incoming:
+        for command in commands:
+            count, origin = len(command.messages), command.origin
+            if not 0 < count <= MAX_BATCH_MESSAGES:
+                raise InvalidArgumentError(
+                    f"a send carries 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
+                )
+            if any(len(one.numbers) != count for one in _origins(origin)):
+                raise InvalidArgumentError("an origin needs one number for each message")
+            if not _is_brought_home(origin) and any(map(_has_many_gaps, _origins(origin))):
+                raise InvalidArgumentError(
+                    f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
+                    "messages in order"
+                )
+        incoming = _merged(commands)
+        self._check(entity, incoming)
+        return incoming
+
+    def _take(
+        self,
+        entity: Entity,
+        asked: Sequence[SendRequest],
+        incoming: Incoming,
+        room: int | None,  # None: it was acknowledged and metered before
+        now: int,
+        commit: Commit,
+    ) -> None:
+        wanted = np.ones(incoming.batch.num_rows, bool)
+        pings = ping_rows(incoming.columns)
+        if pings is not None:
+            wanted &= ~pings
+            commit.must_sync = True  # a ping proves that the entity can store, not only answer
+        bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
+        rows = [slice(first, last) for first, last in pairwise(bounds)]
+        accepted = list(zip(asked, rows, strict=True))
+        origins = {id(one): self._own_origins(one, commit) for one in asked}
+        for one, held in accepted:
+            self._leave_out_transferred(origins[id(one)], wanted[held], commit)
+        if room is not None and counted(incoming.size[wanted]) > room:
+            accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
+        for one, _ in accepted:
+            for origin in origins[id(one)]:
+                self._note_transfer(origin, one, commit)
+        self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
+        numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
+        for one, held in accepted:
+            commit.reply(one, SendReceipt(numbers[held]))
+        if accepted and room is not None:
+            self._meter_accepted(entity, accepted, incoming.size, pings, commit)
+
+    def _meter_accepted(
+        self,
+        entity: Entity,
+        accepted: Sequence[tuple[SendRequest, slice]],
+        size: Int64s,
+        pings: Mask | None,
+        commit: Commit,
+    ) -> None:
+        """Count sends when they are durable, those of one purpose together."""
+        path = entity.description.path
+        origins = [one.command.origin for one, _ in accepted]
+        purposes = purposes_of_sends(path, origins)
+        if pings is not None:
+            for at, (_, held) in enumerate(accepted):
+                if pings[held].all():
+                    purposes[at] = Purpose.PING
+        for purpose in set(purposes):
+            rows = [
+                held for (_, held), its in zip(accepted, purposes, strict=True) if its is purpose
+            ]
+            all_of_them = sum(row.stop - row.start for row in rows) == len(size)
+            sent = size if all_of_them else np.concatenate([size[row] for row in rows])
+            count = partial(self._meter.record, path, "Send", purpose, "ok")
+            commit.on_durable.append(partial(count, load_of_sizes(sent), len(rows)))
+
+    def _fitting(
+        self,
+        entity: Entity,
+        asked: list[tuple[SendRequest, slice]],
+        incoming: Incoming,
+        wanted: Mask,
+        room: int,
+        commit: Commit,
+    ) -> list[tuple[SendRequest, slice]]:
+        """Return the sends that fit, first come first served; refuse the others."""
+        accepted = []
+        for one, rows in asked:
+            need = counted(incoming.size[rows][wanted[rows]])
+            if need > room:
+                self.refuse(one, full(entity), commit)
+                wanted[rows] = False
+            else:
+                room -= need
+                accepted.append((one, rows))
+        return accepted
+
+    def _check(self, entity: Entity, incoming: Incoming) -> None:
+        columns, size = incoming.columns, incoming.size
+        total = int(size.sum())
+        largest = int(size.max()) if total > self.max_message_bytes else total
+        if largest > self.max_message_bytes:
+            raise MessageSizeExceededError(
+                f"message {int(size.argmax())} has {largest} bytes; the limit is "
+                f"{self.max_message_bytes} with all its properties. Put large content elsewhere "
+                "and send a reference",
+                size=largest,
+                limit=self.max_message_bytes,
+            )
+        if total > MAX_BATCH_BYTES:
+            raise MessageSizeExceededError(
+                f"the batch has {total} bytes; the limit is {MAX_BATCH_BYTES}. Send it in parts",
+                size=total,
+                limit=MAX_BATCH_BYTES,
+            )
+        sessions = columns.get("session_id")
+        if entity.queue.settings.requires_session and (sessions is None or sessions.null_count):
+            raise InvalidArgumentError(
+                f"{entity.description.path} requires a session_id on every message",
+                path=entity.description.path,
+            )
+        if not incoming.are_objects:
+            _check_columns(columns)
+        if sessions is not None and "partition_key" in columns:
+            _check_partition_key(columns["partition_key"], sessions)
+
+    def _own_origins(self, asked: SendRequest, commit: Commit) -> list[Origin]:
+        """Return the origins of a send that its principal may use; others are passed over.
+
+        A sender belongs to the key that used it first. Only messages that are brought home may
+        name the sender of another key: the primary may have taken them from it before.
+        """
+        origins = list(_origins(asked.command.origin))
+        if _is_brought_home(asked.command.origin):
+            return origins
+        user = asked.principal.id
+        return [one for one in origins if self._may_use(one, user, commit)]
+
+    def _may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
+        return self._owner(origin.source, commit) in (None, ANYBODY, user)
+
+    def _owner(self, source: str, commit: Commit) -> str | None:
+        owner = self._transfers.owner(source)
+        return commit.staged_owner(source) if owner is None else owner
+
+    def _leave_out_transferred(
+        self, origins: Sequence[Origin], wanted: Mask, commit: Commit
+    ) -> None:
+        """Unset the rows that were taken from their origin before."""
+        for origin in origins:
+            if not self._is_ahead(origin, commit):
+                wanted &= self._untransferred(origin, commit)
+
+    def _is_ahead(self, origin: Origin, commit: Commit) -> bool:
+        """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
+        if not isinstance(origin.numbers, range):
+            return False
+        staged = commit.staged(origin.source)
+        if staged is not None and not staged.ends_before(origin.numbers.start):
+            return False
+        return self._transfers.end_before(origin.source, origin.numbers.start)
+
+    def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
+        """Return which rows were never taken from their origin, before or in this turn."""
+        staged = commit.staged(origin.source)
+        numbers = np.asarray(origin.numbers, np.int64)
+        fresh = np.zeros(len(numbers), bool)
+        fresh[np.unique(numbers, return_index=True)[1]] = True
+        fresh &= ~self._transfers.taken(origin.source, numbers)
+        return fresh if staged is None else fresh & ~staged.contains(numbers)
+
+    def _note_transfer(self, origin: Origin, asked: SendRequest, commit: Commit) -> None:
+        """Remember what was taken from an origin, now or before, in the same commit."""
+        is_home = _is_brought_home(asked.command.origin)
+        user = ANYBODY if is_home else asked.principal.id
+        taken = self._taken(origin, user, commit, _bounded_key(asked))
+        commit.note_transferred(taken)
+        commit.on_durable.append(partial(self._remember, taken))
+
+    def _taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
+        """Return the numbers of an origin; a new sender or sink belongs to its user.
+
+        A new queue counts against the key that names it, if that is a key of one entity.
+        """
+        source, numbers = origin.source, origin.numbers
+        if isinstance(numbers, range):
+            taken = [(numbers[0], numbers[-1])]
+        else:
+            taken = runs(np.unique(np.asarray(numbers, np.int64)))
+        known = self._owner(source, commit)
+        owner = ""
+        if origin_kind(source) is OriginKind.TRANSFER:
+            is_new = bool(namer) and known is None and not self._transfers.knows(source)
+            return Transferred(source, namer if is_new else "", is_new, taken)
+        if origin_kind(source) in (OriginKind.SENDER, OriginKind.SINK):
+            owner = user if known is None else known
+        return Transferred(source, owner, known is None and bool(owner), taken)
+
+    def _remember(self, taken: Transferred) -> None:
+        self._transfers.take(taken.source, taken.intervals, taken.owner)
+
+    def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
+        """Whether the broker carried out this numbered command, and only its reply was lost."""
+        if origin is None or not self._may_use(origin, request.principal.id, commit):
+            return False
+        return not self._untransferred(origin, commit).any()
+
+    def note_done(self, origin: Origin | None, request: Request, commit: Commit) -> None:
+        """Remember a numbered command whose effect stays even if the log refuses this record."""
+        if origin is None or not self._may_use(origin, request.principal.id, commit):
+            return
+        taken = self._taken(origin, request.principal.id, commit)
+
+        def keep() -> None:
+            if taken.is_new:
+                commit.kept.facts.append(owner_fact(taken.source, taken.owner))
+            commit.kept.facts.append(Fact.of("transferred", taken.source, taken.intervals))
+            self._remember(taken)
+
+        commit.note_transferred(taken)
+        commit.on_durable.append(partial(self._remember, taken))
+        commit.on_refused.append(keep)
+
+    def _drop_duplicates(
+        self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
+    ) -> None:
+        if entity.history is None or not wanted.any():
+            return
+        at = np.flatnonzero(wanted)
+        ids = batch.column("message_id").take(pa.array(at)).to_pylist()
+        fresh = entity.history.fresh(ids, now)
+        wanted[at[~fresh]] = False
+        noted = [
+            message_id for message_id, new in zip(ids, fresh, strict=True) if new and message_id
+        ]
+        if noted:
+            commit.history.append((entity.number, noted, now))
+            history = entity.history
+            commit.on_refused.append(lambda: history.withdraw(noted))
+
+    def _stage(
+        self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit
+    ) -> Int64s:
+        """Route and stage the wanted rows; return the sequence number of each row, or 0."""
+        batch = incoming.batch
+        numbers = np.zeros(batch.num_rows, np.int64)
+        if not wanted.any():
+            return numbers
+        outbound = Outbound([batch], [incoming.size])
+        lives = incoming.columns.get("time_to_live")
+        life = np.full(batch.num_rows, NEVER_US) if lives is None else _micros(lives, NEVER_US)
+        due = None
+        now_rows = np.flatnonzero(wanted).astype(np.int32)
+        schedule = incoming.columns.get("scheduled_enqueue_time_utc")
+        if schedule is not None:
+            due = _micros(schedule, 0)
+            later = now_rows[due[now_rows] > now]
+            now_rows = now_rows[due[now_rows] <= now]
+            if len(later):
+                bounded = np.minimum(life[later], entity.queue.settings.time_to_live_us)
+                outbound.placements.append(Placement(entity.queue, later, Cause.SCHEDULED, bounded))
+        if len(now_rows):
+            self._router.route(entity, now_rows, life[now_rows], outbound)
+        staged = self._router.stage(outbound, due, now, commit)
+        for placement, sequence in zip(outbound.placements, staged, strict=True):
+            if placement.queue is entity.queue:
+                numbers[placement.rows] = sequence
+        return numbers
+
+
+def _origins(origin: Origin | None) -> Iterator[Origin]:
+    """Give an origin and the others its messages may be known by."""
+    while origin is not None:
+        yield origin
+        origin = origin.also
+
+
+def _is_brought_home(origin: Origin | None) -> bool:
+    """Whether messages come from a backlog queue or a spill store."""
+    return origin is not None and origin_kind(origin.source) in (
+        OriginKind.TRANSFER,
+        OriginKind.SPILL,
+    )
+
+
+def _has_many_gaps(origin: Origin) -> bool:
+    if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
+        return False
+    return _run_count(origin) > KNOWN_GAPS + 1
+
+
+def _run_count(origin: Origin) -> int:
+    """Return how many runs of consecutive numbers an origin has, at most."""
+    if isinstance(origin.numbers, range):
+        return 1
+    return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))
+
+
+def _bounded_key(request: Request) -> str:
+    """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
+    principal = request.principal
+    return "" if principal.may(Claim.TRANSFER, None) else principal.id
+
+
+def counted(size: Int64s) -> int:
+    """Return what messages count against a quota: small ones as much as their rows take."""
+    if len(size) == 1:
+        return max(int(size[0]), MIN_QUOTA_BYTES)
+    return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
+
+
+def _may_repeat(asked: Sequence[SendRequest]) -> bool:
+    """Whether messages of one origin may come twice in these sends."""
+    numbers_of: dict[str, list[Any]] = {}
+    for one in asked:
+        for origin in _origins(one.command.origin):
+            numbers_of.setdefault(origin.source, []).append(origin.numbers)
+    for held in numbers_of.values():
+        if len(held) == 1:
+            continue
+        if not all(isinstance(numbers, range) for numbers in held):
+            return True
+        ordered = sorted((numbers.start, numbers.stop) for numbers in held)
+        if any(later[0] < earlier[1] for earlier, later in pairwise(ordered)):
+            return True
+    return False
+
+
+def _merged(commands: Sequence[Send]) -> Incoming:
+    """Return the messages of several sends as one batch; objects are converted together."""
+    if all(type(command.messages) is not pa.RecordBatch for command in commands):
+        return _of_objects([message for command in commands for message in command.messages])
+    pieces: list[pa.RecordBatch] = []
+    objects: list[BrokeredMessage] = []
+    for command in commands:
+        messages = command.messages
+        if isinstance(messages, pa.RecordBatch):
+            if objects:
+                pieces.append(to_batch(objects))
+                objects = []
+            pieces.append(conform(messages))
+        else:
+            objects.extend(messages)
+    if objects:
+        pieces.append(to_batch(objects))
+    batch = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+    columns = columns_in_use(batch)
+    return Incoming(batch, columns, sizes_of(columns, batch.num_rows), are_objects=False)
+
+
+def _check_columns(columns: Mapping[str, pa.Array]) -> None:
+    """Refuse values that no message object could hold."""
+    for name in BOUNDED_TEXTS:
+        texts = columns.get(name)
+        if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
+            continue  # no text has more characters than bytes
+        longest = pc.max(pc.utf8_length(texts)).as_py()
+        if longest > MAX_ID_CHARACTERS:
+            raise too_long(name, longest)
+    check_values(columns)
+    lives = columns.get("time_to_live")
+    if lives is not None and (_micros(lives, 1) <= 0).any():
+        raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
+
+
+def _of_objects(messages: Sequence[BrokeredMessage]) -> Incoming:
+    """Return message objects as columns; few of them are cheaper to measure one by one."""
+    batch, columns = to_columns(messages)
+    if len(messages) <= _FEW_MESSAGES:
+        size = np.array([message.size for message in messages], np.int64)
+    else:
+        size = sizes_of(columns, len(messages))
+    return Incoming(batch, columns, size, are_objects=True)
+
+
+_FEW_MESSAGES = 64
+
+
+def _micros(column: pa.Array, missing: int) -> Int64s:
+    values: Int64s = column.cast(pa.int64()).fill_null(missing).to_numpy()
+    return values
+
+
+def _check_partition_key(keys: pa.Array, sessions: pa.Array) -> None:
+    for key, session in zip(keys.to_pylist(), sessions.to_pylist(), strict=True):
+        if key is not None and session is not None and key != session:
+            raise InvalidArgumentError(
+                f"partition_key {key!r} and session_id {session!r} differ; where both are set "
+                "they must be equal"
+            )
+
+
+def full(entity: Entity) -> QuotaExceededError:
+    """Return the refusal of an entity that has no room."""
+    return QuotaExceededError(
+        f"{entity.description.path} holds {entity.max_bytes - entity.room} of {entity.max_bytes} "
+        "bytes, dead letters and session states included; receive messages or raise "
+        "max_size_in_megabytes",
+        path=entity.description.path,
+        size_in_bytes=entity.size_in_bytes,
+        max_bytes=entity.max_bytes,
+    )

@@ -1,0 +1,324 @@
+"""Routing: from the entity a batch was sent to, to the queues its rows end up in.
+
+A topic hands copies to its subscriptions, `forward_to` hands everything on. Rows whose forward
+target cannot take them are parked in the forwarding queue and tried again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.entities.filters import failed_rows
+from twinbus.broker.entities.topic import Copy, Rule, Subscription, Topic, shown_error
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.queue.dead_letter import (
+    RULE_FAILED,
+    SESSION_ID_MISSING,
+    TOO_MANY_FORWARDS,
+    Death,
+)
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.waiting import Indices, Rows
+from twinbus.broker.store.commit import Commit, Whole
+from twinbus.limits import (
+    FORWARD_RETRY_US,
+    MAX_BATCH_BYTES,
+    MAX_FORWARD_HOPS,
+    MAX_ID_CHARACTERS,
+    NEVER_US,
+)
+from twinbus.message import BOUNDED_TEXTS, LAST_MOMENT_US, Int64s, sizes
+
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Rows of the outbound batch that go to a queue."""
+
+    queue: Queue
+    rows: Numbers
+    cause: Cause
+    time_to_live: Int64s
+    death: Death | None = None
+
+
+@dataclass(slots=True)
+class Outbound:
+    """A batch on its way: rows as sent, copies that actions changed, and where each goes."""
+
+    pieces: list[pa.RecordBatch]
+    sizes: list[Int64s]  # of the messages of each piece
+    placements: list[Placement] = field(default_factory=list)
+
+    def batch(self) -> pa.RecordBatch:
+        """Return all rows as one batch."""
+        return self.pieces[0] if len(self.pieces) == 1 else pa.concat_batches(self.pieces)
+
+    def add(self, changed: pa.RecordBatch) -> Numbers:
+        """Take changed copies along; return their rows."""
+        first = sum(piece.num_rows for piece in self.pieces)
+        self.pieces.append(changed)
+        self.sizes.append(sizes(changed))
+        return np.arange(first, first + changed.num_rows, dtype=np.int32)
+
+
+class Router:
+    """Decides where rows go, and stages them there."""
+
+    def __init__(self, directory: Directory, shared: Shared, max_message_bytes: int) -> None:
+        self._directory = directory
+        self._shared = shared
+        self.max_message_bytes = max_message_bytes
+
+    def find(self, path: str) -> Entity | None:
+        """Return the entity of a path, if there is one."""
+        return self._directory.find(path)
+
+    def _room(self, entity: Entity) -> int:
+        """Return how many bytes an entity's forward target takes now; below zero: nothing."""
+        target = self._directory.find(entity.forward_to or "")
+        if target is None or not target.description.status.allows_send:
+            return -1
+        return target.room
+
+    def route(
+        self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
+    ) -> None:
+        """Add the placements of these rows."""
+        queue = entity.queue
+        longest = queue.settings.time_to_live_us
+        life = time_to_live if longest == NEVER_US else np.minimum(time_to_live, longest)
+        if isinstance(entity, Topic):
+            self._fan_out(entity, rows, life, outbound, hops)
+        elif entity.forward_to is None:
+            self._arrive(queue, rows, life, outbound)
+        elif hops >= MAX_FORWARD_HOPS:
+            death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
+            assert queue.dead_letter is not None
+            outbound.placements.append(
+                Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death)
+            )
+        elif self._can_forward(entity, rows, outbound):
+            target = self._directory.entity(entity.forward_to)
+            self.route(target, rows, life, outbound, hops + 1)
+        else:
+            outbound.placements.append(Placement(queue, rows, Cause.PARKED, life))
+
+    def _can_forward(self, entity: Entity, rows: Numbers, outbound: Outbound) -> bool:
+        """Whether rows can go on at once: nothing parked before them, and room for them."""
+        if entity.queue.waiting.count(State.TRANSFERRING):
+            return False
+        size = np.concatenate(outbound.sizes)[rows]
+        return int(size.sum()) <= self._room(entity)
+
+    def _fan_out(
+        self, topic: Topic, rows: Numbers, life: Int64s, outbound: Outbound, hops: int
+    ) -> None:
+        batch = outbound.batch()
+        if len(rows) != batch.num_rows:
+            batch = batch.take(pa.array(rows))
+        for subscription in topic.subscriptions.values():
+            if not subscription.description.status.allows_send:
+                continue
+            for copy in subscription.copies(batch):
+                for copied, at in self._changed(subscription, copy, batch, rows, outbound):
+                    self.route(subscription, copied, life[at], outbound, hops)
+
+    def _changed(
+        self,
+        subscription: Subscription,
+        copy: Copy,
+        batch: pa.RecordBatch,
+        rows: Numbers,
+        outbound: Outbound,
+    ) -> Iterator[tuple[Numbers, Indices]]:
+        """Give the rows of a copy, changed by its action, and where they were in the batch.
+
+        What a rule fails for, or makes too large, goes to the dead-letter queue as it was sent.
+        """
+        if copy.rule is None:
+            yield rows[copy.rows], copy.rows
+            return
+        why = copy.failure or _too_much(outbound)
+        if why:
+            self._bury(subscription, copy.rule, rows[copy.rows], why, outbound)
+            return
+        try:
+            changed = _applied(copy.rule, batch.take(pa.array(copy.rows)))
+        except Exception as error:  # noqa: BLE001 - whatever an action raises is its message's
+            for part in self._left(subscription, copy, error, rows, outbound):
+                yield from self._changed(subscription, part, batch, rows, outbound)
+            return
+        fits = sizes(changed) <= self.max_message_bytes
+        for name in BOUNDED_TEXTS:
+            lengths = pc.utf8_length(changed.column(name)).fill_null(0)
+            fits &= lengths.to_numpy() <= MAX_ID_CHARACTERS
+        if not fits.all():
+            why = (
+                f"its action makes the message larger than {self.max_message_bytes} bytes, or an "
+                f"id longer than {MAX_ID_CHARACTERS} characters"
+            )
+            self._bury(subscription, copy.rule, rows[copy.rows[~fits]], why, outbound)
+        if fits.any():
+            yield outbound.add(changed.filter(pa.array(fits))), copy.rows[fits]
+
+    def _left(
+        self,
+        subscription: Subscription,
+        copy: Copy,
+        error: Exception,
+        rows: Numbers,
+        outbound: Outbound,
+    ) -> list[Copy]:
+        """Bury the rows that an action failed for; return what is to be tried again.
+
+        Where the error does not say which rows, they are found by halves.
+        """
+        assert copy.rule is not None
+        count = len(copy.rows)
+        failed = np.ones(1, bool) if count == 1 else failed_rows(error, count)
+        if failed is None:
+            halves = copy.rows[: count // 2], copy.rows[count // 2 :]
+            return [Copy(half, copy.rule) for half in halves]
+        self._bury(subscription, copy.rule, rows[copy.rows[failed]], shown_error(error), outbound)
+        good = copy.rows[~failed]
+        return [Copy(good, copy.rule)] if len(good) else []
+
+    def _bury(
+        self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound
+    ) -> None:
+        failures, name = self._shared.rule_failures, rule.description.name
+        failures.note(subscription.description.path, name, len(rows), why)
+        queue = subscription.queue
+        assert queue.dead_letter is not None
+        death = Death(RULE_FAILED, f"rule {rule.description.name}: {why}", queue.path)
+        life = np.full(len(rows), NEVER_US)
+        outbound.placements.append(Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death))
+
+    def _arrive(self, queue: Queue, rows: Numbers, life: Int64s, outbound: Outbound) -> None:
+        if queue.settings.requires_session:
+            sessions = outbound.batch().column("session_id").take(pa.array(rows))
+            missing = sessions.is_null().to_numpy(zero_copy_only=False)
+            if missing.any():
+                assert queue.dead_letter is not None
+                death = Death(SESSION_ID_MISSING, "the queue requires a session_id", queue.path)
+                outbound.placements.append(
+                    Placement(
+                        queue.dead_letter, rows[missing], Cause.ENQUEUED, life[missing], death
+                    )
+                )
+                rows, life = rows[~missing], life[~missing]
+        if len(rows):
+            outbound.placements.append(Placement(queue, rows, Cause.ENQUEUED, life))
+
+    # -- staging -------------------------------------------------------------------------------
+
+    def stage(
+        self, outbound: Outbound, due: Int64s | None, now: int, commit: Commit
+    ) -> list[Int64s]:
+        """Stage every placement; return the sequence numbers each got."""
+        if not outbound.placements:
+            return []
+        batch = outbound.batch()
+        size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
+        rows = [self._rows(placement, size, due, now, commit) for placement in outbound.placements]
+        whole = _whole(outbound.placements[0], rows[0], batch.num_rows) if len(rows) == 1 else None
+        commit.add_batch(batch, whole)
+        for placement, staged in zip(outbound.placements, rows, strict=True):
+            queue = placement.queue
+            sessions = None
+            if queue.settings.requires_session:
+                names = batch.column("session_id").take(pa.array(placement.rows))
+                sessions = names.to_pylist()
+            queue.stage(staged, placement.cause, sessions, commit)
+            if whole is None:
+                queue.note_staged(staged.sequence, placement.cause, commit)
+            if placement.cause is Cause.PARKED:
+                queue.retry_at = now + FORWARD_RETRY_US
+        return [staged.sequence for staged in rows]
+
+    def _rows(
+        self, placement: Placement, size: Int64s, due: Int64s | None, now: int, commit: Commit
+    ) -> Rows:
+        queue = placement.queue
+        begins: Any = now
+        if placement.cause is Cause.SCHEDULED:
+            assert due is not None
+            begins = due[placement.rows]
+        expires: Any = NEVER_US
+        if queue.dead_letter is not None or placement.cause is Cause.SCHEDULED:
+            life = placement.time_to_live
+            if life.min() != NEVER_US:
+                expires = begins + np.minimum(life, NEVER_US - begins)
+                expires[expires > LAST_MOMENT_US] = NEVER_US  # nobody lives to see it
+        death = -1
+        if placement.death is not None:
+            death = self._shared.deaths.number(placement.death, commit.kept)
+        return Rows(
+            sequence=queue.allocate(len(placement.rows)),
+            enqueued=begins,
+            size=size[placement.rows],
+            batch=commit.next_batch,
+            row=placement.rows,
+            expires=expires,
+            due=begins if placement.cause is Cause.SCHEDULED else NEVER_US,
+            death=death,
+        )
+
+    def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
+        """Send messages on that waited in a topic or a forwarding queue."""
+        queue = entity.queue
+        get = queue.waiting.get
+        total = np.cumsum(get("size", at), dtype=np.int64)
+        if cause is Cause.FORWARDED:
+            fits = total <= self._room(entity)
+            queue.retry_at = NEVER_US if fits.all() else now + FORWARD_RETRY_US
+            at, total = at[fits], total[fits]
+        if not len(at):
+            return
+        step = max(1, int(np.searchsorted(total, MAX_BATCH_BYTES)))
+        if step < len(at):
+            at = at[:step]
+            queue.look_again(cause, now)
+        batch = self._shared.bodies.fetch(get("batch", at), get("row", at))
+        outbound = Outbound([batch], [get("size", at).astype(np.int64)])
+        left = get("expires", at)
+        life = np.where(left == NEVER_US, NEVER_US, np.maximum(left - now, 0))
+        rows = np.arange(len(at), dtype=np.int32)
+        if cause is Cause.FORWARDED:
+            self.route(self._directory.entity(entity.forward_to or ""), rows, life, outbound, 1)
+        else:
+            self.route(entity, rows, life, outbound)
+        self.stage(outbound, None, now, commit)
+        commit.must_sync = True
+        commit.tentative.gone(queue.entity, get("sequence", at), cause)
+        commit.on_durable.append(lambda: queue.settle_gone(at, cause))
+        commit.on_refused.append(lambda: queue.try_again(at, cause, now))
+
+
+def _too_much(outbound: Outbound) -> str:
+    """Say why no more changed copies of this batch are made, if that is so."""
+    made = sum(int(size.sum()) for size in outbound.sizes[1:])
+    return "" if made <= MAX_BATCH_BYTES else f"actions made over {MAX_BATCH_BYTES} bytes of it"
+
+
+def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
+    assert rule.change is not None
+    return rule.change(batch)
+
+
+def _whole(placement: Placement, rows: Rows, count: int) -> Whole | None:
+    """Return where a batch goes if it goes to one queue whole, active and without expiry."""
+    plain = placement.cause is Cause.ENQUEUED and placement.death is None
+    if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:
+        return None  # rows are placed in ascending order, so all of them means the batch as it is
+    return Whole(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)

@@ -1,0 +1,196 @@
+"""Where the bodies lie: every message batch in the log, by number, and how much of it still lives.
+
+Batch numbers only grow, and segments are given up oldest first, so the columns here are a window
+over the numbers in use. A body is read as a view of the mapped file: memory holds no copy.
+"""
+
+import itertools
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.store.log import Log, Place
+from twinbus.broker.undo import Undo
+from twinbus.limits import OPEN_RECORDS
+from twinbus.message import Int64s
+
+_COLUMNS = {
+    "segment": np.int64,
+    "offset": np.int64,
+    "length": np.int64,
+    "rows": np.int32,
+    "live": np.int32,  # places that refer to a row of this batch and are not gone
+}
+
+
+class Bodies:
+    """The message batches of a log."""
+
+    def __init__(self, log: Log, undo: Undo | None = None) -> None:
+        self._log = log
+        self._undo = undo or Undo()
+        self._first = 1  # batch number of column position 0
+        self._count = 0
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            name: np.zeros(64, kind) for name, kind in _COLUMNS.items()
+        }
+        self.released = 0  # places given up since the start
+        self.live_bytes = 0.0  # about, of messages somebody waits for
+        self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+
+    @property
+    def next_number(self) -> int:
+        """The number the next batch will have."""
+        return self._first + self._count
+
+    def add(self, number: int, place: Place, rows: int) -> None:
+        """Register a durable batch."""
+        if not self._count:
+            self._first = number
+        position = number - self._first
+        if position >= len(self._columns["rows"]):
+            for name, column in self._columns.items():
+                grown = np.zeros(2 * position, column.dtype)
+                grown[: len(column)] = column
+                self._columns[name] = grown
+        self._columns["segment"][self._count : position] = place.segment  # of batches that are lost
+        values = (place.segment, place.offset, place.length, rows, 0)
+        for name, value in zip(_COLUMNS, values, strict=True):
+            self._columns[name][position] = value
+        self._count = position + 1
+
+    def holds(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
+        """Return which of these batches are in the log."""
+        position = numbers - self._first
+        inside = (position >= 0) & (position < self._count)
+        rows = self._columns["rows"][np.where(inside, position, 0)]
+        return inside & (rows > 0)
+
+    def retain(self, numbers: Int64s) -> None:
+        """Count one more place for each row referred to."""
+        self._count_places(numbers, 1)
+
+    def retain_rows(self, number: int, count: int) -> None:
+        """Count so many more places of one batch."""
+        self._count_batch(number - self._first, count)
+
+    def release(self, numbers: Int64s) -> None:
+        """Count one place less for each row referred to."""
+        self._count_places(numbers, -1)
+        self.released += len(numbers)
+        self._undo.note(lambda: self._count_places(numbers, 1))
+
+    def _count_places(self, numbers: Int64s, sign: int) -> None:
+        if not len(numbers):
+            return
+        first, last = int(numbers.min()), int(numbers.max())
+        if first == last:
+            self._count_batch(first - self._first, sign * len(numbers))
+            return
+        if last - first <= 4 * len(numbers):  # close together, as messages of one send are
+            at = np.arange(first, last + 1) - self._first
+            places = sign * np.bincount(numbers - first)
+        else:
+            unique, counts = np.unique(numbers, return_counts=True)
+            at, places = unique - self._first, sign * counts
+        rows, before = self._columns["rows"][at], self._columns["live"][at]
+        after = self._columns["live"][at] = before + places
+        held = np.minimum(after, rows) - np.minimum(before, rows)  # a topic counts a row often
+        per_row = self._columns["length"][at] / np.maximum(rows, 1)
+        self.live_bytes += float((held * per_row).sum())
+
+    def _count_batch(self, at: int, places: int) -> None:
+        """Count places of one batch: what nearly every send and settlement comes to."""
+        live, rows = self._columns["live"], int(self._columns["rows"][at])
+        before = int(live[at])
+        live[at] = before + places
+        held = min(before + places, rows) - min(before, rows)
+        self.live_bytes += held * int(self._columns["length"][at]) / max(rows, 1)
+
+    def fetch(self, numbers: Int64s, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
+        """Return these messages, in this order, as one batch."""
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        bounds = [0, *cuts.tolist(), len(numbers)]
+        pieces = [
+            _pick(self._batch(int(numbers[start])), rows[start:end])
+            for start, end in itertools.pairwise(bounds)
+        ]
+        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+    def texts(self, name: str, numbers: Int64s, rows: npt.NDArray[np.int32]) -> list[str | None]:
+        """Return one text column of these messages, without touching their bodies.
+
+        None for those of batches that the log has no longer.
+        """
+        held = self.holds(numbers)
+        if not held.all():
+            found = iter(self.texts(name, numbers[held], rows[held]) if held.any() else ())
+            return [next(found) if one else None for one in held]
+        cuts = np.flatnonzero(np.diff(numbers)) + 1
+        bounds = [0, *cuts.tolist(), len(numbers)]
+        texts: list[str | None] = []
+        for start, end in itertools.pairwise(bounds):
+            column = self._batch(int(numbers[start])).column(name)
+            texts.extend(column.take(pa.array(rows[start:end])).to_pylist())
+        return texts
+
+    def start_at(self, number: int) -> None:
+        """Continue numbering after a log that holds no batch any more."""
+        if not self._count:
+            self._first = max(self._first, number)
+
+    def _batch(self, number: int) -> pa.RecordBatch:
+        batch = self._open.get(number)
+        if batch is None:
+            position = number - self._first
+            segment, offset, length = (
+                int(self._columns[name][position]) for name in ("segment", "offset", "length")
+            )
+            batch = self._log.read(Place(segment, offset, length))
+            self._open[number] = batch
+            if len(self._open) > OPEN_RECORDS:
+                self._open.popitem(last=False)
+        return batch
+
+    # -- space ---------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> int:
+        """How many messages stand somewhere, a topic's copies each counted."""
+        return int(self._columns["live"][: self._count].sum())
+
+    def numbers_in(self, segment: int) -> tuple[int, int]:
+        """Return the first and last batch number of a segment (last < first: none)."""
+        segments = self._columns["segment"][: self._count]
+        low = int(np.searchsorted(segments, segment))
+        high = int(np.searchsorted(segments, segment, side="right"))
+        return low + self._first, high - 1 + self._first
+
+    def live_in(self, segment: int) -> int:
+        """Return how many places refer to a segment."""
+        first, last = self.numbers_in(segment)
+        return int(self._columns["live"][first - self._first : last + 1 - self._first].sum())
+
+    def forget(self, segment: int) -> None:
+        """Let go of a dropped segment's batches, which are the oldest."""
+        first, last = self.numbers_in(segment)
+        for number in [number for number in self._open if first <= number <= last]:
+            del self._open[number]
+        if last < first:
+            return
+        dropped = last - self._first + 1
+        for name, column in self._columns.items():
+            kept = column[dropped : self._count]
+            self._columns[name] = np.concatenate([kept, np.zeros(64, column.dtype)])
+        self._first += dropped
+        self._count -= dropped
+
+
+def _pick(batch: pa.RecordBatch, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
+    first, count = int(rows[0]), len(rows)
+    if int(rows[-1]) - first == count - 1 and (count < 3 or (np.diff(rows) == 1).all()):
+        return batch.slice(first, count)
+    return batch.take(pa.array(rows))

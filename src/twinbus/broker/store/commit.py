@@ -1,0 +1,317 @@
+"""What one turn of the writer wants in the log, and what to do when it is there or was refused.
+
+Two kinds of entries. *Kept* ones describe what already happened in memory (a message settled,
+dead-lettered): if the commit is refused they wait for the next one. *Tentative* ones (new messages,
+new entities) fall with the commit, and `on_refused` undoes what memory holds of them.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.store.log import SCHEMAS, Part, PartKind, Sent
+from twinbus.errors import MessagingError
+from twinbus.intervals import Intervals
+from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
+from twinbus.message import Int64s
+from twinbus.protocol.operations import Operation
+from twinbus.protocol.origins import sender_number
+from twinbus.protocol.requests import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A keyed value; the last one in the log wins, None forgets it."""
+
+    kind: str
+    key: str
+    value: bytes | None
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        return len(self.kind) + len(self.key) + len(self.value or b"")
+
+    @classmethod
+    def of(cls, kind: str, key: object, value: object) -> "Fact":
+        """Return a fact whose value is JSON."""
+        return cls(kind, str(key), json.dumps(value, separators=(",", ":")).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Where a batch goes that goes to one entity whole: no places need to be written."""
+
+    entity: int
+    first_sequence: int
+    time: int
+
+
+@dataclass(slots=True)
+class Entries:
+    """Facts, places and changes on their way to the log."""
+
+    facts: list[Fact] = field(default_factory=list)
+    places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all
+    changes: list[dict[str, Any]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.facts or self.places or self.changes)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.facts) + len(self.places) + len(self.changes)
+
+    def shift(self, by: int) -> None:
+        """Move the expiry times of places: the wall clock was set by so much."""
+        for columns in self.places:
+            expires = np.asarray(columns["expires"])
+            columns["expires"] = np.where(expires == NEVER_US, expires, expires + by)
+
+    def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
+        """Note new states of messages."""
+        if len(sequence):
+            columns = {"entity": entity, "sequence": sequence, "state": state, "failures": failures}
+            self.changes.append(columns)
+
+    def gone(self, entity: int, sequence: Int64s, cause: Cause) -> None:
+        """Note that messages left an entity, and why, in place of failures nobody needs now."""
+        self.change(entity, sequence, State.GONE, cause.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """Numbers of an origin that this turn takes."""
+
+    source: str
+    owner: str  # of a sender or sink that was not known before
+    is_new: bool  # the log must know the owner
+    intervals: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """How much a commit held at a moment."""
+
+    lengths: tuple[int, ...]
+    must_sync: bool
+
+
+class Commit:
+    """One turn's entries and replies."""
+
+    def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
+        self.first_batch = first_batch
+        self.kept = kept or Entries()
+        self._inherited = self.kept.count
+        self.tentative = Entries()
+        self.batches: list[Part] = []
+        self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
+        self.transferred: list[Transferred] = []  # in this turn
+        self._origins: dict[str, tuple[str, Intervals]] = {}  # the same by source, with its owner
+        # Replies wait for the disk. Kept places were not written by an earlier turn: nobody may
+        # see their new numbers before the log has them.
+        self.must_sync = bool(self.kept.places)
+        self.on_durable: list[Callable[[], None]] = []
+        self.on_refused: list[Callable[[], None]] = []
+        self.replies: list[tuple[Request, Any]] = []
+        self.refusals: list[tuple[Request, MessagingError]] = []
+        self.operations: list[Operation] = []  # of the replies; counted when they are answered
+
+    def reply(self, request: Request, value: Any, operation: Operation | None = None) -> None:
+        """Answer a request when the turn is over; sends are counted together, elsewhere."""
+        self.replies.append((request, value))
+        if operation is not None:
+            self.operations.append(operation)
+
+    def refuse(self, request: Request, error: MessagingError) -> None:
+        """Refuse a request when the turn is over."""
+        self.refusals.append((request, error))
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    def staged(self, source: str) -> Intervals | None:
+        """Return what this turn has taken of an origin so far."""
+        found = self._origins.get(source)
+        return None if found is None else found[1]
+
+    def staged_owner(self, source: str) -> str | None:
+        """Return whom an origin belongs to that this turn was the first to use."""
+        found = self._origins.get(source)
+        return None if found is None else found[0]
+
+    def note_transferred(self, taken: Transferred) -> None:
+        """Note numbers that this turn takes of an origin."""
+        self.transferred.append(taken)
+        _, held = self._origins.setdefault(taken.source, (taken.owner, Intervals()))
+        for first, last in taken.intervals:
+            held.add(first, last)
+
+    # -- savepoints ----------------------------------------------------------------------------
+
+    def _lists(self) -> tuple[list[Any], ...]:
+        return (
+            self.kept.facts,
+            self.kept.places,
+            self.kept.changes,
+            self.tentative.facts,
+            self.tentative.places,
+            self.tentative.changes,
+            self.batches,
+            self.history,
+            self.transferred,
+            self.on_durable,
+            self.on_refused,
+            self.replies,
+            self.refusals,
+            self.operations,
+        )
+
+    def savepoint(self) -> Savepoint:
+        """Return what `roll_back` needs to forget all that comes after."""
+        return Savepoint(tuple(map(len, self._lists())), self.must_sync)
+
+    def roll_back(self, savepoint: Savepoint) -> None:
+        """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
+        for entries, length in zip(self._lists(), savepoint.lengths, strict=True):
+            del entries[length:]
+        self.must_sync = savepoint.must_sync
+        self._origins = {}
+        noted, self.transferred = self.transferred, []
+        for taken in noted:
+            self.note_transferred(taken)
+
+    # -- the record ----------------------------------------------------------------------------
+
+    @property
+    def next_batch(self) -> int:
+        """The number the next batch of this commit will have."""
+        return self.first_batch + len(self.batches)
+
+    def add_batch(self, batch: pa.RecordBatch, whole: "Whole | None" = None) -> int:
+        """Take a message batch along; return its number."""
+        number = self.next_batch
+        where = (whole.entity, whole.first_sequence, whole.time) if whole else ()
+        self.batches.append(Part(PartKind.MESSAGES, batch, number, *where))
+        self.must_sync = True
+        return number
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (
+            self.must_sync or self.kept or self.tentative or self.history or self.transferred
+        )
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it holds nothing but what already happened and nobody relies on yet."""
+        return not (self.must_sync or self.tentative or self.history or self.on_durable)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether this turn changed something that already happened in memory."""
+        return self.kept.count > self._inherited
+
+    @property
+    def brings_nothing(self) -> bool:
+        """Whether it only settles or moves messages: what makes room, or takes next to none."""
+        return not (self.batches or self.tentative or self.history or self.transferred)
+
+    def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
+        """Return the record of this moment: facts, messages, places, changes, history."""
+        parts = []
+        batches, transferred = self._transferred()
+        facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
+        for piece in _pieces(facts):
+            columns = [[getattr(f, name) for f in piece] for name in ("kind", "key", "value")]
+            parts.append(_part(PartKind.FACTS, columns, now))
+        parts.extend(batches)
+        for kind, entries in (
+            (PartKind.PLACES, self.kept.places + self.tentative.places),
+            (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
+        ):
+            if entries:
+                parts.append(_part(kind, _joined(kind, entries), now))
+        if self.history:
+            parts.append(_part(PartKind.HISTORY, self._history_columns(), now))
+        return parts
+
+    def _transferred(self) -> tuple[list[Part], list[Fact]]:
+        """Return the batches, and the facts that say what was transferred.
+
+        Of one run of one sender, which is nearly every send, the head of a batch says it.
+        """
+        facts = [
+            owner_fact(taken.source, taken.owner) for taken in self.transferred if taken.is_new
+        ]
+        if len(self._origins) == 1 and self.batches:
+            ((source, (_, held)),) = self._origins.items()
+            sender, runs = sender_number(source), list(held)
+            if sender and len(runs) == 1:
+                ((first, last),) = runs
+                b, sent = self.batches[0], Sent(sender, first, last - first + 1)
+                noted = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
+                return [noted, *self.batches[1:]], facts
+        facts += [
+            Fact.of("transferred", source, list(held))
+            for source, (_, held) in self._origins.items()
+        ]
+        return self.batches, facts
+
+    def _history_columns(self) -> list[Any]:
+        entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]
+        times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
+        every_id = [message_id for _, ids, _ in self.history for message_id in ids]
+        return [np.concatenate(entities), every_id, np.concatenate(times)]
+
+
+def owner_fact(source: str, owner: str) -> Fact:
+    """Return the fact that says which key a sender or sink belongs to."""
+    return Fact("owner", source, owner.encode())
+
+
+def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
+    """Give facts in parts that an Arrow batch can hold."""
+    first = size = 0
+    for at, fact in enumerate(facts):
+        size += fact.size
+        if size > MAX_FACTS_BYTES and at > first:
+            yield facts[first:at]
+            first, size = at, fact.size
+    if facts:
+        yield facts[first:]
+
+
+def _joined(kind: PartKind, entries: list[dict[str, Any]]) -> list[Any]:
+    """Return the columns of several entries end to end."""
+    columns = []
+    for name, dtype in _DTYPES[kind]:
+        pieces = [_spread(entry[name], len(entry["sequence"]), dtype) for entry in entries]
+        columns.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    return columns
+
+
+def _spread(value: Any, count: int, dtype: Any) -> Any:
+    """Return a column, made from one value for all where that is what the entry has."""
+    if isinstance(value, np.ndarray):
+        return value if value.dtype == dtype else value.astype(dtype)
+    return np.full(count, value, dtype)
+
+
+def _part(kind: PartKind, columns: Sequence[Any], now: int) -> Part:
+    schema = SCHEMAS[kind]
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, schema.types, strict=True)]
+    return Part(kind, pa.RecordBatch.from_arrays(arrays, schema=schema), time=now)
+
+
+_DTYPES = {
+    kind: [(column.name, np.dtype(column.type.to_pandas_dtype())) for column in SCHEMAS[kind]]
+    for kind in (PartKind.PLACES, PartKind.CHANGES)
+}

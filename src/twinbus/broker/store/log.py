@@ -1,0 +1,842 @@
+r"""The log: append-only segments of commit records, one checksum and one sync per record.
+
+    segment file   NNNNNNNNNNNNNNNNNNNN.log, numbered in order
+    +0   8  magic "TWINBUS\n"           +24  8  number of its first record
+    +8   4  format version             +32  8  salt, random: seeds the checksums of its records
+    +12  4  zero                       +40  8  xxh3 of bytes 0..40
+    +16  8  segment number             +48  8  number of the oldest segment the log needs
+                                       +56  8  xxh3 of bytes 0..40 and 48..56
+
+    record         starts at a multiple of 64; a commit is one record, so it is there whole or not
+    +0   4  magic "TBR1"               +16  8  record number, one more than the last
+    +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
+    +8   8  payload length             +32     zeros to +64, then the payload
+    A record without parts stands for lost ones: what accept_damage left out, up to its number.
+
+    seal           follows the last record of a segment that is full
+    +0   4  magic "TBSL"               +16  8  number of the last record
+    +4   4  zero                       +24  8  salted xxh3 of bytes 4..24
+    +8   8  number of the next segment
+
+    payload        one header of 64 bytes per part, then the parts, each padded to 64
+    +0   4  kind                       +24  8  first sequence number, of MESSAGES, else 0
+    +4   4  entity                     +32  8  time of the commit; of MESSAGES of their arrival
+    +8   8  batch number (MESSAGES)    +40  8  sender             \
+    +16  8  length                     +48  8  its first number    | of MESSAGES, else 0
+                                       +56  8  how many numbers   /
+    A part is one Arrow IPC record batch of its kind's schema.
+
+    A MESSAGES part with an entity went there whole and in order at that time, each message active
+    and without expiry: the common case costs no columns. Everything else is told by PLACES. A part
+    with a sender says that these numbers of it were taken; FACTS tell of other transfers.
+
+A segment's space is reserved when it begins, and the files of dropped segments are written over:
+a sync that need not grow the file takes half the time. What lies behind the last record is zeros or
+old records, which fail the new salt. A segment gets its name when its header is on the disk.
+
+Each record is synced before the next is written, so only the last can be torn. A torn tail is
+cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
+keeps a message whose body is a copy of some log from passing for one of them.
+
+No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a
+sealed last segment has lost its successors. Before the oldest is removed, the newest says so in its
+header. LOCK says which record was durable when the newest segment began: if every segment is gone,
+the engine refuses to start.
+
+`reserve` is space set aside: when the disk is full, records that free space go there.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from twinbus.broker.store.storage import DiskStorage, Storage
+from twinbus.errors import (
+    LogDamagedError,
+    NamespaceInUseError,
+    NewerFormatError,
+    StoreUnavailableError,
+)
+from twinbus.files import create_private, make_private, sync_directory
+from twinbus.limits import RESERVE_BYTES, SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
+from twinbus.message import MESSAGE_SCHEMA
+
+FORMAT_VERSION = 1
+ALIGNMENT = 64
+_SEGMENT_MAGIC = b"TWINBUS\n"
+_RECORD_MAGIC = b"TBR1"
+_SEGMENT_HEADER = struct.Struct("<8sIIQQQ")
+_RECORD_HEADER = struct.Struct("<4sIQQQ32x")
+_CHECKED_HEADER = struct.Struct("<IQQ")
+_PART_HEADER = struct.Struct("<IIQQQQQqQ")
+_CHECKSUM = struct.Struct("<Q")
+_OLDEST = struct.Struct("<QQ")  # at byte 48 of a segment
+_SEAL_MAGIC = b"TBSL"
+_SEAL = struct.Struct("<4sIQQQ32x")
+_CHECKED_SEAL = struct.Struct("<IQQ")
+_NEW = "new.spare"  # a segment before it has its name
+_NAME = re.compile(r"\d{20}\.log")
+
+
+class PartKind(IntEnum):
+    """What a part of a record holds."""
+
+    FACTS = 1  # keyed values, the last one wins: entities, session states, leases ...
+    MESSAGES = 2  # message columns, referred to by batch number and row
+    PLACES = 3  # which entity holds which message under which number, in which state
+    CHANGES = 4  # new states of messages already placed
+    HISTORY = 5  # message ids for duplicate detection
+
+
+SCHEMAS = {
+    PartKind.FACTS: pa.schema(
+        [("kind", pa.string()), ("key", pa.string()), ("value", pa.binary())]  # null: forget it
+    ),
+    PartKind.MESSAGES: MESSAGE_SCHEMA,
+    PartKind.PLACES: pa.schema(
+        [
+            ("entity", pa.int32()),
+            ("sequence", pa.int64()),
+            ("state", pa.uint8()),
+            ("failures", pa.int32()),
+            ("enqueued", pa.int64()),
+            ("expires", pa.int64()),
+            ("due", pa.int64()),
+            ("size", pa.int32()),
+            ("death", pa.int32()),
+            ("batch", pa.int64()),
+            ("row", pa.int32()),
+        ]
+    ),
+    PartKind.CHANGES: pa.schema(
+        [
+            ("entity", pa.int32()),
+            ("sequence", pa.int64()),
+            ("state", pa.uint8()),
+            ("failures", pa.int32()),  # of one that is gone: the cause
+        ]
+    ),
+    PartKind.HISTORY: pa.schema(
+        [("entity", pa.int32()), ("message_id", pa.string()), ("time", pa.int64())]
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a record, to be written or just read."""
+
+    kind: PartKind
+    columns: pa.RecordBatch
+    number: int = 0  # of the message batch
+    entity: int = 0  # that all its messages went to; 0: see PLACES
+    first_sequence: int = 0
+    time: int = 0
+    sent: "Sent | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Consecutive numbers of one sender that were taken."""
+
+    sender: int  # 0: none
+    first: int
+    count: int
+
+
+_NOT_SENT = Sent(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part lies."""
+
+    segment: int
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class Segment:
+    """One file of the log."""
+
+    number: int
+    path: Path
+    size: int  # up to the end of its last record; space is reserved behind
+    salt: int = 0
+    head: int = ALIGNMENT  # end of its first record, which holds every fact
+    ours: bool = False  # begun by this object, so that it knows everyone who looks at it
+    first_record: int = 0
+    successor: int = 0  # the segment its seal names; 0: it is not sealed
+    oldest: int = 0  # the oldest segment that the log needs, as its header says; 0: it does not
+    _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
+
+    def mapped(self, size: int) -> mmap.mmap:
+        """Return the file in memory, at least this much of it."""
+        if not self._maps or len(self._maps[-1]) < size:
+            with self.path.open("rb") as file:
+                self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return self._maps[-1]
+
+    def is_viewed(self) -> bool:
+        """Whether somebody still looks at its bytes, so that they must not change."""
+        try:
+            while self._maps:
+                self._maps[-1].close()
+                self._maps.pop()
+        except BufferError:
+            return True
+        return False
+
+    def buffer(self, place: Place) -> pa.Buffer:
+        """Return a part's bytes as a view of the mapped file."""
+        content = pa.py_buffer(self.mapped(place.offset + place.length))
+        return content.slice(place.offset, place.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One commit as replay sees it: its parts and where each lies."""
+
+    number: int
+    parts: tuple[tuple[Part, Place], ...]
+
+
+class Log:
+    """The writer's log. Open it, replay it, then append; one process at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        storage: Storage | None = None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        accept_damage: bool = False,
+        keeps_reserve: bool = False,
+    ) -> None:
+        self.directory = directory
+        self._storage: Storage = storage or DiskStorage()
+        self._segment_bytes = segment_bytes
+        self._accept_damage = accept_damage
+        self._reserve = directory / "reserve" if keeps_reserve else None
+        self.is_on_reserve = False  # the active segment lies in what was reserved: the disk is full
+        self._lock, self.seen_record = _lock_directory(directory)
+        self.segments: dict[int, Segment] = {}  # oldest first
+        self.cut_bytes = 0  # of the torn tail found at start
+        self._next_record = 1
+        self._descriptor = -1
+        self._soiled = False  # bytes of a failed append may lie behind the last good record
+        self._written_to = 0  # of the active segment: from here on space was at most reserved
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def replay(self) -> Iterator[Record]:
+        """Yield every record in order; cut a torn tail; must be exhausted before `append`."""
+        paths = sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
+        paths = self._needed(paths)
+        for path in paths:
+            segment = Segment(int(path.stem), path, path.stat().st_size)
+            last = path == paths[-1]
+            if last and segment.size < ALIGNMENT:
+                self._check_newest()
+                self._cut(segment, 0)
+                self._storage.remove(path)
+                break
+            self.segments[segment.number] = segment
+            yield from self._read_segment(segment, last=last)
+        self._check_newest()
+        if self.segments and self._accept_damage:
+            newest = self._active()
+            newest.oldest = min(self.segments)
+            self._mend(newest, 0, _header_of(newest))
+        if self.segments:
+            self._descriptor = self._storage.create(self._active().path)
+        self._keep_reserve()
+
+    def _needed(self, paths: list[Path]) -> list[Path]:
+        """Return the segments that the newest one needs; refuse if the oldest are missing.
+
+        Older ones were about to be removed when the broker ended.
+        """
+        oldest = max((_oldest_needed(path) for path in paths[-1:]), default=0)
+        for path in [path for path in paths if int(path.stem) < oldest]:
+            self._storage.remove(path)
+        paths = [path for path in paths if int(path.stem) >= oldest]
+        if paths and oldest and int(paths[0].stem) > oldest and not self._accept_damage:
+            raise LogDamagedError(
+                f"segments {oldest} to {int(paths[0].stem) - 1} of the log in {self.directory} are "
+                "missing: the newest segment says that they are needed. Restore them from a "
+                f"backup, or run `twinbus restored --accept-damage {self.directory.parent}` and "
+                "lose what they held",
+                path=str(self.directory / f"{oldest:020d}.log"),
+                segment=oldest,
+            )
+        return paths
+
+    def _check_newest(self) -> None:
+        """Refuse a log whose newest segment names a successor that is missing."""
+        newest = self._active() if self.segments else None
+        if newest and newest.successor and self._accept_damage:
+            self._mend(newest, newest.size, bytes(_SEAL.size))
+        elif newest and newest.successor:
+            raise LogDamagedError(
+                f"segment {newest.successor} of the log in {self.directory} is missing, and all "
+                f"after it: segment {newest.number} is sealed, so its successor was on the disk. "
+                "Restore it from a backup, or run "
+                f"`twinbus restored --accept-damage {self.directory.parent}` and lose what it held",
+                path=str(self.directory / f"{newest.successor:020d}.log"),
+                segment=newest.successor,
+            )
+
+    def _read_segment(self, segment: Segment, *, last: bool) -> Iterator[Record]:
+        content = segment.mapped(segment.size)
+        view = memoryview(content)
+        self._check_segment_header(segment, view)
+        offset = ALIGNMENT
+        while offset < len(view):
+            end = _record_end(view, offset, segment.salt, self._next_record)
+            if end is not None:
+                record = self._parse(segment, pa.py_buffer(content), offset)
+                if record.parts:  # else it stands for what was lost
+                    yield record
+                self._next_record = record.number + 1
+                if record.parts and segment.head == ALIGNMENT:
+                    segment.head = end
+                offset = end
+                continue
+            following = self._find_record(segment, content, offset + ALIGNMENT)
+            if following is None:
+                break
+            offset = self._skip_damage(segment, offset, following)
+        segment.successor = _sealed_for(view, offset, segment.salt)
+        if last and not segment.successor and _is_torn(view, offset, self._next_record):
+            self._cut(segment, offset)
+        segment.size = offset
+
+    def _find_record(self, segment: Segment, content: mmap.mmap, offset: int) -> int | None:
+        """Return the next good record after a bad one: proof that the bad one is damage.
+
+        The search ends a byte early: some Pythons (3.11.2) look at the byte behind what they
+        search, and behind a whole mapping there may be none, which ends the process.
+        """
+        view = memoryview(content)
+        end = len(view) - 1
+        start = content.find(_RECORD_MAGIC, offset, end)
+        while start >= 0:
+            if start % ALIGNMENT == 0 and start + _RECORD_HEADER.size <= len(view):
+                number = _RECORD_HEADER.unpack_from(view, start)[3]
+                later = number > self._next_record
+                if later and _record_end(view, start, segment.salt, number) is not None:
+                    return start
+            start = content.find(_RECORD_MAGIC, start + 1, end)
+        return None
+
+    def _check_segment_header(self, segment: Segment, view: memoryview) -> None:
+        magic, version, _, number, first, segment.salt = _SEGMENT_HEADER.unpack_from(view, 0)
+        segment.first_record = int(first)
+        if magic == _SEGMENT_MAGIC and version > FORMAT_VERSION:
+            raise NewerFormatError(
+                f"{segment.path} was written in format {version}; this Twinbus reads up to "
+                f"{FORMAT_VERSION}. Nothing was changed: start it with the newer Twinbus",
+                path=str(segment.path),
+                version=version,
+            )
+        (checksum,) = _CHECKSUM.unpack_from(view, _SEGMENT_HEADER.size)
+        good = checksum == xxhash.xxh3_64_intdigest(view[: _SEGMENT_HEADER.size])
+        if magic != _SEGMENT_MAGIC or not good or number != segment.number:
+            raise LogDamagedError(
+                f"{segment.path} does not begin like segment {segment.number} of a Twinbus log; "
+                "restore the file from a backup",
+                path=str(segment.path),
+                offset=0,
+            )
+        missing = len(self.segments) > 1 and first != self._next_record
+        if missing and not self._accept_damage:
+            raise LogDamagedError(
+                f"{segment.path} begins with record {first}, but record {self._next_record} was "
+                "to come: the end of the segment before it, or a whole segment, is missing. "
+                "Restore it from a backup, or open the namespace once with accept_damage=True "
+                "and lose what it held",
+                path=str(segment.path),
+                offset=0,
+                record=self._next_record,
+            )
+        if missing:
+            before = self.segments[sorted(self.segments)[-2]]
+            end = before.size + _RECORD_HEADER.size
+            self._fill_gap(before, before.size, end, int(first) - 1)
+            before.size = end
+        self._next_record = int(first)
+
+    def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
+        if not self._accept_damage:
+            raise LogDamagedError(
+                f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
+                "and later records are intact, so this is damage, not an interrupted write. "
+                "Restore the file from a backup, or open the namespace once with "
+                "accept_damage=True: the damaged bytes are then kept in cut/ and what they held "
+                "is lost",
+                path=str(segment.path),
+                offset=offset,
+                record=self._next_record,
+            )
+        self._keep_aside(segment, offset, end)
+        following: int = _RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
+        self._fill_gap(segment, offset, end, following - 1)
+        self._next_record = following
+        return end
+
+    def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
+        """Write a record without parts in place of what is lost, so that it is accepted once."""
+        payload = bytes(end - offset - _RECORD_HEADER.size)
+        checked = _CHECKED_HEADER.pack(0, len(payload), number)
+        digest = xxhash.xxh3_64(checked, seed=segment.salt)
+        digest.update(payload)
+        header = _RECORD_MAGIC + checked + _CHECKSUM.pack(digest.intdigest())
+        self._mend(segment, offset, header.ljust(_RECORD_HEADER.size, b"\0") + payload)
+
+    def _mend(self, segment: Segment, offset: int, content: bytes) -> None:
+        """Write over a part of a segment, durably."""
+        descriptor = self._storage.create(segment.path)
+        try:
+            self._storage.write(descriptor, offset, [memoryview(content)])
+            self._storage.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _cut(self, segment: Segment, offset: int) -> None:
+        """Take the torn tail off the last segment; its bytes were never acknowledged."""
+        self.cut_bytes = self._keep_aside(segment, offset, segment.size)
+        descriptor = self._storage.create(segment.path)
+        try:
+            self._storage.truncate(descriptor, offset)
+            self._storage.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _keep_aside(self, segment: Segment, start: int, end: int) -> int:
+        """Keep bytes for an operator to look at; return how many there were before the zeros."""
+        aside = self.directory / "cut"
+        make_private(aside)
+        with segment.path.open("rb") as file:
+            file.seek(start)
+            content = file.read(end - start).rstrip(b"\0")
+        with create_private(aside / f"{segment.path.stem}-{start}.bytes") as kept:
+            kept.write(content)
+        return len(content)
+
+    def _parse(self, segment: Segment, content: pa.Buffer, offset: int) -> Record:
+        _, count, _, number, _ = _RECORD_HEADER.unpack_from(content, offset)
+        table = offset + _RECORD_HEADER.size
+        at = table + count * _PART_HEADER.size
+        parts = []
+        for index in range(count):
+            header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
+            kind, entity, batch_number, length, first_sequence, time, *numbers = header
+            place = Place(segment.number, at, length)
+            columns = pa.ipc.read_record_batch(content.slice(at, length), SCHEMAS[PartKind(kind)])
+            sent = Sent(*numbers) if numbers[0] else None
+            part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time, sent)
+            parts.append((part, place))
+            at += _padded(length)
+        return Record(number, tuple(parts))
+
+    def read(self, place: Place) -> pa.RecordBatch:
+        """Return the message batch at this place as a view of the file."""
+        return pa.ipc.read_record_batch(self.segments[place.segment].buffer(place), MESSAGE_SCHEMA)
+
+    # -- writing -------------------------------------------------------------------------------
+
+    @property
+    def begins_segment(self) -> bool:
+        """Whether the next record is the first of a segment: it must hold every fact."""
+        return self._wants_new_segment or not self.has_head
+
+    def leaves_reserve(self, *, frees_space: bool) -> bool:
+        """Whether the next record needs a segment of its own, outside the reserved space."""
+        return self.is_on_reserve and not frees_space
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the active segment holds every fact."""
+        return bool(self.segments) and self._active().head > ALIGNMENT
+
+    @property
+    def first_record(self) -> int:
+        """The number of the oldest record it may still hold."""
+        return next(iter(self.segments.values())).first_record if self.segments else 0
+
+    @property
+    def _wants_new_segment(self) -> bool:
+        if not self.segments or self._soiled:
+            return True
+        active = self._active()
+        return active.size - active.head >= self._segment_bytes
+
+    @property
+    def last_record(self) -> int:
+        """The number of the record written last."""
+        return self._next_record - 1
+
+    @property
+    def size_in_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self.segments.values())
+
+    @property
+    def size_without_heads(self) -> int:
+        """Bytes of all segments but for the facts they begin with."""
+        return sum(segment.size - segment.head for segment in self.segments.values())
+
+    def append(self, parts: Sequence[Part], *, frees_space: bool = False) -> list[Place]:
+        """Write one record and sync it; return where its parts lie.
+
+        On failure nothing of it remains, and StoreUnavailableError says why. The next append goes
+        to a new segment; if the disk is full, that of a record that frees space to the reserve.
+        """
+        try:
+            self._prepare(frees_space=frees_space)
+            return self._append(self._active(), parts)
+        except OSError as error:
+            self._soiled = True
+            self._take_back()
+            raise StoreUnavailableError(
+                f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
+                "was accepted. Free space or mend the disk: the broker tries again by itself",
+                directory=str(self.directory),
+                errno=error.errno,
+            ) from error
+
+    def _prepare(self, *, frees_space: bool) -> None:
+        """See that the active segment can take a record.
+
+        After a failed append the log goes on in a new segment: a failed sync leaves the kernel's
+        view of the pages unknown, so the file is not trusted with more. Space that was reserved is
+        for records that free space; anything else needs a segment of its own.
+        """
+        if self._soiled:
+            self._take_back()
+        leaves_reserve = self.leaves_reserve(frees_space=frees_space)
+        if not (self._soiled or leaves_reserve or self._wants_new_segment):
+            return
+        try:
+            self._begin_segment(must_reserve=leaves_reserve)
+            self.is_on_reserve = False
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not frees_space or not self.has_reserve:
+                raise
+            self._begin_segment(self._reserve)
+            self.is_on_reserve = True
+        self._soiled = False
+        self._keep_reserve()
+
+    @property
+    def has_reserve(self) -> bool:
+        """Whether there is space set aside."""
+        return self._reserve is not None and self._reserve.exists()
+
+    def _keep_reserve(self) -> None:
+        """Set space aside again, if it is gone and there is some; it is no reason to fail."""
+        if self._reserve is None or self._reserve.exists() or self.is_on_reserve:
+            return
+        draft = self._reserve.with_suffix(".draft")
+        size = min(RESERVE_BYTES, self._segment_bytes)
+        with suppress(OSError):
+            descriptor = self._storage.create(draft, size)
+            try:
+                _check_space(descriptor, size)
+            except OSError:
+                self._storage.remove(draft)
+                raise
+            finally:
+                os.close(descriptor)
+            self._storage.rename(draft, self._reserve)
+
+    def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
+        table = bytearray(len(parts) * _PART_HEADER.size)
+        offset = segment.size + _RECORD_HEADER.size + len(table)
+        places: list[Place] = []
+        buffers: list[memoryview] = []
+        for index, part in enumerate(parts):
+            body = memoryview(part.columns.serialize())
+            numbers = (part.number, body.nbytes, part.first_sequence, part.time)
+            sent = part.sent or _NOT_SENT
+            at = index * _PART_HEADER.size
+            _PART_HEADER.pack_into(
+                table, at, part.kind, part.entity, *numbers, sent.sender, sent.first, sent.count
+            )
+            places.append(Place(segment.number, offset, body.nbytes))
+            padding = _padded(body.nbytes) - body.nbytes
+            buffers += [body, memoryview(bytes(padding))]
+            offset += body.nbytes + padding
+        payload = offset - segment.size - _RECORD_HEADER.size
+        checked = _CHECKED_HEADER.pack(len(parts), payload, self._next_record)
+        digest = xxhash.xxh3_64(checked, seed=segment.salt)
+        digest.update(table)
+        for buffer in buffers:
+            digest.update(buffer)
+        checksum = _CHECKSUM.pack(digest.intdigest())
+        header = (_RECORD_MAGIC + checked + checksum).ljust(_RECORD_HEADER.size, b"\0")
+        if offset > self._written_to and payload < ZERO_AHEAD_BYTES:
+            self._zero_ahead(offset)
+        self._storage.write(
+            self._descriptor, segment.size, [memoryview(header), memoryview(table), *buffers]
+        )
+        self._storage.sync(self._descriptor)
+        is_first = segment.head == ALIGNMENT
+        if is_first:
+            segment.head = offset
+        segment.size = offset
+        self._next_record += 1
+        if is_first:
+            _write_lock(self._lock, self.last_record)
+        return places
+
+    def _zero_ahead(self, offset: int) -> None:
+        """Write zeros where the next small records will go.
+
+        Reserved space that was never written is marked so, and each sync of a record in it has to
+        change that mark as well: it takes half as long again.
+        """
+        end = min(offset + ZERO_AHEAD_BYTES, self._segment_bytes)
+        if offset < end:
+            with suppress(OSError):  # it only saves time
+                self._storage.write(self._descriptor, offset, [memoryview(bytes(end - offset))])
+        self._written_to = end
+
+    def _begin_segment(self, spare: Path | None = None, *, must_reserve: bool = False) -> None:
+        """Begin a segment, in a file that is already there or in a new one."""
+        number = max(self.segments, default=0) + 1
+        path = self.directory / f"{number:020d}.log"
+        spare = spare or next(iter(self._spares()), self.directory / _NEW)
+        is_reserve = spare == self._reserve
+        is_old = spare.suffix == ".spare" and spare.name != _NEW and spare.exists()
+        written = spare.stat().st_size if is_old else 0
+        descriptor = self._storage.create(spare, 0 if is_reserve else self._segment_bytes)
+        try:
+            if must_reserve:
+                _check_space(descriptor, min(self._segment_bytes, RESERVE_BYTES))
+            salt = int.from_bytes(os.urandom(8), "little")
+            segment = Segment(
+                number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
+            )
+            segment.oldest = min(self.segments, default=number)
+            self._storage.write(descriptor, 0, [memoryview(_header_of(segment))])
+            self._storage.sync(descriptor)
+            self._storage.rename(spare, path)
+            self._storage.sync_directory(self.directory)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._end_segment(successor=number)
+        self._descriptor = descriptor
+        self._written_to = written
+        self.segments[number] = segment
+
+    def _spares(self) -> list[Path]:
+        """Return files of dropped segments that wait to be written over."""
+        return sorted(path for path in self.directory.glob("*.spare") if path.name != _NEW)
+
+    def _end_segment(self, successor: int = 0) -> None:
+        """Give back the space that was reserved and not written; seal it if another follows."""
+        if self._descriptor < 0:
+            return
+        active, end = self._active(), self._active().size
+        with suppress(OSError):  # what lies behind the last record is not needed
+            if successor:
+                checked = _CHECKED_SEAL.pack(0, successor, self.last_record)
+                digest = xxhash.xxh3_64_intdigest(checked, seed=active.salt)
+                seal = (_SEAL_MAGIC + checked + _CHECKSUM.pack(digest)).ljust(_SEAL.size, b"\0")
+                self._storage.write(self._descriptor, end, [memoryview(seal)])
+                end += _SEAL.size
+            self._storage.truncate(self._descriptor, end)
+            if successor:
+                self._storage.sync(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _take_back(self) -> None:
+        """Remove the bytes of a failed append, so that no restart finds them."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                self._storage.truncate(self._descriptor, self._active().size)
+                self._storage.sync(self._descriptor)
+
+    def skip_to(self, record: int) -> None:
+        """Give the next record a higher number: lower ones stand for others in the ledger.
+
+        Another copy of this log wrote them, and it is lost.
+        """
+        if record < self._next_record:
+            return
+        if self.segments:
+            active = self._active()
+            end = active.size + _RECORD_HEADER.size
+            self._fill_gap(active, active.size, end, record)
+            active.size = end
+        self._next_record = record + 1
+
+    def drop(self, number: int) -> None:
+        """Give up a segment whose messages are all gone or moved; views of it stay valid."""
+        if self._descriptor >= 0 and number == self._active().number:
+            self._end_segment()
+        segment = self.segments.pop(number)
+        with suppress(OSError):  # a file that stays is read once more at the next start
+            if self._descriptor >= 0:
+                self._remove_unfinished()
+                active = self._active()
+                active.oldest = min(self.segments)
+                self._storage.write(self._descriptor, 0, [memoryview(_header_of(active))])
+                self._storage.sync(self._descriptor)
+            is_free = segment.ours and not segment.is_viewed()
+            if is_free and len(self._spares()) < SPARE_SEGMENTS:
+                self._storage.rename(segment.path, segment.path.with_suffix(".spare"))
+            else:
+                self._storage.remove(segment.path)
+            self._storage.sync_directory(self.directory)
+        self._keep_reserve()
+
+    def _remove_unfinished(self) -> None:
+        """Remove a segment that got its name in vain: it says that the oldest one is needed."""
+        path = self.directory / f"{self._active().number + 1:020d}.log"
+        if path.exists():
+            self._storage.remove(path)
+            self._storage.sync_directory(self.directory)
+
+    def _active(self) -> Segment:
+        return next(reversed(self.segments.values()))
+
+    def close(self) -> None:
+        """Let go of the files and the directory."""
+        self._end_segment()
+        if self._lock >= 0:
+            if self.segments:  # after a start that was refused they may be only some of them
+                _write_lock(self._lock, max(self.last_record, self.seen_record))
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _header_of(segment: Segment) -> bytes:
+    fields = _SEGMENT_HEADER.pack(
+        _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
+    )
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
+    return (
+        fields + checksum + _OLDEST.pack(segment.oldest, _oldest_checksum(fields, segment.oldest))
+    )
+
+
+def _check_space(descriptor: int, size: int) -> None:
+    """Refuse a file that has less space than this on the disk."""
+    if os.fstat(descriptor).st_blocks * 512 < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _oldest_checksum(fields: bytes, oldest: int) -> int:
+    return xxhash.xxh3_64_intdigest(fields + _CHECKSUM.pack(oldest))
+
+
+def _oldest_needed(path: Path) -> int:
+    """Return the oldest segment that a segment says the log needs; 0: it does not say."""
+    with path.open("rb") as file:
+        header = file.read(ALIGNMENT)
+    if len(header) < ALIGNMENT:
+        return 0
+    oldest, checksum = _OLDEST.unpack_from(header, ALIGNMENT - _OLDEST.size)
+    good = checksum == _oldest_checksum(header[: _SEGMENT_HEADER.size], oldest)
+    return int(oldest) if good else 0
+
+
+def _sealed_for(view: memoryview, offset: int, salt: int) -> int:
+    """Return the successor that a seal at this place names; 0: there is no seal."""
+    if len(view) - offset < _SEAL.size:
+        return 0
+    magic, zero, successor, record, checksum = _SEAL.unpack_from(view, offset)
+    checked = _CHECKED_SEAL.pack(zero, successor, record)
+    good = magic == _SEAL_MAGIC and checksum == xxhash.xxh3_64_intdigest(checked, seed=salt)
+    return int(successor) if good else 0
+
+
+def _is_torn(view: memoryview, offset: int, number: int) -> bool:
+    """Whether the record of this number was begun here; else it is space not yet written."""
+    if len(view) - offset < _RECORD_HEADER.size:
+        return offset < len(view)
+    found: int = _RECORD_HEADER.unpack_from(view, offset)[3]
+    return found == number
+
+
+def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | None:
+    """Return where the record of this number ends, or None if it is not there whole and good."""
+    if len(view) - offset < _RECORD_HEADER.size:
+        return None
+    magic, parts, payload, found, checksum = _RECORD_HEADER.unpack_from(view, offset)
+    end: int = offset + _RECORD_HEADER.size + payload
+    expected = found == number or (parts == 0 and found > number)  # a gap that was accepted
+    if magic != _RECORD_MAGIC or not expected or end > len(view):
+        return None
+    digest = xxhash.xxh3_64(_CHECKED_HEADER.pack(parts, payload, found), seed=salt)
+    digest.update(view[offset + _RECORD_HEADER.size : end])
+    return end if digest.intdigest() == checksum else None
+
+
+def _lock_directory(directory: Path) -> tuple[int, int]:
+    """Become the one writer of a directory, or say who is; return the last record it had seen."""
+    try:
+        missing = [path for path in (directory, *directory.parents) if not path.exists()]
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for made in missing:
+            sync_directory(made.parent)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / "LOCK", flags, 0o600)
+        found = os.fstat(descriptor)
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{directory} cannot be used as a namespace directory ({error.strerror}); it must be "
+            "a directory this user can write to, and its LOCK must not be a symbolic link",
+            directory=str(directory),
+            errno=error.errno,
+        ) from error
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise StoreUnavailableError(
+            f"{directory / 'LOCK'} is not a file of its own (it is a link or a device); remove it",
+            directory=str(directory),
+        )
+    holder, _, seen = os.pread(descriptor, 64, 0).decode(errors="replace").partition(" ")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise NamespaceInUseError(
+            f"{directory} is in use by process {holder}; one process at a time may write a "
+            "namespace. Stop it, or connect to it as a server",
+            directory=str(directory),
+            pid=int(holder) if holder.isdigit() else None,
+        ) from None
+    seen_record = int(seen) if seen.isdigit() and len(seen) < 20 else 0
+    _write_lock(descriptor, seen_record)
+    return descriptor, seen_record
+
+
+def _write_lock(descriptor: int, record: int) -> None:
+    """Say who holds the lock, and which record was the last."""
+    content = f"{os.getpid()} {record}".encode()
+    with suppress(OSError):  # a full disk; the lock holds all the same
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, content, 0)

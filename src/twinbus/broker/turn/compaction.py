@@ -1,0 +1,163 @@
+"""Compaction: giving back the space of settled messages while the broker runs.
+
+Always the oldest segment goes first. What still lives in it is written again at the end of the log,
+a little per turn, under the same numbers and in its present state; when nothing refers to the
+segment any more its file is removed. Facts need no moving: every segment begins with all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinbus.broker.lifecycle import DURABLE, State
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.waiting import Indices
+from twinbus.broker.store.commit import Commit
+from twinbus.broker.store.log import Log
+from twinbus.broker.turn.namespace import Namespace
+from twinbus.limits import COMPACTION_GARBAGE_RATIO, COMPACTION_STEP_BYTES
+
+_DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    queue: Queue
+    at: Indices
+    rows: npt.NDArray[np.int32]  # in the new batch
+
+
+class Compaction:
+    """Moves what lives out of the oldest segment, step by step."""
+
+    def __init__(self, log: Log, namespace: Namespace, may_forget: Callable[[int], bool]) -> None:
+        self._log = log
+        self._namespace = namespace
+        self._may_forget = may_forget  # records up to a number
+        self._bodies = namespace.shared.bodies
+        self._looked_at: tuple[int, int] | None = None  # when a step was last not worth it
+        self._emptied: tuple[int, int] | None = None  # the oldest segment, and the last record then
+        self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
+
+    def note_history(self, segment: int, first: int, last: int) -> None:
+        """Remember that a segment holds message ids of these times."""
+        low, high = self._history.get(segment, (first, last))
+        self._history[segment] = (min(low, first), max(high, last))
+
+    @property
+    def _oldest(self) -> int:
+        return next(iter(self._log.segments))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is worth it now."""
+        if len(self._log.segments) < 2 or self._log.begins_segment:
+            return False  # the facts of the old segments do not stand in the new one yet
+        seen = (self._bodies.released, len(self._log.segments))
+        if seen == self._looked_at:
+            return False  # only what has gone or come since the last look can make it worth it
+        size = self._log.size_without_heads
+        wasted = self._bodies.live_bytes < size * (1 - COMPACTION_GARBAGE_RATIO)
+        is_empty = self._bodies.live_in(self._oldest) == 0
+        self._looked_at = None if wasted or is_empty else seen
+        return self._may_drop_oldest() if is_empty else wasted
+
+    def _may_drop_oldest(self) -> bool:
+        """Whether nothing needs the oldest segment: records up to its emptying may refer to it."""
+        if self._emptied is None or self._emptied[0] != self._oldest:
+            self._emptied = self._oldest, self._log.last_record
+        return self._may_forget(self._emptied[1])
+
+    def drop_empty(self) -> None:
+        """Remove the oldest segments that nothing needs; writes nothing that takes space."""
+        while len(self._log.segments) > 1 and self._log.has_head:
+            oldest = self._oldest
+            if self._bodies.live_in(oldest) or oldest in self._history:
+                return
+            if not self._may_drop_oldest():
+                return
+            self._drop(oldest)
+
+    def stage(self, commit: Commit) -> None:
+        """Add one step to the commit."""
+        oldest = self._oldest
+        if self._bodies.live_in(oldest):
+            self._move(oldest, commit)
+        elif not self._carry_history(oldest, commit):
+            commit.on_durable.append(lambda: self._drop(oldest))
+
+    def _drop(self, segment: int) -> None:
+        self._bodies.forget(segment)
+        self._log.drop(segment)
+        self._history.pop(segment, None)
+
+    def _carry_history(self, segment: int, commit: Commit) -> bool:
+        """Write ids again that duplicate detection still needs; return whether there were any."""
+        span = self._history.pop(segment, None)
+        if span is None:
+            return False
+        carried = False
+        for entity in self._namespace.directory:
+            kept = [] if entity.history is None else list(entity.history.within(*span))
+            if kept:
+                ids, times = zip(*kept, strict=True)
+                commit.history.append((entity.number, ids, np.array(times, np.int64)))
+                carried = True
+        if carried:
+            commit.must_sync = True
+            commit.on_refused.append(lambda: self.note_history(segment, *span))
+        return carried
+
+    def _move(self, segment: int, commit: Commit) -> None:
+        first, last = self._bodies.numbers_in(segment)
+        budget = COMPACTION_STEP_BYTES
+        chosen: list[tuple[Queue, Indices]] = []
+        for queue in self._namespace.directory.queues():
+            at = queue.waiting.in_batches(first, last)
+            if not len(at):
+                continue
+            total = np.cumsum(queue.waiting.get("size", at), dtype=np.int64)
+            at = at[: max(1, int(np.searchsorted(total, budget)))]
+            chosen.append((queue, at))
+            budget -= int(total[len(at) - 1])
+            if budget <= 0:
+                break
+        keys = np.concatenate([_keys(queue, at) for queue, at in chosen])
+        unique, rows = np.unique(keys, return_inverse=True)
+        batch = self._bodies.fetch(unique >> 32, (unique & 0xFFFFFFFF).astype(np.int32))
+        number = commit.add_batch(batch)
+        start = 0
+        for queue, at in chosen:
+            moved = _Moved(queue, at, rows[start : start + len(at)].astype(np.int32))
+            start += len(at)
+            self._rewrite(moved, number, commit)
+
+    def _rewrite(self, moved: _Moved, number: int, commit: Commit) -> None:
+        get = moved.queue.waiting.get
+        names = ("sequence", "failures", "enqueued", "expires", "due", "size", "death")
+        columns: dict[str, Any] = {name: get(name, moved.at) for name in names}
+        states = _DURABLE[get("state", moved.at)]
+        due = np.where(states == State.SCHEDULED, columns["due"], np.iinfo(np.int64).max)
+        columns |= {"state": states, "due": due, "batch": number, "row": moved.rows}
+        commit.tentative.places.append({"entity": moved.queue.entity, **columns})
+
+        def durable() -> None:
+            stays = get("state", moved.at) != State.GONE.value  # some may go in this very commit
+            at, rows = moved.at[stays], moved.rows[stays]
+            self._bodies.release(get("batch", at))
+            moved.queue.waiting.put("batch", at, number)
+            moved.queue.waiting.put("row", at, rows)
+            self._bodies.retain(get("batch", at))
+
+        commit.on_durable.append(durable)
+
+
+def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:
+    """Return batch and row of messages in one number each: a topic's copies share a row."""
+    keys: npt.NDArray[np.int64] = (queue.waiting.get("batch", at) << 32) | queue.waiting.get(
+        "row", at
+    )
+    return keys

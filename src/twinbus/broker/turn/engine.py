@@ -1,0 +1,821 @@
+"""The engine: one turn after another over the namespace of a directory. No thread of its own.
+
+    turn:  tick (what time brings) -> execute (commands) -> serve (those who wait)
+           -> append and sync one record -> answer
+
+Replies wait for the disk whenever the turn wrote something a caller relies on; settlements alone
+are answered first and ride the sync that follows. When the log refuses a record, what already
+happened in memory is kept for the next one, sends go to the spill store, and settlements are
+answered when they are written. When the engine finds its own state inconsistent, it writes a
+diagnostic bundle and reads its log again (healing.py). A command that raises is no reason for that:
+it fails alone (namespace.py).
+"""
+
+import gc
+import logging
+import os
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.accounts.ledgers import Ledgers, Lineage, Standing
+from twinbus.broker.accounts.rule_failures import RuleFailures
+from twinbus.broker.accounts.trail import Trail
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.lifecycle import BrokenInvariantError
+from twinbus.broker.queue.dead_letter import Deaths
+from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.tokens import LockNumbers
+from twinbus.broker.sending.intake import counted, full
+from twinbus.broker.store.bodies import Bodies
+from twinbus.broker.store.commit import Commit, Entries, Fact
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.spill import Spill, SpilledSend, StoreHealth
+from twinbus.broker.store.storage import Storage
+from twinbus.broker.turn.compaction import Compaction
+from twinbus.broker.turn.diagnostics import write_bundle
+from twinbus.broker.turn.healing import Healing
+from twinbus.broker.turn.namespace import Namespace, NamespaceSettings, cause_of
+from twinbus.broker.turn.replay import Replay, restore
+from twinbus.broker.turn.watch import Degradation, StoreWatch
+from twinbus.broker.undo import Undo
+from twinbus.clock import BrokerTime, Clock
+from twinbus.entities import RuntimeProperties
+from twinbus.errors import (
+    BrokerRestartingError,
+    CommandFailedError,
+    LogDamagedError,
+    MessagingError,
+    StoreUnavailableError,
+)
+from twinbus.ledger import LedgerSettings
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MAX_SPILL_BYTES,
+    NEVER_US,
+    NONCE_BYTES,
+    RECENT_COMMANDS,
+    SECOND_US,
+    SEGMENT_BYTES,
+    SELF_CHECK_INTERVAL_US,
+    SPILL_DRAIN_SENDS,
+    SPILL_FAILURE_PAUSE_US,
+    SPILL_RETRY_US,
+)
+from twinbus.loglines import facts as facts_of_line
+from twinbus.message import sizes
+from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.operations import Operation
+from twinbus.protocol.requests import Request
+from twinbus.protocol.table import size_of
+
+_log = logging.getLogger("twinbus.broker")
+
+
+class InvariantError(BrokenInvariantError):
+    """The counts of a queue do not follow from its messages."""
+
+
+class GaveUpError(MessagingError):
+    """The broker restarted too often for the same cause, and stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Where a namespace lives and how it is kept."""
+
+    directory: Path
+    spill_directory: Path | None = None  # best on another disk; default: inside `directory`
+    segment_bytes: int = SEGMENT_BYTES
+    accept_damage: bool = False  # start without damaged records and lose what they held
+    namespace: NamespaceSettings = field(default_factory=NamespaceSettings)
+    ledger: LedgerSettings = field(default_factory=LedgerSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A namespace as seen from outside, at one moment."""
+
+    is_open: bool  # False: it was closed, or stopped for good
+    is_spilling: bool  # the log's disk is in trouble; sends go to the spill store
+    restarts: int  # times it healed itself
+    open_receives: int
+    storage_bytes: int
+    entities: Sequence[RuntimeProperties]
+    meter: pa.RecordBatch  # METER_SCHEMA
+    failed_commands: int = 0  # internal errors that one command or timer met alone
+    rule_failures: int = 0  # messages that a rule failed for
+    spilled_sends: int = 0  # that wait in the spill store
+    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What the broker read from its log when it opened the directory."""
+
+    messages: int  # that the namespace holds
+    records: int  # of the log
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flushes:
+    """How often the log was written and flushed since the start, and how long the last took."""
+
+    count: int = 0
+    last_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """Whether a namespace works; read from any thread at any time."""
+
+    is_open: bool
+    is_healing: bool
+    is_spilling: bool
+    restarts: int
+    trouble: str  # why it stopped or heals; empty: it works
+    refusal: str = ""  # why the log takes no records; empty: it takes them
+    degradation: Degradation | None = None  # sends wait in the spill store for too long
+
+
+@dataclass(frozen=True, slots=True)
+class Storages:
+    """The disks under the log and the spill store; None: the operating system's files."""
+
+    log: Storage | None = None
+    spill: Storage | None = None
+
+
+class Engine:
+    """Owns the log and the namespace of a directory."""
+
+    def __init__(
+        self, settings: EngineSettings, clock: Clock, storages: Storages, *, threaded: bool
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._storages = storages
+        self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
+        self._time = BrokerTime(clock)
+        self._now = self._time.now_us()
+        self._start = _nonce()  # names what this start of the broker numbers
+        self.healing = Healing()
+        self._reopens_at: int | None = None  # while it heals
+        self.trouble = ""
+        self.stranded: list[Request] = []  # callers that wait while it heals
+        self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
+        self._held: list[tuple[Request, Any]] = []  # replies that wait for a slow log
+        self._uncounted: list[Operation] = []  # the operations of these replies
+        self._rule_failures = RuleFailures(lambda: self._now)  # over all restarts
+        self.watch = StoreWatch(settings.directory)
+        self.flushes = Flushes()
+        self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
+        self._open()
+
+    def _open(self) -> None:
+        settings = self.settings
+        began = self._clock.now_us()
+        self.log = Log(
+            settings.directory / "log",
+            self._storages.log,
+            segment_bytes=settings.segment_bytes,
+            accept_damage=settings.accept_damage,
+            keeps_reserve=True,
+        )
+        try:
+            records = self._restore()
+            self.spill = Spill(self.spill_folder, self._storages.spill, self._now)
+        except BaseException:
+            self.log.close()
+            raise
+        self.health = StoreHealth(spilling=len(self.spill) > 0, since=self._now)
+        self._reopens_at, self.trouble = None, ""
+        if self.log.cut_bytes:
+            _log.warning(
+                "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
+                settings.directory,
+                self.log.cut_bytes,
+                extra=facts_of_line(event="torn_tail", cut_bytes=self.log.cut_bytes),
+            )
+        messages = sum(len(queue.waiting) for queue in self.namespace.directory.queues())
+        seconds = (self._clock.now_us() - began) / SECOND_US
+        self.recovery = Recovery(messages, records, seconds)
+        if self.restarts:
+            _log.info(
+                "The broker of %s has restarted from its log: %d messages from %d records in "
+                "%.2f s. It has restarted %d times since the process began",
+                settings.directory,
+                messages,
+                records,
+                seconds,
+                self.restarts,
+                extra=facts_of_line(
+                    event="restarted",
+                    messages=messages,
+                    records=records,
+                    seconds=seconds,
+                    restarts=self.restarts,
+                ),
+            )
+
+    @property
+    def spill_folder(self) -> Path:
+        """Where the spill store lives."""
+        return self.settings.spill_directory or self.settings.directory / "spill"
+
+    def _restore(self) -> int:
+        """Read the log into a new namespace; return how many records there were."""
+        undo = Undo()
+        bodies = Bodies(self.log, undo)
+        replay = Replay(self._ledgers.covered)
+        replay.read(self.log, bodies)
+        bodies.start_at(replay.number("next", "batch", 1))
+        locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
+        meter = self._ledgers.meter
+        shared = Shared(bodies, Deaths(undo), locks, meter, undo, _nonce, self._rule_failures)
+        self.namespace = Namespace(shared, self.settings.namespace)
+        self._kept = Entries()
+        self._unwritten: list[Fact] = []  # facts of this start, for the next record
+        self.clock_steps = replay.clock_steps
+        known = replay.facts.get("namespace", {}).get("id")
+        if known is not None:
+            self.id = known.decode()
+        elif self._is_log_lost():
+            self.id = self._ledgers.log_id or _nonce()
+            self._kept.facts.append(Fact("namespace", "id", self.id.encode()))  # at the next turn
+        else:
+            self.id = _nonce()
+            self._unwritten.append(Fact("namespace", "id", self.id.encode()))
+        news = restore(
+            self.namespace,
+            replay,
+            self._start,
+            self._now,
+            accept_damage=self.settings.accept_damage,
+        )
+        self._unwritten += news.facts
+        self._kept.changes += news.changes
+        self.keys = self.namespace.keys
+        self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
+        for segment, _, times in replay.history():
+            self._compaction.note_history(segment, int(times.min()), int(times.max()))
+        trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
+        self.lineage = self._lineage(is_new=known is None)
+        self._ledgers.begin_trail(trail, replay.untold, self.lineage, self._now)
+        self.log.skip_to(self.lineage.lost_until)
+        self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
+        self._next_check = self._now + SELF_CHECK_INTERVAL_US
+        self._to_check: list[int] = []
+        return replay.records
+
+    def _is_log_lost(self) -> bool:
+        """Whether the log is empty though LOCK or the ledger says that records had been written.
+
+        The broker starts on such a directory only if the operator accepts the damage. It then keeps
+        the id that the ledger knows, so that clients and backlog queues recognise the namespace.
+        """
+        seen = max(self.log.seen_record, self._ledgers.covered)
+        if self.log.last_record or not seen:
+            return False
+        if not self.settings.accept_damage:
+            witness = "LOCK" if self.log.seen_record == seen else "the ledger"
+            directory = self.settings.directory
+            raise LogDamagedError(
+                f"every segment of the log in {self.log.directory} is missing: the log holds no "
+                f"record, but {witness} shows that record {seen} had been written. Restore the "
+                "files NNNNNNNNNNNNNNNNNNNN.log from a backup, or run "
+                f"`twinbus restored --accept-damage {directory}` and start with an empty "
+                "namespace: its entities, keys and messages are lost",
+                path=str(self.log.directory),
+                record=seen,
+            )
+        return True
+
+    def _lineage(self, *, is_new: bool) -> Lineage:
+        """Return which log this is, after finding out whether it is older than what was seen.
+
+        Then the directory was restored from a backup, or the end of its log is lost. The records
+        that are missing keep their numbers, so that the ledger can name what they held.
+        """
+        last = self.log.last_record
+        seen = self.log.seen_record
+        if self._ledgers.knows(self.id) or not last:  # an empty log: see `_is_log_lost`
+            seen = max(seen, self._ledgers.covered)
+        if seen > last and not (is_new and last):
+            _log.warning(
+                "%s: the log ends with record %d, but record %d had been written: the directory "
+                "was restored from an older copy, or its end is lost, and so is what came in "
+                "between. `twinbus report` names what the ledger knows of it",
+                self.settings.directory,
+                last,
+                seen,
+            )
+            return Lineage(self.id, last, seen)
+        return Lineage(self.id, last, last)
+
+    def _standing(self) -> Standing | None:
+        """Return what the queues hold, or None while memory is ahead of the log."""
+        return None if self._kept else self.namespace.standing()
+
+    def _path_of(self, number: int) -> str:
+        queue = self.namespace.directory.queue_numbered(number)
+        return queue.path if queue is not None else ""
+
+    def _look_at_clock(self) -> int:
+        """Return now, after following a wall clock that was set."""
+        step = self._time.look()
+        self._now = self._time.now_us()
+        if step:
+            self._shift(step)
+        return self._now
+
+    def _shift(self, by: int) -> None:
+        """Move every deadline that is a duration along with the wall clock.
+
+        The log holds expiry times of before the step, so the step itself is written there, too.
+        """
+        _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
+        self.namespace.shift(by)
+        self.health.shift(by)
+        self.spill.shift(by)
+        self.watch.shift(by)
+        self.healing.shift(by)
+        self._ledgers.shift(by)
+        self._next_check += by
+        self._spill_pauses = {path: due + by for path, due in self._spill_pauses.items()}
+        self._kept.shift(by)
+        record = self.log.last_record
+        self.clock_steps[record] = self.clock_steps.get(record, 0) + by
+        self._kept.facts.append(Fact.of("clock", record, self.clock_steps[record]))
+        for queue in self.namespace.directory.queues():
+            for lease in queue.leases:
+                key = f"{queue.entity}/{lease.epoch}"
+                self._kept.facts.append(Fact("leased until", key, lease.renewal()))
+
+    def notices_clock(self) -> bool:
+        """Whether the wall clock was set since the last turn."""
+        return self._time.is_off and self._time.looks_again_at == NEVER_US
+
+    @property
+    def next_event(self) -> int:
+        """When a turn has something to do, commands apart; a moment of the clock."""
+        if self._reopens_at is not None:
+            return self._time.clock_moment(self._reopens_at)
+        if self.health.spilling:
+            due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
+        elif self._kept or (not self._is_short and self._compaction.has_work):
+            due = 0
+        else:
+            due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
+        return min(self._time.clock_moment(due), self._time.looks_again_at)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the disk takes nothing that compaction would have to write."""
+        return self.health.spilling or self.log.is_on_reserve
+
+    @property
+    def restarts(self) -> int:
+        """How often it healed itself."""
+        return self.healing.restarts
+
+    @property
+    def is_careful(self) -> bool:
+        """Whether commands run one at a time: a restart was not long ago."""
+        return self.restarts > 0 and self._now < self.healing.careful_until
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def turn(self, requests: Sequence[Request]) -> None:
+        """Carry out commands and whatever time brings; every request is answered or waits."""
+        if self._reopens_at is not None and not self._reopen(requests):
+            return
+        self._recent.extend(
+            (type(request.command), getattr(request.command, "path", "")) for request in requests
+        )
+        failure: BaseException | None = None
+        try:
+            self._turn(requests)
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
+            failure = error
+        if failure is not None:
+            self._heal(failure, requests)  # whatever it is, the log is right and memory is not
+            if not isinstance(failure, Exception):
+                raise failure  # it was meant for the caller whose thread this is
+
+    def _turn(self, requests: Sequence[Request]) -> None:
+        now = self._look_at_clock()
+        self._ledgers.begin_turn(now)
+        commit = self._new_commit()
+        self.namespace.storage_bytes = self.log.size_in_bytes
+        for path in self.spill.paths:
+            self.namespace.keep_alive(path, now)  # it has messages, though it cannot see them
+        self.namespace.tick(now, commit)
+        if commit.on_durable:  # the commands of this turn shall see what time has brought
+            self._finish(commit, ())
+            commit = self._new_commit()
+        if self.health.spilling:
+            requests = self._spill_sends(requests)
+            if now >= self.health.retry_at:
+                self._drain_spill(now, commit)
+        self.namespace.execute(requests, now, commit)
+        self.namespace.serve(now, commit)
+        if not self._is_short and self._compaction.has_work:
+            self._compaction.stage(commit)
+        if now >= self._next_check:
+            self._check_one(now)
+        self._finish(commit, requests)
+        while self.namespace.has_more_to_serve:  # what became visible with this commit
+            commit = self._new_commit()
+            self.namespace.serve(now, commit)
+            self._finish(commit, ())
+        if self._is_short:
+            self._compaction.drop_empty()
+        self.namespace.reclaim()
+        self._ledgers.end_turn(now, self.log.last_record, self._standing)
+        self.watch.look(self.health, self.spill, now)
+
+    def _new_commit(self) -> Commit:
+        kept, self._kept = self._kept, Entries()
+        return Commit(self.namespace.shared.bodies.next_number, kept)
+
+    def _finish(self, commit: Commit, requests: Sequence[Request]) -> None:
+        # A healthy log takes settlements right after they are answered. One in trouble may not:
+        # then nobody is answered before it is written.
+        if not commit.must_sync and not (self.health.spilling and commit.has_settled):
+            self._answer(commit)
+        if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
+            self._kept = commit.kept  # rather than make the sick log sicker
+            self._held += commit.replies
+            self._uncounted += commit.operations
+            commit.replies, commit.operations = [], []
+            self._answer(commit)
+            return
+        try:
+            if not commit.is_empty:
+                self._append(commit)
+        except StoreUnavailableError as error:
+            self._refuse(commit, requests, error)
+            return
+        for hook in commit.on_durable:
+            hook()
+        self._release_held(commit)
+        self._answer(commit)
+
+    def _release_held(self, commit: Commit) -> None:
+        """Let replies that waited for the log be answered with this commit."""
+        commit.replies += self._held
+        commit.operations += self._uncounted
+        self._held, self._uncounted = [], []
+
+    def _append(self, commit: Commit) -> None:
+        frees_space = commit.brings_nothing
+        try:
+            self._append_once(commit, frees_space=frees_space)
+        except StoreUnavailableError:
+            if not frees_space or not self.log.has_reserve:
+                raise
+            self._append_once(commit, frees_space=True)  # to the reserve
+
+    def _append_once(self, commit: Commit, *, frees_space: bool) -> None:
+        began = self._clock.now_us()
+        begins = self.log.begins_segment or self.log.leaves_reserve(frees_space=frees_space)
+        facts = self._facts() if begins else self._unwritten
+        parts = commit.parts(self._now, facts)
+        places = self.log.append(parts, frees_space=frees_space)
+        self._unwritten = []
+        self._ledgers.follow(self.log.last_record, parts, self._now)
+        bodies = self.namespace.shared.bodies
+        for part, place in zip(parts, places, strict=True):
+            if part.number:
+                bodies.add(part.number, place, part.columns.num_rows)
+        for _, _, times in commit.history:
+            self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
+        duration, now = self._clock.now_us() - began, self._time.now_us()
+        self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
+        self.watch.flushed(duration, now)
+        self.flushes = Flushes(self.flushes.count + 1, duration)
+
+    def _facts(self) -> list[Fact]:
+        """Return every fact, so that a segment need not rely on those before it."""
+        first = self.log.first_record
+        self.clock_steps = {
+            record: by for record, by in self.clock_steps.items() if record >= first
+        }
+        return [
+            Fact("namespace", "id", self.id.encode()),
+            *(Fact.of("clock", record, by) for record, by in self.clock_steps.items()),
+            *self.namespace.snapshot(),
+        ]
+
+    def _answer(self, commit: Commit) -> None:
+        """Answer everyone; a caller that cannot take its answer harms nobody else."""
+        for request, value in commit.replies:
+            try:
+                request.answer(value)
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("an answer could not be handed on")
+        for request, error in commit.refusals:
+            try:
+                request.fail(error)
+            except Exception:  # noqa: BLE001 - see above
+                _log.exception("a refusal could not be handed on")
+        for operation in commit.operations:
+            self._ledgers.meter.count(operation)
+        commit.replies.clear()
+        commit.refusals.clear()
+        commit.operations.clear()
+
+    # -- storage trouble -----------------------------------------------------------------------
+
+    def _refuse(
+        self, commit: Commit, requests: Sequence[Request], error: StoreUnavailableError
+    ) -> None:
+        """Undo what was tentative, keep the rest for the next record, spill the sends."""
+        _log.debug("a commit was refused: %s", error)
+        for hook in reversed(commit.on_refused):
+            hook()
+        self._kept = commit.kept
+        code = error.facts.get("errno")
+        cause = os.strerror(code) if isinstance(code, int) else error.text
+        self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
+        self._release_held(commit)
+        for operation in commit.operations:
+            self._ledgers.meter.count(operation.refused(error))
+        promised = {id(request) for request, _ in commit.replies}
+        sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
+        left = {id(request) for request in self._spill_sends(sends)}
+        for request in sends:
+            if id(request) in left and isinstance(request.command, Send):
+                self.namespace.meter_refused(request.command, error)
+        spilled = {id(request) for request in sends} - left
+        for request, _ in commit.replies:
+            if id(request) not in spilled:
+                request.fail(error)
+        for request, refusal in commit.refusals:
+            request.fail(refusal)
+
+    def _spill_sends(self, requests: Sequence[Request]) -> list[Request]:
+        """Spill the sends that can be, and answer them; return the other requests."""
+        left: list[Request] = []
+        for request in requests:
+            if not isinstance(request.command, Send):
+                left.append(request)
+                continue
+            work = partial(self._spill_one, request, request.command, left)
+            error = self.namespace.alone(work, Commit(0), f"a send to {request.command.path}")
+            if error is not None:
+                request.fail(error)
+                self.namespace.meter_refused(request.command, error)
+        return left
+
+    def _spill_one(self, request: Request, command: Send, left: list[Request]) -> None:
+        batch = self.namespace.check_send(command)
+        if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
+            left.append(request)  # its number, needed to cancel it, is not known here
+            return
+        self._check_spill_room(command.path, batch)
+        self.spill.append(command.path, batch, command.origin, request.principal.id, self._now)
+        request.answer(SendReceipt([0] * batch.num_rows))
+        self.namespace.meter_spilled(command, batch)
+
+    def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
+        """Refuse a send that its entity, or the spill store, has no room for."""
+        entity = self.namespace.directory.entity(path)
+        if counted(sizes(batch)) > entity.room - self.spill.bytes[path.lower()]:
+            raise full(entity)
+        if self.spill.size_in_bytes >= MAX_SPILL_BYTES:
+            raise StoreUnavailableError(
+                f"the spill store holds {self.spill.size_in_bytes} bytes, and the log still cannot "
+                "be written; nothing new was accepted. Mend the disk of the log",
+                path=path,
+            )
+
+    def _drain_spill(self, now: int, commit: Commit) -> None:
+        """Move the oldest spilled sends into the log, as part of this turn.
+
+        A send that fails was acknowledged: it stays, and so do later ones to the same entity. Those
+        to other entities go on.
+        """
+        if not len(self.spill):
+            self._try_log(now, commit)
+            return
+        pauses = {path: due for path, due in self._spill_pauses.items() if due > now}
+        taken: list[int] = []
+        for spilled in self._movable_sends(pauses):
+            path = spilled.send.path
+            if path.lower() in pauses:
+                continue
+            work = partial(self.namespace.take_spilled, spilled.send, spilled.owner, now, commit)
+            if self.namespace.alone(work, commit, f"a spilled send to {path}") is None:
+                taken.append(spilled.position)
+            else:
+                pauses[path.lower()] = now + SPILL_FAILURE_PAUSE_US
+        self._spill_pauses = pauses
+        self.health.retry_at = now if taken else min(pauses.values())
+        if not taken:
+            return
+        commit.must_sync = True
+
+        def moved() -> None:
+            done = self.spill.moved(taken)
+            if done:
+                for source in done:
+                    self.namespace.transfers.forget(source)
+                    self._kept.facts.append(Fact("transferred", source, None))
+                self.health.recovered()
+
+        commit.on_durable.append(moved)
+
+    def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
+        """Return as many spilled sends as a turn moves."""
+        sends: list[SpilledSend] = []
+        size = 0
+        for spilled in self.spill.sends(paused):
+            size += size_of(spilled.send)
+            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
+                break
+            sends.append(spilled)
+        return sends
+
+    def _try_log(self, now: int, commit: Commit) -> None:
+        """End the trouble if the log takes records; one that refused must take one first."""
+        if not self.health.is_refusing:
+            self.health.recovered()
+            return
+        self.health.retry_at = now + SPILL_RETRY_US
+        commit.tentative.facts.append(Fact("namespace", "id", self.id.encode()))
+        commit.must_sync = True
+        commit.on_durable.append(self.health.recovered)
+
+    # -- self-healing --------------------------------------------------------------------------
+
+    def _check_one(self, now: int) -> None:
+        """Check the bookkeeping of one queue; each gets its turn."""
+        self._next_check = now + SELF_CHECK_INTERVAL_US
+        if not self._to_check:
+            self._to_check = [queue.entity for queue in self.namespace.directory.queues()]
+        queue = (
+            self.namespace.directory.queue_numbered(self._to_check.pop())
+            if self._to_check
+            else None
+        )
+        faults = queue.waiting.faults() if queue is not None else []
+        if queue is not None and faults:
+            raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
+
+    def _heal(self, error: BaseException, requests: Sequence[Request]) -> None:
+        """Restart from the log, at once or after a pause; nothing of the old state stays."""
+        cause = cause_of(error)
+        pause = self.healing.begin(cause, self._now)
+        folder = self._report(error)
+        _log.error(
+            "The broker found its state inconsistent and restarts from its log: %r. A diagnostic "
+            "bundle is in %s",
+            error,
+            folder,
+            extra=facts_of_line(event="restarting", cause=cause, bundle=str(folder)),
+        )
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold the old state
+        self.trouble = f"{cause}; a report is in {folder}"
+        restarting = BrokerRestartingError(
+            f"the broker restarts after an internal error; a report is in {folder}. Try again",
+            bundle=str(folder),
+        )
+        failed: MessagingError = restarting
+        if len(requests) == 1 and isinstance(error, Exception):
+            failed = CommandFailedError(
+                f"the broker restarts because this command led to an internal error ({cause}); it "
+                f"was not carried out. Do not repeat it. A report is in {folder}",
+                bundle=str(folder),
+            )
+        waiting = [*self.namespace.waiting_requests(), *(request for request, _ in self._held)]
+        self.stranded = [*requests, *waiting]
+        self._held, self._uncounted = [], []
+        self.abandon()
+        del self.namespace, self._compaction, self.log, self.spill
+        gc.collect()
+        self._reopens_at = NEVER_US if pause is None else self._now + pause
+        if pause is None:
+            raise GaveUpError(
+                f"the broker restarted too often for the same cause and stops: {self.trouble}"
+            )
+        if not pause:
+            self._open()
+        for request in requests:
+            request.fail(failed)
+        for request in waiting:
+            request.fail(restarting)
+        self.stranded = []
+
+    def _reopen(self, requests: Sequence[Request]) -> bool:
+        """Read the log again if it is time for that; return whether it is open."""
+        self._time.look()
+        self._now = self._time.now_us()
+        assert self._reopens_at is not None
+        if self._now >= self._reopens_at:
+            self.stranded = list(requests)
+            self._open()
+            self.stranded = []
+            return True
+        for request in requests:
+            request.fail(BrokerRestartingError(f"the broker restarts: {self.trouble}. Try again"))
+        return False
+
+    def _report(self, error: BaseException) -> Path | None:
+        """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
+        recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
+        directory = self.settings.directory / "diagnostics"
+        try:
+            return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
+        except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
+            _log.warning("no diagnostic bundle could be written: %s", trouble)
+            return None
+
+    # -- from outside --------------------------------------------------------------------------
+
+    def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
+        """Take new limits and ledger settings; a restart of the broker keeps them."""
+        self._ledgers.reconfigure(ledger)
+        self.settings = replace(self.settings, namespace=namespace, ledger=self._ledgers.settings)
+        if not self.is_healing:
+            self.namespace.reconfigure(namespace)
+
+    @property
+    def is_healing(self) -> bool:
+        """Whether it waits to read its log again."""
+        return self._reopens_at is not None
+
+    def waiting_requests(self) -> list[Request]:
+        """Return every caller whose request waits."""
+        return [] if self.is_healing else self.namespace.waiting_requests()
+
+    def withdraw(self, requests: set[int]) -> None:
+        """Let requests that wait go unanswered."""
+        if not self.is_healing:
+            self.namespace.withdraw(requests)
+
+    def snapshot(self, *, is_open: bool) -> Snapshot:
+        """Return what there is to see from outside; entities are seen apart, see `look_at`."""
+        meter = self._ledgers.meter.table()
+        if self.is_healing:
+            failures = self._rule_failures.total
+            return Snapshot(is_open, False, self.restarts, 0, 0, [], meter, rule_failures=failures)
+        namespace = self.namespace
+        return Snapshot(
+            is_open,
+            self.health.spilling,
+            self.restarts,
+            namespace.shared.open_receives,
+            self.log.size_in_bytes,
+            [],
+            meter,
+            sum(namespace.failures.values()),
+            self._rule_failures.total,
+            len(self.spill),
+        )
+
+    def entities(self) -> list[Entity]:
+        """Return every entity there is."""
+        return [] if self.is_healing else list(self.namespace.directory)
+
+    def look_at(self, entities: Sequence[Entity]) -> list[tuple[RuntimeProperties, float]]:
+        """Return what entities hold and the age of their oldest message in seconds."""
+        now, found = self._time.now_us(), []
+        for entity in entities:
+            oldest = entity.queue.waiting.oldest_enqueued()
+            age = 0 if oldest is None else max(0, now - oldest)
+            found.append((entity.runtime(), age / SECOND_US))
+        return found
+
+    def close(self) -> None:
+        """Write what rides, and let go of the files."""
+        if self.is_healing:
+            return
+        if self._kept:
+            try:
+                self._append(self._new_commit())
+            except StoreUnavailableError as error:
+                _log.warning("settlements were not written: %s", error)
+        now = self._look_at_clock()
+        self.namespace.meter_waiting()
+        self._ledgers.take_stock(now, self.log.last_record, self._standing())
+        self._ledgers.close(now)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of the files as they are."""
+        if not self.is_healing:
+            self.spill.close()
+            self.log.close()
+
+
+def _nonce() -> str:
+    return os.urandom(NONCE_BYTES).hex()

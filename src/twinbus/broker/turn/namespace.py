@@ -1,0 +1,729 @@
+"""One namespace: the directory of entities and the one door in.
+
+`Namespace` is pure: it is given commands, `now` and a commit, changes memory, and notes in the
+commit what the log must know. It neither reads a clock nor touches a disk, apart from bodies it
+reads. The writer (writer.py) drives it: tick, execute, serve, commit.
+"""
+
+import heapq
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from twinbus.broker.accounts.meter import (
+    found_nothing,
+    load_of,
+    load_of_sizes,
+    purpose_of,
+    purpose_of_send,
+)
+from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
+from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.entities.management import Management, key_fact
+from twinbus.broker.entities.topic import Subscription, Topic
+from twinbus.broker.lifecycle import BrokenInvariantError, State
+from twinbus.broker.queue.dead_letter import Death
+from twinbus.broker.queue.delivery import NOTHING
+from twinbus.broker.queue.leasing import (
+    first_held,
+    lease_range,
+    read_range,
+    renew_range,
+    settle_range,
+)
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.waiters import Waiter
+from twinbus.broker.sending.intake import Intake, SendRequest
+from twinbus.broker.sending.routing import Router
+from twinbus.broker.sending.transfers import Transfers
+from twinbus.broker.store.commit import Commit, Fact, owner_fact
+from twinbus.broker.turn.starts import Starts
+from twinbus.clock import from_us, to_us
+from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
+from twinbus.errors import (
+    CommandFailedError,
+    InvalidOperationError,
+    MessageLockLostError,
+    MessagingError,
+    QuotaExceededError,
+    ServerBusyError,
+    SessionLockLostError,
+)
+from twinbus.limits import (
+    MAX_MESSAGE_BYTES,
+    MAX_PAUSE_US,
+    MAX_RECEIVE_MESSAGES,
+    MAX_REMEMBERED_IDS,
+    NEVER_US,
+    SECOND_US,
+)
+from twinbus.message import Int64s, sizes
+from twinbus.protocol import commands as c
+from twinbus.protocol.access import OWNER, AccessKeys, Principal
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.operations import EMPTY, Load, Operation
+from twinbus.protocol.origins import queue_source
+from twinbus.protocol.requests import Request
+from twinbus.protocol.table import ROWS, Codec, row_of, unknown_command
+from twinbus.values import check_whole
+
+_log = logging.getLogger("twinbus.broker")
+
+PARKED = object()  # the reply comes later
+_Handler = Callable[[Any, Request, int, Commit], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceSettings:
+    """How a namespace behaves as a whole."""
+
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class Namespace:
+    """Entities, and what may be asked of them."""
+
+    def __init__(self, shared: Shared, settings: NamespaceSettings) -> None:
+        self.shared = shared
+        self.directory = Directory(shared)
+        self.transfers = Transfers()
+        self.meter = shared.meter
+        self.storage_bytes = 0  # of the log, told by the writer
+        router = Router(self.directory, shared, settings.max_message_bytes)
+        self._router = router
+        self._intake = Intake(router, self.transfers, self.meter, settings.max_message_bytes)
+        self._throttle = Throttle(settings.thresholds)
+        self._memory_bytes, self._memory_known_at = 0, -NEVER_US
+        self.keys = AccessKeys()
+        self.starts = Starts()
+        self._management = Management(
+            self.directory, self.keys, self.meter, self.adopt, shared.nonce
+        )
+        self.failures: Counter[str] = Counter()  # of commands and timers, by what raised
+        self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
+        self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
+        self._changed: dict[int, Queue] = {}  # in this turn
+        self._handlers: dict[type, _Handler] = {
+            row.command: getattr(self._management if row.is_managing else self, row.handler)
+            for row in ROWS
+            if row.codec is Codec.FIELDS  # sends are carried out together, see `send`
+        }
+
+    def reconfigure(self, settings: NamespaceSettings) -> None:
+        """Take new limits; they apply to what is asked from now on."""
+        self._router.max_message_bytes = settings.max_message_bytes
+        self._intake.max_message_bytes = settings.max_message_bytes
+        self._throttle.reconfigure(settings.thresholds)
+
+    # -- a turn --------------------------------------------------------------------------------
+
+    def tick(self, now: int, commit: Commit) -> None:
+        """Bring everything up to this time.
+
+        A queue whose timers fail is left alone for a while, longer each time; the others go on.
+        """
+        while self._alarms and self._alarms[0][0] <= now:
+            when, number = heapq.heappop(self._alarms)
+            if self._armed.get(number) == when:
+                del self._armed[number]
+            queue = self.directory.queue_numbered(number)
+            if queue is None:
+                continue
+            retry_at, idle_at = queue.retry_at, queue.idle_at
+            failure = self._alone(partial(self._tick_one, queue, now, commit), commit)
+            if failure is None:
+                queue.pause = 0
+                continue
+            self._note_failure(failure, f"the timers of {queue.path}")
+            queue.retry_at, queue.idle_at = retry_at, idle_at
+            queue.forget_bounds()
+            queue.pause = min(max(2 * queue.pause, SECOND_US), MAX_PAUSE_US)
+            self._arm(queue, now + queue.pause)
+
+    def _tick_one(self, queue: Queue, now: int, commit: Commit) -> None:
+        queue.tick(now, commit)
+        queue.touch()
+        if queue.idle_at <= now:
+            self._delete_idle(queue, now, commit)
+
+    def alone(self, work: Callable[[], None], commit: Commit, what: str) -> MessagingError | None:
+        """Do something that fails alone; return the error to answer with, if it did."""
+        failure = self._alone(work, commit)
+        return None if failure is None else self._note_failure(failure, what)
+
+    def _alone(self, work: Callable[[], None], commit: Commit) -> Exception | None:
+        """Do something that fails alone: return what it raised, with nothing of it done.
+
+        Lost locks are no failure of a command: it has settled the others, as it says.
+        """
+        undo, savepoint = self.shared.undo, commit.savepoint()
+        undo.begin()
+        try:
+            work()
+        except (MessageLockLostError, SessionLockLostError) as error:
+            undo.end()
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this command's
+            undo.roll_back()
+            commit.roll_back(savepoint)
+            return error
+        undo.end()
+        return None
+
+    def _note_failure(self, error: Exception, what: str) -> MessagingError:
+        """Return the answer to a command that raised; an error of the broker's own is logged."""
+        if isinstance(error, MessagingError) and not isinstance(error, BrokenInvariantError):
+            return error
+        cause = cause_of(error)
+        self.failures[cause] += 1
+        if self.failures[cause] == 1:
+            _log.error("%s failed, and nothing of it was done", what, exc_info=error)
+        error.__traceback__ = None  # its frames hold messages
+        return CommandFailedError(
+            f"the broker failed to carry out {what} ({type(error).__name__}); nothing of it was "
+            "done, and trying again will not help. The log of the broker says where it failed"
+        )
+
+    def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
+        """Carry out commands; sends come last, together. Replies are left in the commit."""
+        sends: dict[str, list[SendRequest]] = {}
+        for request in requests:
+            if isinstance(request.command, c.Send):
+                sends.setdefault(request.command.path.lower(), []).append(request)
+            else:
+                self._execute_one(request, now, commit)
+        for group in sends.values():
+            self.send(group, now, commit)
+
+    def _execute_one(self, request: Request, now: int, commit: Commit) -> None:
+        command = request.command
+        if type(command) not in self._handlers:
+            commit.refuse(request, unknown_command(command))
+            return
+        path = getattr(command, "path", "")
+        work = partial(self._carry_out, request, command, path, now, commit)
+        failure = self._alone(work, commit)
+        if failure is not None:
+            error = self._note_failure(failure, row_of(command).kind)
+            purpose = purpose_of(command, path)
+            self.meter.record(
+                self._metered(path), row_of(command).kind, purpose, error.code, Load()
+            )
+            commit.refuse(request, error)
+
+    def _carry_out(
+        self, request: Request, command: c.Command[Any], path: str, now: int, commit: Commit
+    ) -> None:
+        self._check_rate(path, request.principal, now)
+        value = self._handlers[type(command)](command, request, now, commit)
+        if value is PARKED:
+            return  # it is metered when it is served or dismissed
+        load = load_of(value)
+        if isinstance(value, _Settled):
+            load, value = Load(value.messages, 0, max(value.messages, 1)), value.reply
+        is_idle = found_nothing(command, value)
+        purpose = purpose_of(command, path, is_idle=is_idle)
+        outcome = EMPTY if is_idle else "ok"
+        operation = Operation(self._metered(path), row_of(command).kind, purpose, outcome, load)
+        commit.reply(request, value, operation)
+
+    def _metered(self, path: str) -> str:
+        """Return the path operations are metered under; unknown ones share one."""
+        name = path.lower()
+        entity = self.directory.find(name.removesuffix(DEAD_LETTER_SUFFIX.lower()))
+        if entity is None:
+            return ""
+        known = entity.description.path
+        return dead_letter_path(known) if name.endswith(DEAD_LETTER_SUFFIX.lower()) else known
+
+    def serve(self, now: int, commit: Commit) -> None:
+        """Give those who wait what has become deliverable, and set the alarms."""
+        touched, self.shared.touched = self.shared.touched, {}
+        self._changed.update(touched)
+        for queue in touched.values():
+            if queue.waiters:
+                queue.serve(partial(self._serve_one, queue, now, commit))
+            self._arm(queue)
+
+    def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool:
+        served: list[bool] = []
+
+        def work() -> None:
+            served.append(queue.serve_one(waiter, lease_range, now, commit))
+
+        failure = self._alone(work, commit)
+        if failure is None:
+            return served[0]
+        commit.refuse(waiter.request, self._note_failure(failure, row_of(waiter.command).kind))
+        return True
+
+    @property
+    def has_more_to_serve(self) -> bool:
+        """Whether a queue changed since the last `serve`."""
+        return bool(self.shared.touched)
+
+    def reclaim(self) -> None:
+        """Between turns: give back the rows of messages that are gone."""
+        for queue in self._changed.values():
+            queue.waiting.reclaim()
+        self._changed.clear()
+
+    @property
+    def next_event(self) -> int:
+        """When the next turn has something to do, commands apart."""
+        return self._alarms[0][0] if self._alarms else NEVER_US
+
+    def shift(self, by: int) -> None:
+        """Move every deadline that is a duration: the wall clock was set by so much."""
+        for queue in self.directory.queues():
+            queue.shift(by)
+            queue.pause = 0
+        for entity in self.directory:
+            if entity.history is not None:
+                entity.history.shift(by)
+        self._throttle.shift(by)
+        self._memory_known_at = -NEVER_US
+        self._alarms.clear()
+        self._armed.clear()
+        for queue in self.directory.queues():
+            self._arm(queue)
+
+    def _arm(self, queue: Queue, not_before: int = 0) -> None:
+        when = max(queue.next_event, not_before)
+        if queue.pause and not not_before:
+            return  # its timers failed: it has an alarm for the next try
+        if when < self._armed.get(queue.entity, NEVER_US):
+            self._armed[queue.entity] = when
+            heapq.heappush(self._alarms, (when, queue.entity))
+
+    def adopt(self, entity: Entity) -> None:
+        """Look after an entity that is new or has new settings."""
+        entity.queue.resend = None
+        if isinstance(entity, Topic) or entity.forward_to is not None:
+            entity.queue.resend = lambda at, cause, now, commit: self._router.resend(
+                entity, at, cause, now, commit
+            )
+        self._accessed(entity, max(entity.accessed_us, entity.updated_us))
+        if entity.queue.waiting.count(State.TRANSFERRING):
+            entity.queue.retry_at = entity.accessed_us
+        for queue in entity.queues:
+            self.name_origins(queue, entity.birth)
+            queue.touch()
+            self._arm(queue)
+
+    def name_origins(self, queue: Queue, birth: str) -> None:
+        """Give a queue the names its messages have as a source of transfers."""
+        starts = [(0, ""), *self.starts.of(queue.entity)]
+        queue.origins = [
+            (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
+        ]
+
+    def _accessed(self, entity: Entity, now: int) -> None:
+        entity.accessed_us = now
+        entity.queue.idle_at = min(now + entity.idle_us, NEVER_US)
+
+    def _delete_idle(self, queue: Queue, now: int, commit: Commit) -> None:
+        entity = self.directory.entity(queue.path)
+        if any(queue.waiters for queue in entity.queues):
+            self._accessed(entity, now)  # somebody waits for a message: that is use
+        else:
+            queue.idle_at = NEVER_US
+            self._management.delete(entity, commit)
+            commit.on_refused.append(lambda: self._accessed(entity, now))
+
+    # -- throttling ----------------------------------------------------------------------------
+
+    def _check_rate(self, path: str, principal: Principal, now: int) -> None:
+        if not self._throttle.limits_rates:
+            return
+        entity = self.directory.find(path) if path else None
+        key = None if principal.may(Claim.MANAGE, None) else principal.id
+        self._throttle.check_rate(path, entity.stores if entity else 0, now, key)
+
+    def usage(self, now: int, principal: Principal = OWNER) -> Usage:
+        """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
+        if now - self._memory_known_at >= SECOND_US // 10:
+            queues = self.directory.queues()
+            self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
+            self._memory_known_at = now
+        own = self.shared.waits[principal.id]
+        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives, own)
+
+    # -- sending -------------------------------------------------------------------------------
+
+    def send(self, asked: list[SendRequest], now: int, commit: Commit) -> None:
+        """Take in the sends of a turn to one entity."""
+        path = asked[0].command.path
+        try:
+            entity = self.sendable(path)
+            self._check_history(entity, now)
+            self._throttle.check_room(self.usage(now))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
+            refusal = self._note_failure(error, f"a send to {path}")
+            for one in asked:
+                self._intake.refuse(one, refusal, commit)
+            return
+        if self._throttle.limits_rates:
+            asked = [one for one in asked if self._within_rate(one, now, commit)]
+        if asked:
+            self._accessed(entity, now)
+            self._take(entity, asked, now, commit)
+
+    def _check_history(self, entity: Entity, now: int) -> None:
+        """Refuse more messages while an entity remembers as many ids as it may."""
+        history = entity.history
+        if history is None or len(history) < MAX_REMEMBERED_IDS:
+            return
+        history.forget_before(now)
+        if len(history) >= MAX_REMEMBERED_IDS:
+            path = entity.description.path
+            raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
+
+    def _take(self, entity: Entity, asked: list[SendRequest], now: int, commit: Commit) -> None:
+        """Take sends in together; if one of them makes that fail, one by one."""
+        failure = self._alone(partial(self._intake.take, entity, asked, now, commit), commit)
+        if failure is None:
+            return
+        if len(asked) == 1:
+            error = self._note_failure(failure, f"a send to {entity.description.path}")
+            self._intake.refuse(asked[0], error, commit)
+            return
+        for one in asked:
+            self._take(entity, [one], now, commit)
+
+    def _within_rate(self, one: SendRequest, now: int, commit: Commit) -> bool:
+        try:
+            self._check_rate(one.command.path, one.principal, now)
+        except ServerBusyError as error:
+            self._intake.refuse(one, error, commit)
+            return False
+        return True
+
+    def sendable(self, path: str) -> Entity:
+        """Return the entity of a path if it lets messages in."""
+        entity = self.directory.entity(path)
+        if isinstance(entity, Subscription):
+            raise InvalidOperationError(
+                f"{path} is filled by its topic; send to the topic", path=path
+            )
+        entity.check_send()
+        return entity
+
+    def check_send(self, command: c.Send) -> pa.RecordBatch:
+        """Return a send's batch, or raise what it would be refused for."""
+        return self._intake.check(self.sendable(command.path), command)
+
+    def keep_alive(self, path: str, now: int) -> None:
+        """Note that an entity is in use."""
+        entity = self.directory.find(path)
+        if entity is not None:
+            self._accessed(entity, now)
+
+    def meter_refused(self, send: c.Send, error: MessagingError) -> None:
+        """Count a send that neither the log nor the spill store took."""
+        purpose = purpose_of_send(send)
+        self.meter.record(self._metered(send.path), row_of(send).kind, purpose, error.code, Load())
+
+    def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
+        """Meter a send that was acknowledged by the spill store."""
+        path, load = self._metered(send.path), load_of_sizes(sizes(batch))
+        self.meter.record(path, row_of(send).kind, purpose_of_send(send), "ok", load)
+
+    def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
+        """Take in a send that was acknowledged already: neither throttle nor quota applies."""
+        entity = self.directory.find(command.path)
+        if entity is not None:  # else deleted meanwhile, and its messages with it
+            self._accessed(entity, now)
+            asked = [Request(command, _Sender(owner))]
+            self._intake.take(entity, asked, now, commit, unbounded=True)
+
+    def cancel_scheduled(
+        self, command: c.CancelScheduled, request: Request, now: int, commit: Commit
+    ) -> Any:
+        """Cancel scheduled messages; a repeat of a cancel that was done succeeds."""
+        entity = self.directory.entity(command.path)
+        self._accessed(entity, now)
+        if not self._intake.was_done_before(command.origin, request, commit):
+            entity.queue.cancel(_numbers(command.sequence_numbers), commit)
+            self._intake.note_done(command.origin, request, commit)
+        return _Settled(len(command.sequence_numbers))
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _queue(self, path: str, now: int) -> Queue:
+        """Return a queue for any use."""
+        entity, queue = self.directory.queue(path)
+        self._accessed(entity, now)
+        queue.touch()
+        return queue
+
+    def _receivable(self, path: str, session: c.SessionLock | None, now: int) -> Queue:
+        """Return a queue that lets messages out."""
+        entity, queue = self.directory.queue(path)
+        if queue is entity.queue:
+            entity.check_receive()
+            if entity.forward_to is not None:
+                raise InvalidOperationError(
+                    f"{path} forwards to {entity.forward_to}; receive from there", path=path
+                )
+        if queue.settings.requires_session and session is None:
+            raise InvalidOperationError(
+                f"{path} requires sessions; accept one and receive from it", path=path
+            )
+        if session is not None and not queue.settings.requires_session:
+            raise InvalidOperationError(f"{path} has no sessions; receive without one", path=path)
+        return self._queue(path, now)
+
+    def receive(self, command: c.Receive, request: Request, now: int, commit: Commit) -> Any:
+        """Deliver messages, or let the request wait for some."""
+        wait = to_us(command.wait)
+        queue = self._receivable(command.path, command.session, now)
+        queued = queue.waiters.has_receives and command.session is None
+        batch = None if queued else queue.receive(command, now, commit)
+        if batch is not None:
+            return batch
+        return self._park(queue, Waiter(request, command, now + wait), now) if wait else NOTHING
+
+    def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
+        principal = waiter.request.principal
+        is_manager = principal.may(Claim.MANAGE, None)
+        usage = self.usage(now, principal)
+        self._throttle.check_receives(queue.path, usage, is_manager=is_manager)
+        queue.waiters.add(waiter)
+        return PARKED
+
+    def receive_deferred(
+        self, command: c.ReceiveDeferred, _: Request, now: int, commit: Commit
+    ) -> pa.RecordBatch:
+        """Deliver deferred messages by number."""
+        check_whole(
+            "the count of sequence_numbers", len(command.sequence_numbers), 1, MAX_RECEIVE_MESSAGES
+        )
+        queue = self._receivable(command.path, command.session, now)
+        return queue.receive_deferred(command, now, commit)
+
+    def peek(self, command: c.Peek, _: Request, now: int, __: Commit) -> pa.RecordBatch:
+        """Return messages without locking them."""
+        queue = self._queue(command.path, now)
+        return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
+
+    def settle(self, command: c.Settle, _: Request, now: int, commit: Commit) -> Any:
+        """Complete, abandon, defer, dead-letter or release locked messages."""
+        queue = self._queue(command.path, now)
+        death = None
+        if command.disposition is c.Disposition.DEAD_LETTER:
+            death = Death(command.reason, command.description, queue.path)
+            self._check_reason_room(command.path, death.size * len(command.lock_tokens))
+        queue.settle(command.lock_tokens, command.disposition, death, commit)
+        return _Settled(len(command.lock_tokens))
+
+    def _check_reason_room(self, path: str, size: int) -> None:
+        """Refuse reasons that do not fit the quota: each message keeps its own."""
+        entity, _ = self.directory.queue(path)
+        if size > max(self._quota(entity).room, 0):
+            raise QuotaExceededError(
+                f"{path} has no room for dead-letter reasons of {size} bytes; complete messages of "
+                "its dead-letter queue, or give a shorter reason",
+                path=path,
+            )
+
+    def _quota(self, entity: Entity) -> Entity:
+        """Return the entity whose quota counts: subscriptions share their topic's."""
+        description = entity.description
+        if isinstance(description, SubscriptionDescription):
+            return self.directory.entity(description.topic_path)
+        return entity
+
+    def renew_locks(self, command: c.RenewLocks, _: Request, now: int, __: Commit) -> Any:
+        """Lock messages for another lock duration."""
+        until = self._queue(command.path, now).renew(command.lock_tokens, now)
+        return _Settled(len(command.lock_tokens), from_us(until))
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def accept_session(
+        self, command: c.AcceptSession, request: Request, now: int, _: Commit
+    ) -> Any:
+        """Lock a session, or let the request wait for one."""
+        wait = to_us(command.wait)
+        entity, queue = self.directory.queue(command.path)
+        if not queue.settings.requires_session:
+            raise InvalidOperationError(
+                f"{command.path} has no sessions; receive from it directly", path=command.path
+            )
+        entity.check_receive()
+        self._queue(command.path, now)
+        grant = queue.accept(command.session_id, now)
+        if grant is not None:
+            return grant
+        if not wait:
+            raise queue.no_session(command.session_id, has_waited=False)
+        return self._park(queue, Waiter(request, command, now + wait), now)
+
+    def renew_session(self, command: c.RenewSession, _: Request, now: int, __: Commit) -> Any:
+        """Lock a session for another lock duration."""
+        return from_us(self._queue(command.path, now).renew_session(command.session, now))
+
+    def release_session(self, command: c.ReleaseSession, _: Request, now: int, __: Commit) -> None:
+        """Give a session back."""
+        self._queue(command.path, now).release_session(command.session)
+
+    def get_session_state(
+        self, command: c.GetSessionState, _: Request, now: int, __: Commit
+    ) -> bytes | None:
+        """Return the state of a session."""
+        return self._queue(command.path, now).session_state(command.session)
+
+    def set_session_state(
+        self, command: c.SetSessionState, __: Request, now: int, commit: Commit
+    ) -> None:
+        """Store the state of a session."""
+        queue = self._queue(command.path, now)
+        name = command.session.session_id
+        grows = len(command.state or b"") - len(queue.sessions.states.get(name, b""))
+        entity, _ = self.directory.queue(command.path)
+        if grows > max(self._quota(entity).room, 0):
+            raise QuotaExceededError(
+                f"{command.path} has no room for a session state of {len(command.state or b'')} "
+                "bytes; receive messages, remove states, or raise max_size_in_megabytes",
+                path=command.path,
+            )
+        queue.set_session_state(command.session, command.state, commit)
+
+    # -- ranges --------------------------------------------------------------------------------
+
+    def lease_range(self, command: c.LeaseRange, request: Request, now: int, commit: Commit) -> Any:
+        """Lease messages, or let the request wait for some."""
+        wait = to_us(command.wait)
+        queue = self._receivable(command.path, None, now)
+        lease = lease_range(queue, command, now, commit)
+        if lease is not None or not wait:
+            return lease
+        _, holder = first_held(queue, () if command.past is None else command.past)
+        return self._park(queue, Waiter(request, command, now + wait, holder), now)
+
+    def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:
+        """Keep a lease for another duration."""
+        until = now + to_us(command.duration)
+        return from_us(renew_range(self._queue(command.path, now), command.epoch, until, commit))
+
+    def read_range(self, command: c.ReadRange, _: Request, now: int, __: Commit) -> Any:
+        """Return leased messages."""
+        return read_range(self._queue(command.path, now), command)
+
+    def settle_range(self, command: c.SettleRange, _: Request, now: int, commit: Commit) -> Any:
+        """Complete and dead-letter messages of a lease."""
+        queue = self._queue(command.path, now)
+        size = sum(
+            Death(part.reason, part.description, "").size * len(part.sequence_numbers)
+            for part in command.dead_lettered
+        )
+        if size:
+            self._check_reason_room(command.path, size)
+        return _Settled(settle_range(queue, command, commit))
+
+    def release_range(self, command: c.ReleaseRange, _: Request, now: int, commit: Commit) -> None:
+        """Give a lease back."""
+        queue = self._queue(command.path, now)
+        queue.leases.get(command.epoch)
+        queue.end_lease(command.epoch, commit)
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def snapshot(self) -> list[Fact]:
+        """Return every fact, so that a segment need not rely on those before it."""
+        queues = self.directory.queues()
+        self.shared.deaths.keep(set().union(*(queue.waiting.deaths() for queue in queues)))
+        facts = [
+            Fact.of("next", "entity", self.directory.next_number),
+            Fact.of("next", "batch", self.shared.bodies.next_number),
+            Fact.of("next", "lock", self.shared.locks.last),
+        ]
+        facts += [Fact("entity", str(e.number), e.to_fact()) for e in self.directory]
+        for queue in queues:
+            number = queue.entity
+            facts.append(Fact.of("sequence", number, queue.next_sequence))
+            states = queue.sessions.states.items()
+            facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
+            for lease in queue.leases:
+                facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_json()))
+                facts.append(Fact("leased until", f"{number}/{lease.epoch}", lease.renewal()))
+        facts += self.shared.deaths.facts()
+        facts += [key_fact(key) for key in self.keys.all()]
+        for origin, owner, intervals in self.transfers.origins():
+            facts += [owner_fact(origin, owner)] if owner else []
+            facts.append(Fact.of("transferred", origin, intervals))
+        return facts + self.starts.facts(queues)
+
+    def standing(self) -> Iterable[tuple[int, Int64s]]:
+        """Give the numbers of the durable messages of each queue that stores some, in order."""
+        for queue in self.directory.queues():
+            at = queue.waiting.all()
+            at = at[queue.waiting.get("state", at) != State.PENDING.value]
+            if len(at) or not isinstance(self.directory.find(queue.path), Topic):
+                yield queue.entity, queue.waiting.get("sequence", at)
+
+    def waiting_requests(self) -> list[Request]:
+        """Return everyone whose request waits."""
+        return [waiter.request for queue in self.directory.queues() for waiter in queue.waiters]
+
+    def withdraw(self, requests: set[int]) -> None:
+        """Let requests that wait go unanswered: those who asked are gone."""
+        for queue in self.directory.queues():
+            for waiter in queue.waiters.withdraw(requests):
+                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
+
+    def meter_waiting(self) -> None:
+        """Count the requests that wait: the namespace closes, and they end with it."""
+        for queue in self.directory.queues():
+            for waiter in queue.waiters:
+                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
+
+    def faults(self) -> list[str]:
+        """Return every inconsistency between counters and columns."""
+        queues = self.directory.queues()
+        found = [f"{q.path}: {fault}" for q in queues for fault in q.waiting.faults()]
+        standing = sum(len(q.waiting) - q.waiting.count(State.PENDING) for q in queues)
+        if standing != self.shared.bodies.places:
+            found.append(f"{standing} messages stand, but {self.shared.bodies.places} are counted")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A reply, and how many messages the request was about: each is metered."""
+
+    messages: int
+    reply: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Who sent what was spilled: known by its key, and allowed nothing more."""
+
+    id: str
+
+    def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
+        """Say no."""
+        return False
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what tells one internal error from another: its kind, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__} {where}".rstrip()
+
+
+def _numbers(sequence_numbers: Sequence[int]) -> Int64s:
+    return np.asarray(sequence_numbers, np.int64)

@@ -1,0 +1,338 @@
+"""Replay: from the log to the namespace it describes.
+
+The log is read once. Facts are kept by key, the last one wins; places and changes are gathered as
+columns. In the end each message stands where its last place says, in the state its last change
+says, and everything gone is left out. Nothing is looked at message by message.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.broker.entities.management import key_of
+from twinbus.broker.lifecycle import LOST, Cause, State
+from twinbus.broker.queue.dead_letter import Death
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.ranges import Lease
+from twinbus.broker.queue.waiting import Rows
+from twinbus.broker.sending.transfers import Transfers
+from twinbus.broker.store.bodies import Bodies
+from twinbus.broker.store.commit import Entries
+from twinbus.broker.store.descriptions import description_of
+from twinbus.broker.store.log import SCHEMAS, Log, Part, PartKind, Record
+from twinbus.broker.turn.namespace import Namespace
+from twinbus.errors import LogDamagedError
+from twinbus.limits import NEVER_US
+from twinbus.message import Int64s, sizes
+from twinbus.protocol.origins import sender_source
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+class Replay:
+    """What the log says, gathered."""
+
+    def __init__(self, told: int) -> None:
+        self._told = told  # up to this record the ledger knows everything
+        self.untold: list[Record] = []
+        self.records = 0  # that were read
+        self.facts: dict[str, dict[str, bytes]] = {}
+        self.transfers = Transfers()
+        self._owners: dict[str, str] = {}  # of senders and sinks that have one
+        self.highest_entity = 0
+        self.highest_epoch = 0
+        self._places: list[Columns] = []
+        self._place_order: list[int] = []
+        self._changes: list[Columns] = []
+        self._change_order: list[int] = []
+        self._history: list[tuple[int, int, pa.RecordBatch]] = []  # record, segment, ids
+
+    def read(self, log: Log, bodies: Bodies) -> None:
+        """Gather the whole log."""
+        for record in log.replay():
+            self.records += 1
+            if record.number > self._told:
+                self.untold.append(record)
+            for part, place in record.parts:
+                if part.kind is PartKind.MESSAGES:
+                    bodies.add(part.number, place, part.columns.num_rows)
+                    if part.sent:
+                        sent = part.sent
+                        run = (sent.first, sent.first + sent.count - 1)
+                        self._take(sender_source(sent.sender), [run])
+                    if part.entity:
+                        self._places.append(_whole_places(part))
+                        self._place_order.append(record.number)
+                elif part.kind is PartKind.PLACES:
+                    self._places.append(_numpy(part.columns))
+                    self._place_order.append(record.number)
+                elif part.kind is PartKind.CHANGES:
+                    self._changes.append(_numpy(part.columns))
+                    self._change_order.append(record.number)
+                elif part.kind is PartKind.HISTORY:
+                    self._history.append((record.number, place.segment, part.columns))
+                else:
+                    self._learn(part.columns)
+
+    def _take(self, source: str, intervals: Iterable[Sequence[int]]) -> None:
+        self.transfers.take(source, intervals, self._owners.get(source, ""))
+
+    def _learn(self, facts: pa.RecordBatch) -> None:
+        rows: Iterable[tuple[str, str, bytes | None]] = zip(
+            *(column.to_pylist() for column in facts.columns), strict=True
+        )
+        for kind, key, value in rows:
+            if kind == "transferred":
+                if value is None:
+                    self.transfers.forget(key)
+                else:
+                    self._take(key, json.loads(value))
+            elif kind == "owner":
+                self._owners[key] = (value or b"").decode()
+            elif value is None:
+                self.facts.get(kind, {}).pop(key, None)
+            else:
+                self.facts.setdefault(kind, {})[key] = value
+            if kind == "entity":  # also of a deleted one: its number is never given again
+                self.highest_entity = max(self.highest_entity, int(key))
+            elif kind == "lease":
+                self.highest_epoch = max(self.highest_epoch, int(key.partition("/")[2]))
+
+    @property
+    def clock_steps(self) -> dict[int, int]:
+        """By how much the wall clock was set, by the last record that was written before."""
+        facts = self.facts.get("clock", {})
+        return {int(record): int(json.loads(value)) for record, value in facts.items()}
+
+    def history(self) -> Iterator[tuple[int, pa.RecordBatch, Int64s]]:
+        """Give message ids that duplicate detection knew: their segment, columns and times."""
+        steps = self.clock_steps
+        for record, segment, columns in self._history:
+            by = sum(step for before, step in steps.items() if record <= before)
+            yield segment, columns, columns.column("time").to_numpy() + by
+
+    def number(self, kind: str, key: str, default: int) -> int:
+        """Return a fact that is a number."""
+        value = self.facts.get(kind, {}).get(key)
+        return default if value is None else int(json.loads(value))
+
+    def standing(self) -> tuple[Columns, dict[int, int]]:
+        """Return the rows of every message that still stands, ordered by entity and number.
+
+        Also the highest number each entity ever gave.
+        """
+        places = _gathered(self._places, self._place_order)
+        highest: dict[int, int] = {}
+        if not places:
+            return {}, highest
+        for record, step in self.clock_steps.items():
+            earlier = (places["order"] <= record) & (places["expires"] != NEVER_US)
+            places["expires"][earlier] += step
+        places = _last_of_each(places)
+        ends = np.flatnonzero(np.diff(places["entity"], append=-1))
+        for entity, number in zip(places["entity"][ends], places["sequence"][ends], strict=True):
+            highest[int(entity)] = int(number)
+        changes = _gathered(self._changes, self._change_order)
+        if changes:
+            _apply(places, _last_of_each(changes))
+        alive = places["state"] != State.GONE
+        if not alive.all():
+            places = {name: column[alive] for name, column in places.items()}
+        return places, highest
+
+
+def _numpy(part: pa.RecordBatch) -> Columns:
+    return {
+        name: column.to_numpy()
+        for name, column in zip(part.schema.names, part.columns, strict=True)
+    }
+
+
+def _whole_places(part: Part) -> Columns:
+    """Return the places of a batch that went to one entity whole."""
+    count = part.columns.num_rows
+    numbers = np.arange(count)
+    constants = {
+        "entity": part.entity,
+        "state": State.ACTIVE.value,
+        "failures": 0,
+        "enqueued": part.time,
+        "expires": NEVER_US,
+        "due": NEVER_US,
+        "death": -1,
+        "batch": part.number,
+    }
+    columns: Columns = {
+        name: np.full(count, value, _DTYPES[name]) for name, value in constants.items()
+    }
+    columns |= {"sequence": part.first_sequence + numbers, "row": numbers.astype(np.int32)}
+    return columns | {"size": sizes(part.columns).astype(np.int32)}
+
+
+_DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[PartKind.PLACES]}
+
+
+def _gathered(parts: list[Columns], order: list[int]) -> Columns:
+    """Return parts end to end, with the record each row came from."""
+    if not parts:
+        return {}
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["order"] = np.repeat(order, [len(part["sequence"]) for part in parts])
+    return columns
+
+
+def _last_of_each(columns: Columns) -> Columns:
+    """Order rows by entity and number, and keep the last of each."""
+    if not _is_ordered(columns):
+        order = np.lexsort((columns["order"], columns["sequence"], columns["entity"]))
+        columns = {name: column[order] for name, column in columns.items()}
+    same = (np.diff(columns["entity"]) == 0) & (np.diff(columns["sequence"]) == 0)
+    if same.any():
+        last = np.append(~same, True)
+        columns = {name: column[last] for name, column in columns.items()}
+    return columns
+
+
+def _is_ordered(columns: Columns) -> bool:
+    entity, sequence = np.diff(columns["entity"]), np.diff(columns["sequence"])
+    return bool(((entity > 0) | ((entity == 0) & (sequence > 0))).all())
+
+
+def _apply(places: Columns, changes: Columns) -> None:
+    """Let the last change of each message decide, unless the message was written anew since."""
+    ends = np.flatnonzero(np.diff(places["entity"], append=-1)) + 1
+    start = 0
+    for end in ends.tolist():
+        entity = places["entity"][start]
+        low, high = np.searchsorted(changes["entity"], [entity, entity + 1])
+        numbers = changes["sequence"][low:high]
+        if len(numbers):
+            at = np.minimum(
+                np.searchsorted(numbers, places["sequence"][start:end]), len(numbers) - 1
+            )
+            found = numbers[at] == places["sequence"][start:end]
+            found &= changes["order"][low:high][at] >= places["order"][start:end]
+            rows = np.flatnonzero(found)
+            for name in ("state", "failures"):
+                places[name][start + rows] = changes[name][low:high][at[rows]]
+        start = end
+
+
+def restore(
+    namespace: Namespace, replay: Replay, start: str, now: int, *, accept_damage: bool
+) -> Entries:
+    """Fill an empty namespace with what the log says.
+
+    Return what the log does not know yet: this start of the broker, and the messages that are gone
+    because damage was accepted.
+    """
+    news = Entries()
+    directory, shared = namespace.directory, namespace.shared
+    directory.next_number = max(replay.number("next", "entity", 1), replay.highest_entity + 2)
+    saved = {int(key): json.loads(value) for key, value in replay.facts.get("entity", {}).items()}
+    for number in sorted(saved):
+        entity = directory.make(number, description_of(saved[number]), saved[number]["created"])
+        entity.restore(saved[number])
+        directory.add(entity)
+    for key, value in replay.facts.get("death", {}).items():
+        shared.deaths.learn(int(key), Death(*json.loads(value)))
+    for origin, owner, intervals in replay.transfers.origins():
+        namespace.transfers.take(origin, intervals, owner)
+    namespace.starts.load(replay.facts.get("start", {}))
+    rows, highest = replay.standing()
+    _restore_rows(namespace, rows, news, accept_damage=accept_damage)
+    for queue in directory.queues():
+        known = replay.number("sequence", str(queue.entity), 1)
+        queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
+    _restore_keyed(namespace, replay)
+    _restore_history(namespace, replay)
+    begun = namespace.starts.begin(start, directory.queues())
+    news.facts += [begun] if begun is not None else []
+    for entity in directory:
+        entity.accessed_us = now  # idle time counts from the start
+        namespace.adopt(entity)
+    return news
+
+
+def _restore_rows(
+    namespace: Namespace, rows: Columns, news: Entries, *, accept_damage: bool
+) -> None:
+    if not rows:
+        return
+    bodies = namespace.shared.bodies
+    ends = np.flatnonzero(np.diff(rows["entity"], append=-1)) + 1
+    start = 0
+    for end in ends.tolist():
+        queue = namespace.directory.queue_numbered(int(rows["entity"][start]))
+        part = {name: column[start:end] for name, column in rows.items()}
+        start = end
+        if queue is None:  # its entity was deleted
+            continue
+        held = bodies.holds(part["batch"])
+        if not held.all() and not accept_damage:
+            raise _missing_bodies(queue, part["sequence"][~held])
+        news.change(queue.entity, part["sequence"][~held], State.GONE, LOST)
+        columns = {
+            name: column[held] for name, column in part.items() if name not in ("entity", "order")
+        }
+        numbers = _session_numbers(queue, bodies, columns)
+        queue.waiting.add(Rows(session=numbers, **columns))
+        bodies.retain(columns["batch"])
+
+
+def _missing_bodies(queue: Queue, numbers: npt.NDArray[Any]) -> LogDamagedError:
+    return LogDamagedError(
+        f"the bodies of {len(numbers)} message(s) of {queue.path} are missing, the first is "
+        f"sequence number {numbers[0]}: part of the log was removed. Restore it from a backup, or "
+        "run `twinbus restored --accept-damage` on the directory and lose these messages",
+        path=queue.path,
+        sequence_number=int(numbers[0]),
+    )
+
+
+def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
+    if not queue.settings.requires_session:
+        return -1
+    names = bodies.texts("session_id", rows["batch"], rows["row"])
+    numbers = [queue.sessions.id(name or "") for name in names]
+    queue.sessions.add(numbers, rows["sequence"])
+    return np.array(numbers, np.int32)
+
+
+def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
+    """Restore access keys, session states and leases."""
+    for value in replay.facts.get("key", {}).values():
+        namespace.keys.put(key_of(value))
+    for key, value in replay.facts.get("session", {}).items():
+        number, _, name = key.partition("/")
+        queue = namespace.directory.queue_numbered(int(number))
+        if queue is not None:
+            queue.sessions.keep_state(name, value)
+    for key, value in replay.facts.get("lease", {}).items():
+        queue = namespace.directory.queue_numbered(int(key.partition("/")[0]))
+        if queue is None:
+            continue
+        lease = Lease.from_json(value)
+        renewed = replay.facts.get("leased until", {}).get(key)
+        lease.until = lease.until if renewed is None else int(json.loads(renewed))
+        queue.leases.put(lease)
+        for first, last in lease.intervals:
+            at = queue.waiting.in_state(queue.waiting.between(first, last), State.ACTIVE)
+            queue.waiting.step(at, Cause.LEASED)
+            queue.waiting.put("lock", at, lease.epoch)
+
+
+def _restore_history(namespace: Namespace, replay: Replay) -> None:
+    seen: dict[int, dict[str, int]] = {}
+    for _, part, moments in replay.history():
+        numbers, ids = (part.column(name).to_pylist() for name in ("entity", "message_id"))
+        for number, message_id, time in zip(numbers, ids, moments.tolist(), strict=True):
+            times = seen.setdefault(number, {})
+            times[message_id] = max(time, times.get(message_id, 0))
+    for entity in namespace.directory:
+        if entity.history is not None:
+            entity.history.load(seen.get(entity.number, {}))

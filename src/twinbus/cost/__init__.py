@@ -1,0 +1,1 @@
+"""What an outage will cost and did: ledgers, price sheets, estimates, reports, pages."""

@@ -1,0 +1,181 @@
+"""Ledgers as Spark reads them: which files there are, which are no good, and the rows of the rest.
+
+Only the days that are asked for are looked at. Every file says what it is before Spark sees it: one
+that is damaged, foreign or from a newer Twinbus is named, and then refused or left out by choice,
+never passed over in silence.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from twinbus.errors import InvalidArgumentError, LedgerDamagedError
+from twinbus.ledger import FOLDER, JOURNAL, SCHEMAS, LedgerKind, days, read_footer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_DDL = {
+    pa.string(): "string",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.timestamp("us", "UTC"): "timestamp",
+}
+_LOOKING = 8  # files at once: their footers are small, the disk is far
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A file that is not read."""
+
+    path: Path
+    why: str
+
+
+@dataclass(slots=True)
+class Survey:
+    """What there is to read."""
+
+    files: dict[LedgerKind, dict[str, list[Path]]]  # by ledger
+    ledgers: Sequence[str]  # their names, in the order given
+    left_out: list[LeftOut] = field(default_factory=list)
+    rows: dict[LedgerKind, int] = field(default_factory=dict)
+
+    def count(self, kind: LedgerKind) -> int:
+        """Return how many files of a kind there are."""
+        return sum(map(len, self.files[kind].values()))
+
+    def leave_out(self, path: Path, why: str) -> bool:
+        """Leave a file out after all; say whether it was there."""
+        for by_ledger in self.files.values():
+            for paths in by_ledger.values():
+                if path in paths:
+                    paths.remove(path)
+                    self.left_out.append(LeftOut(path, why))
+                    return True
+        return False
+
+
+def survey(
+    folders: Sequence[Path],
+    since: date | None = None,
+    until: date | None = None,
+    *,
+    skip_bad: bool = False,
+) -> Survey:
+    """Look at the files of ledgers; both days are included."""
+    named = named_ledgers(folders)
+    found: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
+    everything = [
+        (name, kind, path)
+        for name, folder in named.items()
+        for kind in LedgerKind
+        for path in _files(folder / kind.value, since, until)
+    ]
+    surveyed = Survey(found, list(named))
+    with ThreadPoolExecutor(_LOOKING) as looking:
+        footers = looking.map(lambda one: _look(one[1], one[2]), everything)
+        for (name, kind, path), told in zip(everything, footers, strict=True):
+            if isinstance(told, str):
+                surveyed.left_out.append(LeftOut(path, told))
+            else:
+                found[kind].setdefault(name, []).append(path)
+                surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told
+    surveyed.left_out += [one for folder in named.values() for one in _strangers(folder)]
+    bad = [one for one in surveyed.left_out if not one.why.startswith("unfinished")]
+    if bad and not skip_bad:
+        raise LedgerDamagedError(
+            f"{len(bad)} file(s) cannot be read as ledgers:\n"
+            + "\n".join(f"  {one.path}: {one.why}" for one in bad)
+            + "\nMove them away or restore them; or leave them out with --skip-bad-files, and the "
+            "report names them"
+        )
+    return surveyed
+
+
+def named_ledgers(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the ledgers by the shortest names that tell them apart."""
+    found: dict[str, Path] = {}
+    for given in folders:
+        folder = given.resolve()
+        ledger = folder / FOLDER
+        if folder.name == FOLDER and not ledger.is_dir():
+            ledger = folder
+        if not ledger.is_dir():
+            raise InvalidArgumentError(
+                f"{given} has no ledger; give the directory of a namespace, or the one that a "
+                "pairing or a syphon was told to write to"
+            )
+        if ledger in found.values():
+            raise InvalidArgumentError(f"{given} is given twice")
+        name = ledger.parent.name
+        while name in found:
+            name = f"{name}'"
+        found[name] = ledger
+    return found
+
+
+def _files(folder: Path, since: date | None, until: date | None) -> Iterator[Path]:
+    for day, path in days(folder):
+        if (since is None or day >= since) and (until is None or day <= until):
+            yield from sorted(path.iterdir())
+
+
+def _strangers(ledger: Path) -> Iterator[LeftOut]:
+    """Give what lies in a ledger, but not where a file of it would."""
+    kinds = {kind.value for kind in LedgerKind}
+    for path in sorted(ledger.iterdir()):
+        if path.name not in kinds or not path.is_dir():
+            yield LeftOut(path, "foreign: there is no such ledger")
+            continue
+        known = {folder for _, folder in days(path)}
+        for inner in sorted(path.iterdir()):
+            if inner.name == JOURNAL and inner.stat().st_size:
+                yield LeftOut(inner, "unfinished: lines of a syphon that are no file yet")
+            elif inner not in known and not inner.name.startswith("."):
+                yield LeftOut(inner, "foreign: files lie in folders such as day=2026-11-16")
+
+
+def _look(kind: LedgerKind, path: Path) -> int | str:
+    """Return how many rows a file has, or why it is none of ours."""
+    if path.name.startswith("."):
+        return "unfinished: being written, or left behind by a process that was killed"
+    if path.suffix != ".parquet":
+        return "foreign: no Parquet file by its name"
+    told = read_footer(path)
+    if isinstance(told, str):
+        return told
+    if told.kind != kind.value:
+        return f"foreign: it is of the ledger of {told.kind}, but lies among {kind.value}"
+    return told.rows
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as it is, for those who read patterns into it."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", str(path))
+
+
+def frame(session: "SparkSession", surveyed: Survey, kind: LedgerKind) -> "DataFrame":
+    """Return the rows of a kind, with the ledger each is from."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - Spark is an extra
+
+    ddl = ", ".join(f"`{column.name}` {_DDL[column.type]}" for column in SCHEMAS[kind])
+    parts = [
+        session.read.schema(ddl)
+        .option("parquet.page.verify-checksum.enabled", "true")
+        .parquet(*map(_escaped, paths))
+        .withColumn("ledger", f.lit(name))
+        for name, paths in surveyed.files[kind].items()
+        if paths
+    ]
+    if not parts:
+        columns = [f.lit(None).cast(_DDL[c.type]).alias(c.name) for c in SCHEMAS[kind]]
+        return session.range(0).select(*columns, f.lit("").alias("ledger"))
+    return reduce(lambda one, other: one.unionByName(other), parts)

@@ -1,0 +1,190 @@
+"""Price sheets: what operations cost, as data.
+
+A sheet is a TOML file, dated and with its source. Those that come with Twinbus are known by name
+(azure-standard, azure-premium, zero); any other is given by its path.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from twinbus.cost.stages import Stage, is_billed
+from twinbus.errors import InvalidArgumentError
+
+_MILLION = 1_000_000
+_GIGABYTE = 2**30
+_MOST = 1_000_000  # of a price
+_MOST_OPERATIONS = 10**15
+_TEXTS = ("name", "source", "currency")
+_COUNTED_PER = ("account", "namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Operations of a month up to a number, and what a million of them costs."""
+
+    up_to: int | None  # None: without end
+    per_million: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSheet:
+    """What a namespace and its operations cost."""
+
+    name: str
+    as_of: date
+    source: str
+    currency: str
+    base_per_hour: Decimal = Decimal(0)
+    base_per_namespace: bool = False  # else one base charge for all
+    base_units: int = 1
+    included: int = 0  # operations a month
+    tiers: Sequence[Tier] = ()
+    bill_completions: bool = False
+    bill_management: bool = True
+    bandwidth_per_gigabyte: Decimal = Decimal(0)  # of 2**30 bytes, in every stage
+
+    def bills(self, stage: Stage) -> bool:
+        """Whether operations of a stage are counted at all."""
+        return is_billed(stage, completions=self.bill_completions, management=self.bill_management)
+
+    def billable(self, operations: Mapping[Stage, int]) -> dict[Stage, int]:
+        """Return the operations that are billed."""
+        return {stage: count for stage, count in operations.items() if self.bills(stage)}
+
+    def price_of(self, operations: int) -> Decimal:
+        """Return what so many billed operations of one month cost."""
+        total, begins = Decimal(0), self.included
+        for tier in self.tiers:
+            ends = operations if tier.up_to is None else min(operations, tier.up_to)
+            if ends > begins:
+                total += tier.per_million * (ends - begins) / _MILLION
+                begins = ends
+        return total
+
+    def bandwidth_price(self, size: int) -> Decimal:
+        """Return what it costs to carry so many bytes."""
+        return self.bandwidth_per_gigabyte * size / _GIGABYTE
+
+    def base_price(self, hours: Decimal, namespaces: int) -> Decimal:
+        """Return what it costs to have the namespaces for so long, whatever they do."""
+        count = namespaces if self.base_per_namespace else 1
+        return self.base_per_hour * hours * self.base_units * count
+
+    def with_completions(self, billed: bool | None) -> "PriceSheet":  # noqa: FBT001 - a switch
+        """Return the sheet with completions billed or not; None: as it says."""
+        return self if billed is None else replace(self, bill_completions=billed)
+
+
+def built_in_sheets() -> list[str]:
+    """Return the names of the sheets that come with Twinbus."""
+    found = files("twinbus.cost").joinpath("prices").iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in found if f.name.endswith(".toml"))
+
+
+def load_sheet(wanted: str) -> PriceSheet:
+    """Return a sheet by its name, or read one from a file."""
+    known = built_in_sheets()
+    if wanted in known:
+        text = files("twinbus.cost").joinpath("prices", f"{wanted}.toml").read_text("utf-8")
+    elif wanted.endswith(".toml"):
+        try:
+            text = Path(wanted).read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"price sheet {wanted:.99} cannot be read: {error}"
+            ) from error
+    else:
+        raise InvalidArgumentError(
+            f"there is no price sheet {wanted!r:.200}; there are {', '.join(known)}. A sheet of "
+            "your own is a file whose name ends in .toml"
+        )
+    try:
+        return _sheet(tomllib.loads(text, parse_float=Decimal))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        raise InvalidArgumentError(f"price sheet {wanted} is no good TOML: {error}") from error
+
+
+def _sheet(found: Mapping[str, Any]) -> PriceSheet:
+    _check_names("the sheet", found, {*_TEXTS, "as_of", "base", "operations", "bandwidth"})
+    for name in _TEXTS:
+        if not isinstance(found.get(name), str) or not found[name].strip():
+            raise InvalidArgumentError(f"{name} is missing; it must be a text")
+    if type(found.get("as_of")) is not date:
+        raise InvalidArgumentError("as_of must be a date, such as 2026-11-16")
+    base, operations = found.get("base", {}), found.get("operations", {})
+    bandwidth = found.get("bandwidth", {})
+    _check_names("[bandwidth]", bandwidth, {"per_gigabyte"})
+    _check_names("[base]", base, {"per_hour", "counted_per", "units"})
+    _check_names(
+        "[operations]", operations, {"included", "bill_completions", "bill_management", "tier"}
+    )
+    counted_per = base.get("counted_per", _COUNTED_PER[0])
+    if counted_per not in _COUNTED_PER:
+        raise InvalidArgumentError(f"base.counted_per must be one of {', '.join(_COUNTED_PER)}")
+    for name in ("bill_completions", "bill_management"):
+        if not isinstance(operations.get(name, True), bool):
+            raise InvalidArgumentError(f"operations.{name} must be true or false")
+    return PriceSheet(
+        name=found["name"],
+        as_of=found["as_of"],
+        source=found["source"],
+        currency=found["currency"],
+        base_per_hour=_number("base.per_hour", base.get("per_hour", 0)),
+        base_per_namespace=counted_per == "namespace",
+        base_units=_whole("base.units", base.get("units", 1), low=1),
+        included=_whole("operations.included", operations.get("included", 0)),
+        tiers=_tiers(operations.get("tier", [])),
+        bill_completions=operations.get("bill_completions", False),
+        bill_management=operations.get("bill_management", True),
+        bandwidth_per_gigabyte=_number("bandwidth.per_gigabyte", bandwidth.get("per_gigabyte", 0)),
+    )
+
+
+def _tiers(tables: Any) -> tuple[Tier, ...]:
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise InvalidArgumentError("write [[operations.tier]], with two brackets, for each tier")
+    tiers = []
+    for table in tables:
+        _check_names("a tier", table, {"up_to", "per_million"})
+        up_to = _whole("up_to", table["up_to"]) if "up_to" in table else None
+        tiers.append(Tier(up_to, _number("per_million", table.get("per_million"))))
+    bounds = [tier.up_to for tier in tiers]
+    below = [bound for bound in bounds[:-1] if bound is not None]
+    if tiers and (bounds[-1] is not None or None in bounds[:-1] or below != sorted(set(below))):
+        raise InvalidArgumentError(
+            "tiers go from low to high; each has an up_to but the last, which has none"
+        )
+    return tuple(tiers)
+
+
+def _check_names(where: str, table: Any, known: set[str]) -> None:
+    if not isinstance(table, dict):
+        raise InvalidArgumentError(f"{where} must be a table")
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise InvalidArgumentError(
+            f"{where} has no {unknown[0]!r}; it has {', '.join(sorted(known))}"
+        )
+
+
+def _number(name: str, value: Any) -> Decimal:
+    is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    if not is_number or not Decimal(value).is_finite() or not 0 <= value <= _MOST:
+        raise InvalidArgumentError(f"{name} is {value!s:.40}; it must be from 0 to {_MOST}")
+    return Decimal(value)
+
+
+def _whole(name: str, value: Any, low: int = 0) -> int:
+    if type(value) is not int or not low <= value <= _MOST_OPERATIONS:
+        raise InvalidArgumentError(
+            f"{name} is {value!s:.40}; it must be a whole number from {low} to {_MOST_OPERATIONS}"
+        )
+    return value

@@ -1,0 +1,167 @@
+"""The options of the `twinbus` data source: where the namespace is, which entity, how much at once.
+
+    connection | connectionFile | connectionEnv   a connection string, or where it stands
+    queue | topic | topic and subscription        the entity
+    deadLetter                                    read its dead-letter queue (false)
+    maxRowsPerBatch, maxBytesPerBatch             of a micro-batch (100000; 256 MiB)
+    partitions                                    of a read (4)
+    leaseSeconds                                  when others may have what a dead query read (60)
+
+Spark shows no option in plans, logs or its pages. A file or a variable is looked up by each
+process that needs it: it must be on every machine of a cluster.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from twinbus.client.courier import Courier
+from twinbus.connection import ConnectionString, Place
+from twinbus.entities import dead_letter_path, subscription_path
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    DEFAULT_LEASE_DURATION,
+    MAX_LEASE_DURATION,
+    MAX_LEASE_MESSAGES,
+    STREAM_BATCH_BYTES,
+    STREAM_BATCH_MESSAGES,
+    STREAM_PARTITIONS,
+)
+from twinbus.namespace.contract import Namespace
+from twinbus.spark.connections import courier_of, namespace_of
+
+_KNOWN = {
+    "connection": "connection",
+    "connectionfile": "connectionFile",
+    "connectionenv": "connectionEnv",
+    "queue": "queue",
+    "topic": "topic",
+    "subscription": "subscription",
+    "deadletter": "deadLetter",
+    "maxrowsperbatch": "maxRowsPerBatch",
+    "maxbytesperbatch": "maxBytesPerBatch",
+    "partitions": "partitions",
+    "leaseseconds": "leaseSeconds",
+}
+_SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # come along with a query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """The options, checked."""
+
+    connection: str = field(default="", repr=False)
+    connection_file: str = ""
+    connection_env: str = ""
+    path: str  # of what is read or written
+    is_readable: bool  # a topic is not
+    is_writable: bool  # a subscription and a dead-letter queue are not
+    max_rows: int = STREAM_BATCH_MESSAGES
+    max_bytes: int = STREAM_BATCH_BYTES
+    partitions: int = STREAM_PARTITIONS
+    lease: timedelta = DEFAULT_LEASE_DURATION
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "SourceOptions":
+        """Return the options of a data source, or say what is wrong with them."""
+        options = {name.lower(): value for name, value in given.items()}
+        unknown = sorted(set(options) - set(_KNOWN) - _SPARKS_OWN)
+        if unknown:
+            raise InvalidArgumentError(
+                f"unknown option {', '.join(unknown)}; the options are {', '.join(_KNOWN.values())}"
+            )
+        places = [
+            name for name in ("connection", "connectionfile", "connectionenv") if options.get(name)
+        ]
+        if len(places) != 1:
+            raise InvalidArgumentError(
+                "which namespace? Give one of the options connection, connectionFile (a file with "
+                "the connection string) and connectionEnv (an environment variable)"
+            )
+        path, is_topic, is_inner = _path(options)
+        lease_s = _number(options, "leaseseconds", 1, int(MAX_LEASE_DURATION.total_seconds()))
+        found = cls(
+            connection=options.get("connection", ""),
+            connection_file=options.get("connectionfile", ""),
+            connection_env=options.get("connectionenv", ""),
+            path=path,
+            is_readable=not is_topic,
+            is_writable=not is_inner,
+            max_rows=_number(options, "maxrowsperbatch", 1, MAX_LEASE_MESSAGES)
+            or STREAM_BATCH_MESSAGES,
+            max_bytes=_number(options, "maxbytesperbatch", 1, 2**40) or STREAM_BATCH_BYTES,
+            partitions=_number(options, "partitions", 1, 10_000) or STREAM_PARTITIONS,
+            lease=timedelta(seconds=lease_s) if lease_s else DEFAULT_LEASE_DURATION,
+        )
+        found._check_connection()
+        return found
+
+    def _check_connection(self) -> None:
+        if ConnectionString.parse(self._connection()).place is Place.EMBEDDED:
+            raise InvalidArgumentError(
+                "an embedded namespace lives in one process, and Spark has several; serve it with "
+                "`twinbus serve` and give the connection string of the server"
+            )
+
+    def _connection(self) -> str:
+        if self.connection:
+            return self.connection
+        if self.connection_file:
+            try:
+                return Path(self.connection_file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidArgumentError(
+                    "connectionFile cannot be read on this machine"
+                ) from error
+        found = os.environ.get(self.connection_env, "")
+        if not found:
+            raise InvalidArgumentError(
+                f"connectionEnv names {self.connection_env}, which is not set in this process"
+            )
+        return found
+
+    def namespace(self) -> Namespace:
+        """Return the namespace, from whichever process asks."""
+        return namespace_of(self._connection())
+
+    def courier(self) -> Courier:
+        """Return what carries commands to it under the usual retry policy."""
+        return courier_of(self._connection())
+
+
+def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
+    """Return the path, whether it is a topic's, and whether nothing can be sent to it."""
+    queue, topic = options.get("queue", ""), options.get("topic", "")
+    subscription = options.get("subscription", "")
+    if bool(queue) == bool(topic) or (subscription and not topic):
+        raise InvalidArgumentError(
+            "which entity? Give the option queue, or topic to write, or topic and subscription to "
+            "read"
+        )
+    dead = options.get("deadletter", "false").lower()
+    if dead not in ("true", "false"):
+        raise InvalidArgumentError(f"deadLetter is {dead!r}; it must be true or false")
+    path = queue or (subscription_path(topic, subscription) if subscription else topic)
+    is_topic = bool(topic) and not subscription
+    if dead == "true" and is_topic:
+        raise InvalidArgumentError("a topic has no dead-letter queue; its subscriptions have")
+    is_dead = dead == "true"
+    return dead_letter_path(path) if is_dead else path, is_topic, is_dead or bool(subscription)
+
+
+def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int:
+    """Return a whole number; 0: it was not given."""
+    text = options.get(name)
+    if text is None:
+        return 0
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise InvalidArgumentError(
+            f"{_KNOWN[name]} is {text!r}; it must be a whole number from {low} to {high}"
+        )
+    return value

@@ -1,0 +1,123 @@
+"""The `twinbus` data source of Spark: writing rows as messages.
+
+A piece of rows is known by its place (query or job, partition, batch, row) and by what is in it. A
+task that runs again, or a batch that is repeated from the checkpoint, comes with the same pieces,
+and the broker takes each once. Where a repeated batch has other rows, or the same in another order,
+its pieces are taken for new: then rows may be doubled, but none is lost.
+"""
+
+import secrets
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from twinbus.datasource.columns import check_writable, from_spark
+from twinbus.datasource.options import SourceOptions
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import CARRIED_BYTES, SINK_BATCH_MESSAGES
+from twinbus.message import body_bytes, sizes
+from twinbus.protocol.commands import Origin, Send
+from twinbus.protocol.origins import sink_source
+
+_BATCH_ID = "streaming.sql.batchId"  # properties that Spark gives the tasks of a query
+_QUERY_ID = "sql.streaming.queryId"
+_ROW_BITS = 36  # rows of a partition in one batch; leaves room for 100 million batches
+
+
+class MessageWriter(DataSourceArrowWriter):
+    """Sends the rows of a DataFrame."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
+        _check(options, schema)
+        if overwrite:
+            raise InvalidArgumentError("messages are added, not overwritten: use mode('append')")
+        self._options = options
+        self._job = secrets.token_hex(8)  # made on the driver: a task that runs again has it, too
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of a partition; in a worker."""
+        return _send_all(self._options, iterator, self._job, 0)
+
+
+class MessageStreamWriter(DataSourceStreamArrowWriter):
+    """Sends the rows of a stream: each once, through restarts from its checkpoint."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        _check(options, schema)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of a partition; in a worker."""
+        task = TaskContext.get()
+        assert task is not None
+        query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise InvalidArgumentError("Spark does not tell the batch; this is no streaming query")
+        return _send_all(self._options, iterator, query, int(batch))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: what was sent is durable."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: the batch comes again, and what was sent is recognised."""
+
+
+def _check(options: SourceOptions, schema: StructType) -> None:
+    if not options.is_writable:
+        raise InvalidArgumentError(
+            f"nothing can be sent to {options.path}; write to its queue or topic"
+        )
+    check_writable({field.name: field.dataType.simpleString() for field in schema})
+
+
+def _send_all(
+    options: SourceOptions, batches: Iterator[pa.RecordBatch], run: str, batch: int
+) -> WriterCommitMessage:
+    """Send rows, numbered by their place."""
+    task = TaskContext.get()
+    assert task is not None
+    place = f"{run}/{options.path.lower()}/{task.partitionId()}"
+    number = batch << _ROW_BITS
+    courier = options.courier()
+    for rows in batches:
+        for piece in _pieces(from_spark(rows)):
+            numbers = range(number, number + piece.num_rows)
+            named = _with_ids(piece, place, numbers)
+            source = sink_source(f"{place}/{xxhash.xxh3_128_hexdigest(named.serialize())}")
+            courier.ask(Send(options.path, named, Origin(source, numbers)))
+            number += piece.num_rows
+    return WriterCommitMessage()
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Give a batch in parts that make good sends."""
+    at = 0
+    ends = np.cumsum(sizes(batch)) if body_bytes(batch) > CARRIED_BYTES else None
+    while at < batch.num_rows:
+        count = SINK_BATCH_MESSAGES
+        if ends is not None:
+            before = ends[at - 1] if at else 0
+            count = max(int(np.searchsorted(ends, before + CARRIED_BYTES, side="right")) - at, 1)
+        yield batch.slice(at, min(count, SINK_BATCH_MESSAGES))
+        at += min(count, SINK_BATCH_MESSAGES)
+
+
+def _with_ids(batch: pa.RecordBatch, place: str, numbers: range) -> pa.RecordBatch:
+    """Give messages without an identifier one: the same each time they are written."""
+    at = batch.schema.get_field_index("message_id")
+    held = batch.column(at)
+    if not held.null_count:
+        return batch
+    prefix = xxhash.xxh3_64_hexdigest(place.encode())
+    made = pa.array([f"{prefix}-{number}" for number in numbers], pa.string())
+    return batch.set_column(at, batch.schema.field(at), pc.coalesce(held, made))

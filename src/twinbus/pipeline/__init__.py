@@ -1,1 +1,0 @@
-"""The data pipeline on Spark: the `twinbus` data source and the syphon."""

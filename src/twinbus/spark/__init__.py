@@ -1,0 +1,1 @@
+"""A quiet Spark: its session, its JVM and Java, and one connection per process."""

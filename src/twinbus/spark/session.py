@@ -1,0 +1,203 @@
+"""Starts Spark quietly: on this machine unless told otherwise, on loopback, its log in a file.
+
+An application that has a session already keeps it: then nothing here is set. One that we started is
+shared by all who borrow it in this process, and stops with the last of them.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from twinbus.errors import InvalidOperationError
+from twinbus.spark.gateway import GatewayLaunch, end_jvm
+from twinbus.spark.java import find_java, make_java_home
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+    "spark.ui.showConsoleProgress": "false",
+}
+_MISSING = "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
+_TRIES = 4  # of a task, as on a cluster: a worker may be killed
+_LOG_SETTINGS = """\
+status = error
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = {log}
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{HH:mm:ss.SSS}} %p %c{{1}}: %m%n%ex
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+def local_master(cores: int | None = None) -> str:
+    """Return the master URL of this machine."""
+    return f"local[{cores or os.cpu_count() or 2},{_TRIES}]"
+
+
+class BorrowedSession:
+    """A session for a while; as a context manager it is given back, or abandoned after Ctrl-C."""
+
+    _lock = threading.Lock()
+    _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
+    _borrowers = 0
+
+    def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
+        cls = BorrowedSession
+        with cls._lock:
+            self._is_ours = cls._ours is not None or not _is_running()
+            if not self._is_ours:
+                self.session = _session_class().builder.getOrCreate()
+                return
+            if cls._ours is None:
+                folder = tempfile.TemporaryDirectory(
+                    prefix="twinbus-spark-", ignore_cleanup_errors=True
+                )
+                try:
+                    session = start_session(Path(folder.name), master, conf)
+                except BaseException:
+                    folder.cleanup()
+                    raise
+                cls._ours = session, folder
+            self.session = cls._ours[0]
+            cls._borrowers += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            self.abandon()
+        else:
+            self.give_back()
+
+    def check(self) -> None:
+        """Raise if Spark is gone."""
+        _ = self.session.sparkContext.defaultParallelism
+
+    def give_back(self) -> None:
+        """Let go of it; the last one stops a session of ours."""
+        self._let_go(lambda session: session.stop(), for_all=False)
+
+    def abandon(self) -> None:
+        """Kill the JVM of a session of ours after Ctrl-C, whoever else has borrowed it.
+
+        The thread that was interrupted may have been in a call to the JVM: it cannot make another.
+        """
+        self._let_go(lambda _: end_jvm(), for_all=True)
+
+    def _let_go(self, end: "Callable[[SparkSession], None]", *, for_all: bool) -> None:
+        cls = BorrowedSession
+        with cls._lock:
+            is_ours, self._is_ours = self._is_ours, False
+            if not is_ours or cls._ours is None or cls._ours[0] is not self.session:
+                return  # it is not ours, or another borrower has abandoned it
+            cls._borrowers = 0 if for_all else cls._borrowers - 1
+            if cls._borrowers:
+                return
+            session, folder = cls._ours
+            cls._ours = None
+        with suppress(Exception):  # Spark may be gone
+            end(session)
+        folder.cleanup()
+
+
+def _is_running() -> bool:
+    """Whether the application has a session, of whichever thread."""
+    _session_class()
+    from pyspark import SparkContext  # noqa: PLC0415 - as above
+
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - no other way to ask
+
+
+def _first_line(error: Exception) -> str:
+    """Return the line of an error of Spark that says what happened; stack traces follow it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith(": ")]  # of Java, below a line of py4j
+    return causes[0].removeprefix(": ") if causes else (lines or [type(error).__name__])[0]
+
+
+def check_installed() -> None:
+    """Raise if Spark cannot be started here, and say what to install."""
+    if find_spec("pyspark") is None:
+        raise InvalidOperationError(_MISSING)
+    if not _is_submitted():
+        find_java()
+
+
+def _session_class() -> "type[SparkSession]":
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
+    except ImportError as error:
+        raise InvalidOperationError(_MISSING) from error
+    return SparkSession
+
+
+def start_session(
+    folder: Path, master: str | None = None, conf: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """Start a session, with its log and its temporary files in a folder.
+
+    Without a master: what `spark-submit` says, else this machine.
+    """
+    builder = _session_class().builder.appName("twinbus")
+    submitted = _is_submitted()
+    settings = dict(_ALWAYS) if submitted else _settings(folder, master)
+    for name, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(name, value)
+    with GatewayLaunch(), nullcontext() if submitted else _environment(folder):
+        try:
+            return builder.getOrCreate()
+        except Exception as error:  # noqa: BLE001 - of Spark, of py4j, or of Java
+            # Without the cause: an error of py4j asks the JVM for its text, and the JVM ends here.
+            raise InvalidOperationError(f"Spark cannot be started: {_first_line(error)}") from None
+
+
+def _is_submitted() -> bool:
+    """Whether spark-submit runs this process: then it has started Spark and set it up."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _settings(folder: Path, master: str | None) -> dict[str, str]:
+    """Return what a session of ours is set to."""
+    log_settings = folder / "log4j2.properties"
+    log_settings.write_text(_LOG_SETTINGS.format(log=folder / "spark.log"), encoding="utf-8")
+    settings = {
+        **_ALWAYS,
+        "spark.master": master or local_master(),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log_settings}",
+        "spark.local.dir": str(folder),
+        "spark.ui.enabled": "false",
+    }
+    if settings["spark.master"].startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return settings
+
+
+@contextmanager
+def _environment(folder: Path) -> "Iterator[None]":
+    """Let Spark find its Java, and its workers this Python, while it starts."""
+    wanted = {"JAVA_HOME": str(make_java_home(folder / "java", find_java()))}
+    wanted["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

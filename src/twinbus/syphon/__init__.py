@@ -1,0 +1,1 @@
+"""The syphon: brings diverted messages home, on Spark."""

@@ -1,0 +1,377 @@
+"""The syphon: a Structured Streaming query that brings every diverted message home.
+
+`Syphon` starts the query, watches it, starts it again when Spark gives up, and tells how far it is.
+The work is in the query's processes (syphon_query.py); what they tell comes by the desk.
+"""
+
+import logging
+import re
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinbus.client.manager import NamespaceManager
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
+from twinbus.lifetimes import Closable
+from twinbus.limits import (
+    DEFAULT_RETRY_INTERVAL,
+    MAX_LEASE_DURATION,
+    MAX_LEASE_MESSAGES,
+    MAX_RANGES_PER_QUEUE,
+    MAX_RETRY_INTERVAL,
+    MIN_RETRY_INTERVAL,
+    MIN_SYPHON_LEASE,
+    RANGE_MESSAGES,
+    SYPHON_LEASE,
+)
+from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.spark.session import BorrowedSession
+from twinbus.syphon.desk import Desk, SyphonProgress
+from twinbus.syphon.planner import PlannerSettings
+from twinbus.syphon.queue_watch import QueueWatch
+from twinbus.syphon.transfers import TransferLedger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from twinbus.syphon.transform_query import Transform
+
+_log = logging.getLogger("twinbus.syphon")
+_LOOK_S = 0.25  # how often the query is looked after
+_PAUSES_S = (1.0, 2.0, 5.0, 15.0)  # before a query that failed is started again
+_START_S = 120.0  # for Spark to start and the first look at the backlog
+_LAST_BATCH_S = 30.0  # what a stop gives the batch under way; to end it early does no harm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonSettings:
+    """What a syphon brings home, and how."""
+
+    primary: str = field(repr=False)  # connection strings
+    secondary: str = field(repr=False)
+    queues: tuple[str, ...]  # of the backlog
+    extra_queues: tuple[str, ...] = ()  # of those: only messages with x-ms-path are taken from them
+    retry_interval: timedelta = DEFAULT_RETRY_INTERVAL  # of a destination that failed
+    lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
+    range_messages: int = RANGE_MESSAGES  # of a queue in one batch
+    ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
+    ledger: Path | None = None  # folder for what was moved; None: it is not written down
+    transform: "str | Transform | None" = None  # module:function, or a function
+    master: str | None = None  # of Spark; None: this machine
+    conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
+
+    def __post_init__(self) -> None:
+        _check_span("retry_interval", self.retry_interval, MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL)
+        _check_span("lease", self.lease, MIN_SYPHON_LEASE, MAX_LEASE_DURATION)
+        for name, text in (("primary", self.primary), ("secondary", self.secondary)):
+            if ConnectionString.parse(text).place is Place.EMBEDDED:
+                raise InvalidArgumentError(
+                    f"the {name} is embedded in a process, where the workers of Spark, which are "
+                    "processes of their own, cannot reach it; serve it with `twinbus serve`"
+                )
+        _check_count("ranges_per_queue", self.ranges_per_queue, MAX_RANGES_PER_QUEUE)
+        _check_count("range_messages", self.range_messages, MAX_LEASE_MESSAGES)
+        if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
+            self.queues
+        ):
+            raise InvalidArgumentError("queues must be a tuple of paths, each of them once")
+        if not self.queues:
+            raise InvalidArgumentError(
+                "there are no backlog queues; pairing makes them, or name the primary as the "
+                "paired applications do (Name=... in the connection string)"
+            )
+
+    def planner(self, owner: str) -> PlannerSettings:
+        """Return what the planner needs of them."""
+        return PlannerSettings(
+            owner=owner,
+            queues=self.queues,
+            retry_interval=self.retry_interval,
+            lease=self.lease,
+            range_messages=self.range_messages,
+            ranges_per_queue=self.ranges_per_queue,
+            extra_queues=self.extra_queues,
+        )
+
+
+def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> None:
+    if not low <= span <= high:
+        raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if type(count) is not int or not 1 <= count <= most:
+        raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
+
+
+def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[str]:
+    """Return a line for each extra backlog queue that holds messages: nobody brings them home."""
+    lines = []
+    for path in queues.extra.values():
+        count = manager.get_runtime_properties(path).active_message_count
+        if count:
+            lines.append(
+                f"{path} holds {count:,} message(s) and is not drained: its index is not below the "
+                "number of backlog queues. `twinbus syphon --include-extra-queues` drains it"
+            )
+    return lines
+
+
+class Syphon(Closable):
+    """A running syphon; as a context manager it stops after its batch."""
+
+    def __init__(
+        self, settings: SyphonSettings, *, once: bool = False, watch: QueueWatch | None = None
+    ) -> None:
+        self._settings = settings
+        self._once = once
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="twinbus-syphon-", ignore_cleanup_errors=True
+        )
+        self._desk = Desk(Path(self._folder.name))
+        self._owner = f"syphon {secrets.token_hex(8)}"
+        self._transfers = TransferLedger(settings.ledger)
+        self._noted = 0
+        self._leaving = threading.Event()  # no new query, please
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._last_progress: SyphonProgress | None = None
+        self._query: StreamingQuery | None = None
+        self._spark: BorrowedSession | None = None
+        try:
+            self._spark = BorrowedSession(settings.master, settings.conf)
+            self._query = self._start_query(self._spark.session)
+        except BaseException as error:
+            self._clear_away()
+            if isinstance(error, MessagingError) or not isinstance(error, Exception):
+                raise
+            raise MessagingError(f"Spark cannot run the syphon: {_short(error)}") from error
+        self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
+        self._watcher.start()
+        if watch is not None and not watch.is_complete:
+            threading.Thread(
+                target=self._watch_queues, args=(watch,), name="twinbus-syphon-queues", daemon=True
+            ).start()
+
+    def _start_query(self, session: "SparkSession") -> "StreamingQuery":
+        from twinbus.syphon import (  # noqa: PLC0415 - Spark is there only now
+            syphon_query,
+            transform_query,
+        )
+
+        settings, transform = self._settings, self._settings.transform
+        if isinstance(transform, str):
+            transform = transform_query.load_transform(transform)
+        source = syphon_query.SyphonDataSource
+        if transform is not None:
+            source = transform_query.TransformDataSource
+        session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
+        session.dataSource.register(source)
+        options = syphon_query.SyphonOptions(
+            settings.primary,
+            settings.secondary,
+            self._desk.folder,
+            settings.planner(self._owner),
+            settings.ledger.absolute() if settings.ledger is not None else None,
+        ).to_options()
+        rows = session.readStream.format(source.name()).options(**options).load()
+        if transform is not None:
+            rows = transform(rows)
+        checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
+        writer = (
+            rows.writeStream.format(source.name())
+            .options(**options)
+            .queryName(self._owner)
+            .option("checkpointLocation", str(checkpoint))
+        )
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        return writer.start()
+
+    # -- what people see ---------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> SyphonProgress:
+        """How far it is, or was when it ended."""
+        return self._last_progress or self._desk.progress()[0]
+
+    @property
+    def query_progress(self) -> Any:
+        """What Spark tells of the last batch: a StreamingQueryProgress, or None."""
+        return self._query.lastProgress if self._query is not None else None
+
+    def wait_until_running(self) -> None:
+        """Return when it has had its first look at the backlog."""
+        deadline = _START_S
+        while not self.progress.at:
+            if self._ended.wait(_LOOK_S):
+                self._raise()
+                return
+            deadline -= _LOOK_S
+            if deadline <= 0:
+                raise MessagingError(f"Spark did not start within {_START_S:.0f} s")
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; say whether it came."""
+        ended = self._ended.wait(timeout_s)
+        if ended:
+            self._raise()
+        return ended
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise MessagingError(f"the syphon failed: {_short(self._error)}") from self._error
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Pass notes on, and start the query again when Spark gave it up."""
+        try:
+            self._watch_query()
+        except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
+            _log.error("Spark is gone, and the syphon with it: %s", _short(trouble))
+            self._error = trouble
+        self._pass_notes_on()
+        self._ended.set()
+
+    def _watch_query(self) -> None:
+        """Return when the query has ended; raise when Spark is gone."""
+        failures, seen = 0, 0
+        assert self._spark is not None
+        while not self._stopping.wait(_LOOK_S):
+            self._pass_notes_on()
+            self._roll_ledger()
+            if self._query is not None and self._query.isActive:
+                continue
+            error = self._query.exception() if self._query is not None else self._error
+            if error is None and not self._once and not self._leaving.is_set():
+                self._error = InvalidOperationError("somebody else stopped its query")
+                _log.error("the syphon ended: %s", self._error)
+            if error is None:
+                return
+            self._error = error
+            if self._once:
+                return
+            batches = self.progress.batches
+            failures, seen = (failures + 1 if batches == seen else 1), batches
+            _log.error("Spark gave the query up; it is started again: %s", _short(error))
+            if self._leaving.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
+                return
+            try:
+                self._query = self._start_query(self._spark.session)
+                self._error = None
+            except Exception as trouble:  # noqa: BLE001 - a process of Spark's may have died again
+                self._spark.check()
+                self._query, self._error = None, trouble
+
+    def _watch_queues(self, watch: QueueWatch) -> None:
+        """Add backlog queues that appear while the syphon runs, until all of them are known."""
+        while not watch.is_complete and not self._leaving.wait(_LOOK_S):
+            try:
+                found = watch.new_queues(time.monotonic())
+                if found:
+                    self._desk.add_queues(found)
+                    _log.info("more backlog queues were created: %s", ", ".join(found))
+            except Exception as error:  # noqa: BLE001 - it is tried again
+                if not self._leaving.is_set():
+                    _log.warning(
+                        "the backlog queues cannot be listed and are tried again: %s", error
+                    )
+
+    def _roll_ledger(self, *, at_once: bool = False) -> None:
+        """See that what workers wrote down becomes files; trouble with that stops no syphon."""
+        try:
+            self._transfers.roll(at_once=at_once)
+        except Exception as error:  # noqa: BLE001 - see above
+            _log.warning("the ledger of transfers cannot be written: %s", error)
+
+    def _pass_notes_on(self) -> None:
+        for note in self._desk.progress()[1]:
+            if note.number > self._noted:
+                _log.log(note.level, "%s", note.text)
+                self._noted = note.number
+
+    def stop(self) -> None:
+        """Finish the batch under way, then end."""
+        if self._stopping.is_set():
+            return
+        self._leaving.set()
+        self._desk.ask_to_stop()
+        waited_s = 0.0
+        while not self.progress.is_stopped and waited_s < _LAST_BATCH_S:
+            if self._ended.wait(_LOOK_S):
+                break
+            waited_s += _LOOK_S
+        self._stopping.set()
+        self._watcher.join()
+        self._clear_away()
+
+    close = stop
+
+    def _clear_away(self) -> None:
+        with suppress(Exception):  # Spark may be gone
+            if self._query is not None:
+                self._query.stop()
+        if self._spark is not None:
+            self._spark.give_back()
+        self._roll_ledger(at_once=True)
+        self._last_progress = self.progress
+        self._folder.cleanup()
+
+
+def _short(error: Exception) -> str:
+    """Return the line of an error of Spark that says what happened: Python's, if it is one."""
+    text = str(error)
+    pythons = re.findall(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", text, re.MULTILINE)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
+    if "No module named 'twinbus'" in told:
+        told += (
+            ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
+        )
+    return told
+
+
+def start_for(pairing: SendAvailabilityPairing) -> Syphon:
+    """Start the syphon of a pairing, in its application; `enable_syphon=True` calls this."""
+    primary, secondary = pairing.primary.connection, pairing.secondary.connection
+    if primary is None or secondary is None:
+        raise InvalidOperationError(
+            "the workers of the syphon need connection strings; make the factories with "
+            "from_connection_string, or give another syphon=..."
+        )
+    manager, options = pairing.options.secondary_namespace_manager, pairing.options
+    wanted = options.wanted_backlog_queues
+
+    def find() -> Iterable[str]:
+        return find_backlog_queues(manager, pairing.identity, wanted).paths.values()
+
+    found = find_backlog_queues(manager, pairing.identity, wanted)
+    for line in note_extra_queues(manager, found):
+        _log.warning("%s", line)
+    syphon = Syphon(
+        SyphonSettings(
+            primary=primary.to_text(),
+            secondary=secondary.to_text(),
+            queues=tuple(found.paths.values()),
+            ledger=options.ledger,
+        ),
+        watch=QueueWatch(found.paths.values(), wanted, find),
+    )
+    try:
+        syphon.wait_until_running()
+    except BaseException:
+        syphon.stop()
+        raise
+    return syphon

@@ -1,0 +1,261 @@
+"""The syphon's query, from Spark's side: ranges of backlog queues in, what became of them out.
+
+    who calls            where                      what
+    planner process      driver, one per query      initialOffset, latestOffset, partitions, stop
+    reader task          executors                  read: hands the ranges of a task on as rows
+    writer task          executors                  write: carries them home
+    committer process    driver                     commit: settles, and tells the planner
+
+Rows carry ranges, not messages: the bodies go from the secondary to the primary by way of the
+writer's process alone. What the driver must remember is in the brokers (leases, and what was
+taken), so a checkpoint of this query is of no value after it; an old one does no harm.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from twinbus.clock import SystemClock
+from twinbus.errors import MessagingError, StaleEpochError
+from twinbus.protocol.commands import SettleRange
+from twinbus.spark.connections import namespace_of
+from twinbus.syphon.book import Task
+from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of
+from twinbus.syphon.desk import Desk
+from twinbus.syphon.planner import Planner, PlannerSettings
+from twinbus.syphon.settling import settlements
+from twinbus.syphon.transfers import TransferLedger
+
+SYPHON_FORMAT = "twinbus_syphon"
+PATIENCE_S = 1.0  # of one look for something to do; stopping takes no longer
+_SETTLE_TIMEOUT_S = 10.0
+_RANGES = pa.schema(
+    [
+        ("queue", pa.string()),
+        ("epoch", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("held_back", pa.list_(pa.string())),
+        ("origin", pa.string()),
+        ("on_trial", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+RANGES_DDL = (
+    "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
+    "origin string, on_trial map<string, bigint>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyphonOptions:
+    """The options of the query, as text and back."""
+
+    primary: str = field(repr=False)  # connection strings
+    secondary: str = field(repr=False)
+    folder: Path  # of the desk
+    settings: PlannerSettings
+    ledger: Path | None = None  # reached by all workers
+
+    def to_options(self) -> dict[str, str]:
+        """Return them as Spark carries options."""
+        settings = self.settings
+        return {
+            "primary": self.primary,
+            "secondary": self.secondary,
+            "folder": str(self.folder),
+            "ledger": str(self.ledger or ""),
+            "owner": settings.owner,
+            "queues": "\n".join(settings.queues),
+            "extra_queues": "\n".join(settings.extra_queues),
+            "retry_interval_s": str(settings.retry_interval.total_seconds()),
+            "lease_s": str(settings.lease.total_seconds()),
+            "range_messages": str(settings.range_messages),
+            "ranges_per_queue": str(settings.ranges_per_queue),
+        }
+
+    @classmethod
+    def of(cls, options: Any) -> "SyphonOptions":
+        """Return the options of a data source."""
+        settings = PlannerSettings(
+            owner=options["owner"],
+            queues=tuple(options["queues"].split("\n")),
+            extra_queues=tuple(filter(None, options["extra_queues"].split("\n"))),
+            retry_interval=timedelta(seconds=float(options["retry_interval_s"])),
+            lease=timedelta(seconds=float(options["lease_s"])),
+            range_messages=int(options["range_messages"]),
+            ranges_per_queue=int(options["ranges_per_queue"]),
+        )
+        folder = Path(options["folder"])
+        ledger = Path(options["ledger"]) if options["ledger"] else None
+        return cls(options["primary"], options["secondary"], folder, settings, ledger)
+
+    def carrier(self) -> Carrier:
+        """Return what carries between the two, in whichever process."""
+        primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
+        transfers = TransferLedger(self.ledger)
+        return Carrier(primary, secondary, transfers, self.settings.extra_queues)
+
+
+class SyphonDataSource(DataSource):
+    """Reads ranges of backlog queues, and writes by carrying them home."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return SYPHON_FORMAT
+
+    def schema(self) -> str:
+        """Return the columns of a range."""
+        return RANGES_DDL
+
+    def streamReader(self, schema: StructType) -> "RangeReader":
+        """Return what plans and hands out ranges."""
+        return RangeReader(SyphonOptions.of(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "RangeWriter":
+        """Return what carries them."""
+        return RangeWriter(SyphonOptions.of(self.options))
+
+
+@dataclass
+class TaskPartition(InputPartition):
+    """A task on its way to a worker."""
+
+    task: Task
+
+
+class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The planner, as Spark calls it."""
+
+    def __init__(self, options: SyphonOptions) -> None:
+        self._options = options
+        self._planner: Planner | None = None  # in the planner's process only: it has threads
+        self._once = False
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return the offset before the first batch."""
+        return {"batch": 0, "tasks": []}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """End when nothing is left that can be moved."""
+        self._once = True
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return that a batch takes what the planner gives it."""
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Plan the next batch; called when the last one is settled."""
+        if self._planner is None:
+            options = self._options
+            namespace = namespace_of(options.secondary)
+            desk = Desk(options.folder)
+            self._planner = Planner(namespace, options.settings, desk, SystemClock())
+            self._planner.start_keeping()
+        tasks = self._planner.next_tasks(PATIENCE_S, once=self._once)
+        if not tasks:
+            return start
+        return {"batch": start["batch"] + 1, "tasks": [task.to_json() for task in tasks]}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Return the tasks of a batch; of an old one after a restart, whose leases are over."""
+        return [TaskPartition(Task.from_json(value)) for value in end["tasks"]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Hand the ranges of a task on."""
+        assert isinstance(partition, TaskPartition)
+        task = partition.task
+        rows = [
+            {
+                "queue": task.queue,
+                "epoch": one.epoch,
+                "first": one.first,
+                "last": one.last,
+                "held_back": list(task.held_back),
+                "origin": one.origin,
+                "on_trial": list(task.on_trial.items()),
+            }
+            for one in task.ranges
+        ]
+        yield pa.RecordBatch.from_pylist(rows, _RANGES)
+
+    def stop(self) -> None:
+        """Give the leases back."""
+        if self._planner is not None:
+            self._planner.close()
+
+
+@dataclass
+class CarriedMessage(WriterCommitMessage):
+    """What a writer tells the committer."""
+
+    carried: list[Carried]
+
+
+class RangeWriter(DataSourceStreamArrowWriter):
+    """Carries ranges, and settles them when all of a batch are done."""
+
+    def __init__(self, options: SyphonOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CarriedMessage:
+        """Carry the ranges of a task home, in a worker."""
+        carrier = self._options.carrier()
+        carried: list[Carried] = []
+        for batch in iterator:
+            rows = batch.to_pylist()
+            if rows:
+                ranges = [
+                    Range(row["epoch"], row["first"], row["last"], row["origin"]) for row in rows
+                ]
+                task = rows[0]  # all are of one
+                carried += carrier.carry(
+                    task["queue"], ranges, task["held_back"], dict(task["on_trial"])
+                )
+        return CarriedMessage(carried)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Settle what a batch brought home, on the driver."""
+        outcomes = [
+            carried
+            for message in messages
+            if isinstance(message, CarriedMessage)
+            for carried in message.carried
+        ]
+        for carried in outcomes:
+            self._settle(carried)
+        Desk(self._options.folder).put_outcome(batchId, outcomes)
+
+    def _settle(self, carried: Carried) -> None:
+        """Settle a range; what cannot be settled now is carried again, and recognised."""
+        release = not carried.kept and carried.unread is None
+        try:
+            for command in settlements(carried, release=release):
+                self._ask(command)
+        except StaleEpochError:
+            pass  # whoever has it now carries it again
+        except MessagingError as error:
+            carried.unread = failure_of(error)
+
+    def _ask(self, command: SettleRange) -> None:
+        namespace_of(self._options.secondary).ask(command, _SETTLE_TIMEOUT_S)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Leave everything as it is: the batch is carried again."""
