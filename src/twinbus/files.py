@@ -1,9 +1,17 @@
-"""What files need beyond Python's own: durability of names, and privacy."""
+"""What files need beyond Python's own: they appear whole, their names are durable, and privacy.
+
+A file that others read while it is written, or that must survive a power cut, goes through
+`write_whole`: a draft beside it, a sync, a rename, and a sync of the folder. The log has its own
+way (broker/store/storage.py), because tests put trouble between it and the disk.
+"""
 
 import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
+
+_PRIVATE, _BY_UMASK = 0o600, 0o666
 
 
 def sync_directory(path: str | os.PathLike[str]) -> None:
@@ -36,8 +44,58 @@ def tree_bytes(folder: str | os.PathLike[str], *, leave_out: str = "") -> int:
 
 def create_private(path: Path) -> BinaryIO:
     """Open a new file that only its owner can read; a symbolic link in its place is refused."""
+    return _create(path, _PRIVATE)
+
+
+def _create(path: Path, mode: int) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o600), "wb")
+    return os.fdopen(os.open(path, flags, mode), "wb")
+
+
+def write_whole(
+    path: Path, content: bytes, *, is_private: bool = True, is_durable: bool = True
+) -> None:
+    """Write a file that appears whole under its name, or raise and leave what was there."""
+    write_all_whole(
+        {path: lambda file: file.write(content)}, is_private=is_private, is_durable=is_durable
+    )
+
+
+def write_all_whole(
+    writers: Mapping[Path, Callable[[BinaryIO], object]],
+    *,
+    is_private: bool = True,
+    is_durable: bool = True,
+) -> None:
+    """Write files that appear whole: all of them, or none and it raises.
+
+    Each writer gets the draft of its file, whose name begins with a dot. When this returns, durable
+    files are on the disk.
+    """
+    drafts = {path: path.with_name(f".{path.name}.{os.getpid()}.draft") for path in writers}
+    is_written = False
+    try:
+        for path, write in writers.items():
+            with _create(drafts[path], _PRIVATE if is_private else _BY_UMASK) as file:
+                write(file)
+                file.flush()
+                if is_durable:
+                    os.fsync(file.fileno())
+        is_written = True
+        for path, draft in drafts.items():
+            draft.replace(path)
+    except BaseException:
+        for path, draft in drafts.items():
+            with suppress(OSError):
+                if draft.exists():
+                    draft.unlink()
+                elif is_written:  # the draft has its name already
+                    path.unlink()
+        raise
+    if is_durable:
+        with suppress(OSError):  # the files are there, and a system that stands keeps them
+            for folder in {path.parent for path in writers}:
+                sync_directory(folder)
 
 
 def make_private(folder: Path) -> None:

@@ -16,7 +16,6 @@ says in its metadata which ledger it belongs to and in which version it was writ
 """
 
 import itertools
-import os
 import re
 import secrets
 import shutil
@@ -26,8 +25,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 
 from twinbus.clock import from_us, moment_us
 from twinbus.errors import InvalidArgumentError
-from twinbus.files import create_private, sync_directory, tree_bytes
+from twinbus.files import sync_directory, tree_bytes, write_all_whole, write_whole
 from twinbus.limits import (
     DAY_US,
     LEDGER_BUCKET,
@@ -79,7 +79,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
             ("bucket", _MOMENT),  # when the time it was counted over began
             ("path", pa.string()),  # of the entity; empty: of none, or of one that is not there
             ("operation", pa.string()),
-            ("purpose", pa.string()),  # see meter.Purpose
+            ("purpose", pa.string()),  # see protocol.operations.Purpose
             ("outcome", pa.string()),  # ok, Withdrawn, or the code of an error
             ("count", pa.int64()),  # requests
             ("messages", pa.int64()),
@@ -90,7 +90,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
     LedgerKind.MESSAGES: pa.schema(
         [
             ("at", _MOMENT),
-            ("event", pa.string()),  # see trail.Event
+            ("event", pa.string()),  # see above
             ("path", pa.string()),
             ("number", pa.int32()),  # of the entity: one made anew under its path has another
             ("first", pa.int64()),  # sequence numbers, both included
@@ -207,26 +207,14 @@ class Ledger:
         """
         moments = rows.column(0).cast(pa.int64()).to_numpy()
         days_of = moments // DAY_US
-        drafts: dict[Path, Path] = {}
-        try:
-            for day in np.unique(days_of):
-                here = days_of == day
-                part = rows if here.all() else rows.filter(pa.array(here))
-                path = self._new_path(from_us(int(moments[here].max())))
-                drafts[path] = path.with_name(f".{path.name}")  # readers pass over such names
-                self._write_file(part, drafts[path])
-            for path, draft in drafts.items():
-                draft.replace(path)
-        except BaseException:
-            for path in (*drafts.values(), *drafts):
-                with suppress(OSError):
-                    path.unlink()
-            raise
-        with suppress(OSError):  # they are there, and a system that stands keeps them
-            for folder in {path.parent for path in drafts}:
-                sync_directory(folder)
+        parts: dict[Path, pa.Table] = {}
+        for day in np.unique(days_of):
+            here = days_of == day
+            path = self._new_path(from_us(int(moments[here].max())))
+            parts[path] = rows if here.all() else rows.filter(pa.array(here))
+        write_all_whole({path: partial(self._write_rows, part) for path, part in parts.items()})
         self._clear_away(from_us(now_us))
-        return list(drafts)
+        return list(parts)
 
     def _new_path(self, latest: datetime) -> Path:
         folder = self.folder / f"day={latest:%Y-%m-%d}"
@@ -235,21 +223,15 @@ class Ledger:
             sync_directory(self.folder)
         return folder / f"{latest:%Y%m%dT%H%M%S}-{self._writer}-{next(self._files)}.parquet"
 
-    def _write_file(self, rows: pa.Table, path: Path) -> None:
-        with create_private(path) as file:
-            with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
-                writer.add_key_value_metadata(self._metadata)
-                writer.write_table(rows)
-            file.flush()
-            os.fsync(file.fileno())
+    def _write_rows(self, rows: pa.Table, file: BinaryIO) -> None:
+        with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
+            writer.add_key_value_metadata(self._metadata)
+            writer.write_table(rows)
 
     def put_mark(self, number: int, log: str = "") -> None:
         """Remember how far the writer is in which log."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        draft = self.folder / ".covered.draft"
-        with create_private(draft) as file:
-            file.write(f"{number} {log}".encode())
-        draft.replace(self.folder / _MARK)
+        write_whole(self.folder / _MARK, f"{number} {log}".encode())
 
     def read_mark(self) -> int:
         """Return how far the writer was; 0: that is not known."""

@@ -36,6 +36,7 @@ from twinbus.errors import (
     TransientError,
     UnauthorizedError,
 )
+from twinbus.files import write_whole
 from twinbus.lifetimes import Closable
 from twinbus.limits import MAX_WAIT, UNLIMITED
 from twinbus.spans import format_span, parse_span
@@ -383,3 +384,16 @@ def progress(what: str, total: int | None, *, is_quiet: bool = False) -> Any:
     with Progress(*columns, console=console, disable=is_quiet or not console.is_terminal) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page that appears whole; a device or a pipe is written to directly."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(page.encode())
+        else:
+            write_whole(path.resolve(), page.encode(), is_private=False)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the page {path} cannot be written: {error.strerror}; name another file"
+        ) from error

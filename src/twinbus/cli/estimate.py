@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from twinbus.cli.context import Span, prices_by, print_json, print_table
+from twinbus.cli.context import Span, prices_by, print_json, print_table, write_page
 from twinbus.cost.estimate import Estimate, Plan, estimate
 from twinbus.cost.estimate_page import SWEEP_COLUMNS, estimate_page, figures, sweep_row
 from twinbus.cost.prices import load_sheet
-from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.errors import InvalidArgumentError
 from twinbus.spans import format_span, parse_span
 
 _DEFAULTS = Plan()
@@ -164,10 +164,7 @@ def estimate_command(
             print_table([name, *SWEEP_COLUMNS], [(t, *sweep_row(one)) for t, one in rows], "")
         click.echo(f"\nprices: {sheet.name}, as of {sheet.as_of}, from {sheet.source}")
     if page is not None:
-        try:
-            page.write_text(estimate_page(found, swept.replace("_", "-"), rows), encoding="utf-8")
-        except OSError as error:
-            raise MessagingError(f"the page {page} cannot be written: {error.strerror}") from error
+        write_page(page, estimate_page(found, swept.replace("_", "-"), rows))
         click.echo(f"page: {page}", err=True)
 
 

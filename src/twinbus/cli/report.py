@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from twinbus.cli.context import ExitCode, check_spark, prices_by, print_table, spark_conf
+from twinbus.cli.context import (
+    ExitCode,
+    check_spark,
+    prices_by,
+    print_table,
+    spark_conf,
+    write_page,
+)
 from twinbus.cost.ledger import named_ledgers
 from twinbus.cost.prices import load_sheet
-from twinbus.errors import InvalidArgumentError
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
 
@@ -129,12 +135,7 @@ def report(
             tell=lambda text: click.echo(text, err=True),
         )
     costs = stage_costs(made)
-    try:
-        page.write_text(report_page(made), encoding="utf-8")
-    except OSError as error:
-        raise InvalidArgumentError(
-            f"the page {page} cannot be written: {error.strerror}"
-        ) from error
+    write_page(page, report_page(made))
     print_table(
         ["stage", "operations", "price", "bytes", "bandwidth"],
         costs,

@@ -13,11 +13,11 @@ A file appears whole or not at all. None holds a message or a key.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from twinbus.files import write_whole
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import Carried, Failure, Range
 
@@ -151,9 +151,8 @@ class Desk:
         return (self.folder / "stop").exists()
 
     def _put(self, name: str, value: Any) -> None:
-        draft = self.folder / f".{name}.{os.getpid()}"
-        draft.write_text(json.dumps(value), encoding="utf-8")
-        draft.replace(self.folder / name)
+        # The desk ends with the query: there is nothing that a power cut could take.
+        write_whole(self.folder / name, json.dumps(value).encode(), is_durable=False)
 
 
 def _carried(value: dict[str, Any]) -> Carried:
