@@ -179,6 +179,7 @@ QUEUE_LOOK_PAUSE: Final = timedelta(seconds=2)  # before the first look for miss
 DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that failed
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
+MAX_RESTART_PAUSE: Final = timedelta(seconds=15)  # before a query that Spark gave up runs again
 RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, Self
 
+from twinbus.backoff import Backoff
 from twinbus.clock import to_us
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, ServerBusyError
 from twinbus.limits import (
@@ -50,9 +51,8 @@ class RetryPolicy:
 
     def backoff_us(self, failures: int, chance: float) -> int:
         """Return how long to wait after so many failures; chance is from 0 to 1."""
-        doubled = to_us(self.min_backoff) << min(failures - 1, 40)
-        longest = min(doubled, to_us(self.max_backoff))
-        return int(longest * (0.5 + chance / 2))
+        backoff = Backoff(to_us(self.min_backoff), to_us(self.max_backoff))
+        return backoff.jittered_us(failures, chance)
 
 
 def is_worth_a_retry(error: MessagingError) -> bool:

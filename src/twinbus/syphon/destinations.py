@@ -9,6 +9,7 @@ One queue tries for all while a destination is on trial; the others pass it over
 
 from dataclasses import dataclass
 
+from twinbus.backoff import Backoff
 from twinbus.limits import RETRY_GROWTH, SECOND_US, SERVER_BUSY_RETRY_S
 from twinbus.syphon.carrier import Failure, canonical
 
@@ -30,15 +31,15 @@ class Destinations:
     """The destinations that are not flowing; the others need no memory."""
 
     def __init__(self, retry_us: int, max_retry_us: int) -> None:
-        self._retry_us = retry_us
-        self._longest_us = max(min(retry_us * RETRY_GROWTH, max_retry_us), retry_us)
+        longest_us = max(min(retry_us * RETRY_GROWTH, max_retry_us), retry_us)
+        self._backoff = Backoff(retry_us, longest_us)
         self._troubles: dict[str, Trouble] = {}
 
     def failed(self, destination: str, failure: Failure, now: int) -> Trouble:
         """Note a failure; return until when the destination is left alone."""
         before = self._troubles.get(canonical(destination))
         failures = before.failures + 1 if before else 1
-        pause = min(self._retry_us << min(failures - 1, 16), self._longest_us)
+        pause = self._backoff.pause_us(failures)
         if failure.code == _BUSY:
             pause = max(pause, SERVER_BUSY_RETRY_S * SECOND_US)
         since = before.since if before else now

@@ -18,6 +18,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from twinbus.backoff import Backoff
 from twinbus.clock import Clock, moment_us, to_us
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import (
@@ -67,7 +68,8 @@ class Planner:
         self._clock = clock
         retry_us = to_us(settings.retry_interval)
         destinations = Destinations(retry_us, to_us(MAX_RETRY_INTERVAL))
-        self._retry_us = retry_us
+        longest_us = max(to_us(MAX_RETRY_INTERVAL) // 8, retry_us)
+        self._poll_backoff = Backoff(retry_us, longest_us)
         self._destinations = destinations
         self._book = Book(settings.queues, destinations, retry_us, 4 * to_us(settings.lease))
         self._lock = threading.RLock()  # around what is below; a reply may come while one asks
@@ -301,8 +303,7 @@ class Planner:
     def _pause(self, queue: str, error: BaseException, now: int) -> None:
         """Leave a queue alone that cannot be asked."""
         failures, _ = self._pauses.get(queue, (0, 0))
-        longest = to_us(MAX_RETRY_INTERVAL) // 8
-        pause = min(self._retry_us << min(failures, 16), max(longest, self._retry_us))
+        pause = self._poll_backoff.pause_us(failures + 1)
         self._pauses[queue] = (failures + 1, now + pause)
         if not failures:
             self._desk.note(logging.WARNING, f"{queue} cannot be read: {error}; trying again")

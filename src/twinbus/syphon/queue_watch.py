@@ -8,7 +8,11 @@ no more. The caller passes the time in; one thread calls.
 
 from collections.abc import Callable, Iterable
 
-from twinbus.limits import QUEUE_LOOK_PAUSE, SYPHON_POLL
+from twinbus.backoff import Backoff
+from twinbus.clock import to_us
+from twinbus.limits import QUEUE_LOOK_PAUSE, SECOND_US, SYPHON_POLL
+
+_BACKOFF = Backoff(to_us(QUEUE_LOOK_PAUSE), to_us(SYPHON_POLL))
 
 
 class QueueWatch:
@@ -20,7 +24,7 @@ class QueueWatch:
         self._known = {path.lower() for path in known}
         self._wanted = wanted
         self._find = find
-        self._pause_s = QUEUE_LOOK_PAUSE.total_seconds()
+        self._looks_in_vain = 0
         self._due_s: float | None = None  # the first call sets it
 
     @property
@@ -31,14 +35,17 @@ class QueueWatch:
     def new_queues(self, now_s: float) -> list[str]:
         """Return backlog queues that appeared since the last look; empty if no look is due."""
         if self._due_s is None:
-            self._due_s = now_s + self._pause_s
+            self._due_s = now_s + self._pause_s()
         if self.is_complete or now_s < self._due_s:
             return []
-        self._pause_s = min(2 * self._pause_s, SYPHON_POLL.total_seconds())
-        self._due_s = now_s + self._pause_s  # also when the secondary cannot be reached
+        self._looks_in_vain += 1
+        self._due_s = now_s + self._pause_s()  # also when the secondary cannot be reached
         found = [path for path in self._find() if path.lower() not in self._known]
         if found:
             self._known.update(path.lower() for path in found)
-            self._pause_s = QUEUE_LOOK_PAUSE.total_seconds()
-            self._due_s = now_s + self._pause_s
+            self._looks_in_vain = 0
+            self._due_s = now_s + self._pause_s()
         return found
+
+    def _pause_s(self) -> float:
+        return _BACKOFF.pause_us(self._looks_in_vain + 1) / SECOND_US

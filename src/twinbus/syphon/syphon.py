@@ -17,7 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinbus.backoff import Backoff
 from twinbus.client.manager import NamespaceManager
+from twinbus.clock import to_us
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
@@ -26,10 +28,12 @@ from twinbus.limits import (
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
     MAX_RANGES_PER_QUEUE,
+    MAX_RESTART_PAUSE,
     MAX_RETRY_INTERVAL,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
     RANGE_MESSAGES,
+    SECOND_US,
     SYPHON_LEASE,
 )
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("twinbus.syphon")
 _LOOK_S = 0.25  # how often the query is looked after
-_PAUSES_S = (1.0, 2.0, 5.0, 15.0)  # before a query that failed is started again
+_RESTARTS = Backoff(SECOND_US, to_us(MAX_RESTART_PAUSE))  # of a query that failed
 _START_S = 120.0  # for Spark to start and the first look at the backlog
 _LAST_BATCH_S = 30.0  # what a stop gives the batch under way; to end it early does no harm
 
@@ -266,7 +270,7 @@ class Syphon(Closable):
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
             _log.error("Spark gave the query up; it is started again: %s", _short(error))
-            if self._leaving.wait(_PAUSES_S[min(failures, len(_PAUSES_S)) - 1]):
+            if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
             try:
                 self._query = self._start_query(self._spark.session)

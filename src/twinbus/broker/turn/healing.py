@@ -8,7 +8,10 @@ one at a time, so that a command that is the cause is found, and refused for goo
 
 from collections import deque
 
+from twinbus.backoff import Backoff
 from twinbus.limits import CAREFUL_US, HEAL_BACKOFF_US, HEAL_WINDOW_US, MAX_HEALS
+
+_BACKOFF = Backoff(HEAL_BACKOFF_US, HEAL_WINDOW_US)
 
 
 class Healing:
@@ -26,7 +29,7 @@ class Healing:
             heals.popleft()
         if len(heals) >= MAX_HEALS:
             return None
-        pause = HEAL_BACKOFF_US << (len(heals) - 1) if heals else 0
+        pause = _BACKOFF.pause_us(len(heals))
         heals.append(now)
         self.restarts += 1
         self.careful_until = now + pause + CAREFUL_US

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from twinbus.backoff import Backoff
 from twinbus.broker.accounts.meter import (
     found_nothing,
     load_of,
@@ -78,6 +79,7 @@ from twinbus.values import check_whole
 
 _log = logging.getLogger("twinbus.broker")
 
+_TIMER_BACKOFF = Backoff(SECOND_US, MAX_PAUSE_US)
 PARKED = object()  # the reply comes later
 _Handler = Callable[[Any, Request, int, Commit], Any]
 
@@ -147,7 +149,7 @@ class Namespace:
             self._note_failure(failure, f"the timers of {queue.path}")
             queue.retry_at, queue.idle_at = retry_at, idle_at
             queue.forget_bounds()
-            queue.pause = min(max(2 * queue.pause, SECOND_US), MAX_PAUSE_US)
+            queue.pause = _TIMER_BACKOFF.longer_us(queue.pause)
             self._arm(queue, now + queue.pause)
 
     def _tick_one(self, queue: Queue, now: int, commit: Commit) -> None:
