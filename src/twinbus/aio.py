@@ -24,12 +24,12 @@ import pyarrow as pa
 
 from twinbus.client import clients, factory, manager, pipelined, sender
 from twinbus.client import receiver as receivers
-from twinbus.client.receiver import DEFAULT_WAIT, ReceiveOptions
+from twinbus.client.receiver import ReceiveOptions
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.state import FactoryState
 from twinbus.clock import Clock
 from twinbus.errors import MessagingError
-from twinbus.limits import WAITING_AIO_THREADS, WORKING_AIO_THREADS
+from twinbus.limits import DEFAULT_WAIT, WAITING_AIO_THREADS, WORKING_AIO_THREADS
 from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.protocol.commands import Disposition
 

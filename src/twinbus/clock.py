@@ -15,11 +15,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from twinbus.limits import CLOCK_CONFIRM_US, CLOCK_STEP_US, NEVER_US, SECOND_US
+from twinbus.limits import CLOCK_CONFIRM_US, CLOCK_STEP_US, MAX_SLEEP_S, NEVER_US, SECOND_US
 
 MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_WAIT_S = 3600.0  # longer waits overflow some platforms' timers
 
 
 def to_us(span: timedelta) -> int:
@@ -87,7 +86,7 @@ class SystemClock:
 
     def seconds_until(self, moment: int) -> float | None:
         """Return how long to wait for that moment."""
-        return min(max(0.0, (moment - self.now_us()) / SECOND_US), _LONGEST_WAIT_S)
+        return min(max(0.0, (moment - self.now_us()) / SECOND_US), MAX_SLEEP_S)
 
     def sleep_us(self, duration: int) -> None:
         """Let that much time pass."""

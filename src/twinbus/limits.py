@@ -8,9 +8,9 @@ from typing import Final
 
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
-NEVER_US: Final = (
-    2**63 - 1
-)  # later than any time: sorts last, and a comparison needs no special case
+MEGABYTE: Final = 1024 * 1024
+MAX_INT64: Final = 2**63 - 1  # what a column of whole numbers holds
+NEVER_US: Final = MAX_INT64  # later than any time: sorts last and needs no special case
 UNLIMITED: Final = timedelta.max
 
 # Messages
@@ -19,6 +19,9 @@ MAX_BATCH_BYTES: Final = 64 * 1024 * 1024  # one commit record stays far below A
 MAX_BATCH_MESSAGES: Final = 100_000  # bounds the time the one writer spends on one command
 MAX_ID_CHARACTERS: Final = 128  # message_id, session_id and partition_key, as in Service Bus
 MAX_PROPERTY_NAME_CHARACTERS: Final = 256
+FEW_MESSAGES: Final = 16  # columns of so few are kept at hand: single messages are many and alike
+DRAWN_IDS: Final = 256  # at once: each draw is a system call, during which other threads take over
+SHOWN_CHARACTERS: Final = 40  # of a wrong text, in an error
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 # Entities
@@ -68,6 +71,8 @@ MAX_OWNER_CHARACTERS: Final = 256  # of a lease: a host, a process and a name
 MAX_LEASES: Final = 1000  # of one queue: ten syphons with all the ranges they may keep
 MAX_LEASE_INTERVALS: Final = 10_000  # of one lease; the log holds each
 MAX_DEAD_LETTER_PARTS: Final = 1000  # of one settlement; each has its own reason
+SCAN_ROWS: Final = 4096  # looked at in one step by a search for deliverable messages
+SHOWN_LOST: Final = 100  # sequence numbers or lock tokens that an error names
 DEFAULT_LEASE_DURATION: Final = timedelta(minutes=1)
 MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon holds its range no longer
 MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change is one vector step
@@ -94,6 +99,7 @@ ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then cha
 GATHER_S: Final = 0.001  # a caller takes some 20 µs to come back: enough for fifty of them
 MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
+MAX_WRITE_BUFFERS: Final = 1024  # of one system call: IOV_MAX on Linux
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
 
 # Storage trouble
@@ -114,6 +120,8 @@ LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the na
 # Time
 CLOCK_STEP_US: Final = 1 * SECOND_US  # a larger difference is a clock that was set, not a drift
 CLOCK_CONFIRM_US: Final = 1 * SECOND_US  # a set clock is believed when it still says so by then
+MAX_SLEEP_S: Final = 3600.0  # longer ones overflow the timers of some platforms
+MAX_SPAN_CHARACTERS: Final = 60  # the longest time with all its units has half as many
 CLOCK_LOOK_S: Final = 1.0  # how often an idle broker looks at the wall clock
 
 # Throttling (None: that facet is not limited)
@@ -138,6 +146,9 @@ TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its lif
 
 # Clients
 TRY_TIMEOUT: Final = timedelta(seconds=5)  # of one try of an operation
+DEFAULT_WAIT: Final = timedelta(seconds=60)  # of a receive
+MIN_POLICY_SPAN: Final = timedelta(microseconds=1)  # of a time of a retry policy
+MAX_POLICY_SPAN: Final = timedelta(days=365)
 OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
 MAX_BACKOFF: Final = timedelta(seconds=10)  # a client is back soon after a long outage
@@ -163,9 +174,11 @@ PING_TIME_TO_LIVE: Final = timedelta(seconds=1)  # where a broker stores it, it 
 CREATE_TRIES: Final = 3
 CREATE_PAUSE: Final = timedelta(seconds=30)  # a broker that restarts is back by then
 PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after its partner was
+TICK_RETRY_US: Final = 1 * SECOND_US  # after a tick of a pairing that failed
+TRANSITIONS_RETRY_US: Final = 10 * SECOND_US  # after a write of its ledger that failed
 REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
 
-# The pipeline
+# The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
@@ -181,6 +194,18 @@ MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
 MAX_RESTART_PAUSE: Final = timedelta(seconds=15)  # before a query that Spark gave up runs again
 RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
+POLL_GATHER_S: Final = 0.05  # that a queue gets to answer before the others go without it
+POLL_GRACE_S: Final = 2.0  # for an answer that is due at once
+POLL_TRIES: Final = 5  # to read a queue, before `once` does without it
+BATCH_PATIENCE_S: Final = 1.0  # of one look for something to do; stopping takes no longer
+SETTLE_TIMEOUT_S: Final = 10.0
+QUERY_LOOK_S: Final = 0.25  # how often the query is looked after
+SPARK_START_S: Final = 120.0  # for Spark to start and the first look at the backlog
+LAST_BATCH_S: Final = 30.0  # what a stop gives the batch under way; to end it early does no harm
+RATE_WINDOW_US: Final = 10 * SECOND_US  # over which the messages a second are counted
+KEPT_NOTES: Final = 200  # of a planner, until the application logs them
+TASK_TRIES: Final = 4  # by Spark on one machine, as on a cluster: a worker may be killed
+OLDEST_JAVA: Final = 17  # that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
@@ -203,6 +228,28 @@ UNSEEN_EVENTS: Final = 100  # of a pairing, kept for its first watcher
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
 INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands
 
+# Reports and estimates
+MAX_PLAN_RATE: Final = 1_000_000_000  # a second; a larger number is a typing error
+MAX_OPERATIONS: Final = 10**15  # of a month or a tier of prices; sums stay exact
+MAX_PRICE: Final = 1_000_000  # of anything on a sheet; a larger number is a typing error
+LEDGER_READERS: Final = 8  # files at once: their footers are small, the disk is far
+REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in little memory
+REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
+REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
+PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent
+CHART_LANES: Final = 20  # of one chart; more cannot be told apart
+CHART_LETTERS: Final = 40  # of a name in a chart
+
+# The command line
+MAX_CONNECTION_BYTES: Final = 64 * 1024  # of a file with a connection string of a few hundred
+MIN_CLI_TIMEOUT: Final = timedelta(milliseconds=1)
+MAX_CLI_COUNT: Final = 10**9  # of --count and --max; a larger number is a typing error
+CLI_BATCH_MESSAGES: Final = 1000  # per operation of a bulk command
+CLI_BATCH_BYTES: Final = 8 * 1024 * 1024  # of bodies, after which a batch is sent
+PROGRESS_LOOK_S: Final = 0.5  # between two looks at the progress of a syphon
+PROGRESS_LINE_LOOKS: Final = 10  # between two printed lines, where no terminal is
+TROUBLE_REPEAT_S: Final = 60.0  # after which the same trouble is printed again
+
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
@@ -221,6 +268,8 @@ MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldes
 MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
 RESERVED_DESCRIPTORS: Final = 256  # for the log, the ledgers and the listening sockets
 CONNECTION_SHARE: Final = 0.8  # of the connections that one key, or one address, may take
+ACCEPTS_PER_ROUND: Final = 64  # connections accepted before the others are served again
+MAX_CONFIG_BYTES: Final = 16 * 1024 * 1024  # some 100,000 entities; reading /dev/zero ends here
 LISTEN_BACKLOG: Final = 1024  # connections that wait to be accepted
 WRITE_BUFFER_BYTES: Final = 256 * 1024  # of one socket, before its replies are kept back
 SNAPSHOT_ENTITIES: Final = 256  # looked at in one go: a few milliseconds

@@ -32,6 +32,8 @@ import pyarrow.compute as pc
 from twinbus.clock import MICROSECOND, from_us, moment_us, to_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
+    DRAWN_IDS,
+    FEW_MESSAGES,
     MAX_ID_CHARACTERS,
     MAX_PROPERTY_NAME_CHARACTERS,
     NEVER_US,
@@ -108,7 +110,6 @@ _NO_PROPERTIES = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_typ
 
 
 _spare_ids: list[str] = []
-_DRAWN_IDS = 256  # at once: each draw is a system call, during which other threads take over
 _ID_DIGITS = 32
 
 
@@ -117,7 +118,7 @@ def _new_id() -> str:
     try:
         return _spare_ids.pop()
     except IndexError:
-        drawn = urandom(_DRAWN_IDS * _ID_DIGITS // 2).hex()
+        drawn = urandom(DRAWN_IDS * _ID_DIGITS // 2).hex()
         _spare_ids.extend(
             drawn[at : at + _ID_DIGITS] for at in range(_ID_DIGITS, len(drawn), _ID_DIGITS)
         )
@@ -305,7 +306,9 @@ def to_columns(
     count = len(messages)
     if not count:
         return pa.RecordBatch.from_pylist([], MESSAGE_SCHEMA), {}
-    columns = list(_empty_columns(count) if count <= _FEW else _empty_columns.__wrapped__(count))
+    columns = list(
+        _empty_columns(count) if count <= FEW_MESSAGES else _empty_columns.__wrapped__(count)
+    )
     in_use: dict[str, pa.Array] = {}
     try:
         for at, values in enumerate(zip(*map(application_values, messages), strict=True)):
@@ -333,10 +336,9 @@ def _column(at: int, values: Sequence[Any]) -> pa.Array:
 
 _COLUMN_TYPES = tuple(MESSAGE_SCHEMA.types)
 _PROPERTIES = MESSAGE_SCHEMA.names.index("properties")
-_FEW = 16  # columns of so few messages are kept at hand
 
 
-@lru_cache(maxsize=_FEW)
+@lru_cache(maxsize=FEW_MESSAGES)
 def _empty_columns(count: int) -> tuple[pa.Array, ...]:
     """Return columns nobody set; most are, and those of single messages are all alike."""
     offsets = pa.array(np.zeros(count + 1, np.int32))

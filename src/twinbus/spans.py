@@ -4,7 +4,7 @@ import re
 from datetime import timedelta
 
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import UNLIMITED
+from twinbus.limits import MAX_SPAN_CHARACTERS, SHOWN_CHARACTERS, UNLIMITED
 
 _UNITS = {
     "d": timedelta(days=1),
@@ -14,8 +14,6 @@ _UNITS = {
     "ms": timedelta(milliseconds=1),
 }
 _PIECE = re.compile(r"([0-9]+)(ms|d|h|m|s)")
-_MAX_CHARACTERS = 60  # the longest time with all its units has half as many
-_SHOWN_CHARACTERS = 40  # of a wrong text in an error
 
 
 def parse_span(text: str) -> timedelta:
@@ -23,7 +21,7 @@ def parse_span(text: str) -> timedelta:
     wanted = text.strip().lower()
     if wanted == "unlimited":
         return UNLIMITED
-    pieces = _PIECE.findall(wanted) if len(wanted) <= _MAX_CHARACTERS else []
+    pieces = _PIECE.findall(wanted) if len(wanted) <= MAX_SPAN_CHARACTERS else []
     if not pieces or "".join(number + unit for number, unit in pieces) != wanted:
         raise InvalidArgumentError(
             f"{_shown(text)} is not a length of time; write one such as 500ms, 30s, 5m, 1h30m, 7d "
@@ -38,7 +36,7 @@ def parse_span(text: str) -> timedelta:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
 
 
 def format_span(span: timedelta) -> str:

@@ -28,7 +28,7 @@ KEYS = ("operation", "purpose", "outcome")
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the planner not wait for real: here everything is answered at once."""
-    monkeypatch.setattr(planner, "_GATHER_S", 0.0)
+    monkeypatch.setattr(planner, "POLL_GATHER_S", 0.0)
 
 
 def metered(directory: Path) -> Counter[Stage]:

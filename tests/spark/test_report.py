@@ -57,7 +57,7 @@ DIVERTED_MESSAGES = 2 * 2 * 40
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Story:
     folder = tmp_path_factory.mktemp("lived")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(planner, "_GATHER_S", 0.0)
+        patched.setattr(planner, "POLL_GATHER_S", 0.0)
         with Story(folder, PLAN).opened() as story:
             story.send(b"before")
             story.clock.advance(timedelta(minutes=1))

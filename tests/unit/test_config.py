@@ -267,7 +267,7 @@ def test_values_that_are_nested_deeply_or_have_thousands_of_digits_are_refused(
 
 
 def test_a_file_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(config, "MAX_CONFIG_BYTES", 1000)
     with pytest.raises(InvalidArgumentError, match="/dev/zero: the file has more than 1000 bytes"):
         read_config(Path("/dev/zero"))
 

@@ -240,7 +240,7 @@ def test_a_nudge_wakes_a_thread_that_sleeps_for_long(real: Ticker, ticks: Ticks)
 def test_on_real_time_ticks_that_fail_do_not_end_the_thread(
     real: Ticker, ticks: Ticks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_AFTER_A_FAILURE_US", SOON_US)
+    monkeypatch.setattr(module, "TICK_RETRY_US", SOON_US)
     ticks.deed = fail
     real.expect(now())
     assert ticks.come(3)

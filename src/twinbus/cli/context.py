@@ -38,14 +38,12 @@ from twinbus.errors import (
 )
 from twinbus.files import write_whole
 from twinbus.lifetimes import Closable
-from twinbus.limits import MAX_WAIT, UNLIMITED
+from twinbus.limits import MAX_CONNECTION_BYTES, MAX_WAIT, MIN_CLI_TIMEOUT, UNLIMITED
 from twinbus.spans import format_span, parse_span
 from twinbus.spark.session import check_installed
 
 CONNECTION = "TWINBUS_CONNECTION"
 UNBOUNDED = 10_000  # columns of output that is not read on a terminal
-_MAX_CONNECTION_BYTES = 64 * 1024  # of a file with a connection string, which has a few hundred
-_SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C", bound=Closable)
 
@@ -215,17 +213,17 @@ def _read_connection(file: Path, option: str) -> str:
     """Return the connection string in a file, or in a line of standard input for `-`."""
     try:
         if str(file) == "-":
-            found = sys.stdin.buffer.readline(_MAX_CONNECTION_BYTES + 1)
+            found = sys.stdin.buffer.readline(MAX_CONNECTION_BYTES + 1)
         else:
             with file.open("rb") as opened:
-                found = opened.read(_MAX_CONNECTION_BYTES + 1)
+                found = opened.read(MAX_CONNECTION_BYTES + 1)
     except OSError as error:  # without the name: it may be a connection string by mistake
         raise click.UsageError(f"{option} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise click.UsageError(f"{option} is not the name of a file") from error
-    if len(found) > _MAX_CONNECTION_BYTES:
+    if len(found) > MAX_CONNECTION_BYTES:
         raise click.UsageError(
-            f"{option} has more than {_MAX_CONNECTION_BYTES} bytes, so it is not a connection "
+            f"{option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not a connection "
             "string. Give a file that holds nothing else"
         )
     try:
@@ -259,7 +257,7 @@ def talks_to_namespace(command: _F) -> _F:
     )
     @click.option(
         "--timeout",
-        type=Span(_SHORTEST_TIMEOUT, MAX_WAIT),
+        type=Span(MIN_CLI_TIMEOUT, MAX_WAIT),
         default="20s",
         show_default=True,
         help="How long to try each operation before giving up.",

@@ -30,15 +30,17 @@ from twinbus.errors import (
     MessageSizeExceededError,
     SessionCannotBeLockedError,
 )
-from twinbus.limits import MAX_BATCH_BYTES, MAX_RECEIVE_BYTES, MAX_WAIT
+from twinbus.limits import (
+    CLI_BATCH_BYTES,
+    CLI_BATCH_MESSAGES,
+    MAX_BATCH_BYTES,
+    MAX_CLI_COUNT,
+    MAX_INT64,
+    MAX_RECEIVE_BYTES,
+    MAX_WAIT,
+)
 from twinbus.message import BrokeredMessage, PropertyValue
-from twinbus.protocol.commands import ReceiveMode
-
-_BATCH = 1000  # messages per operation of a bulk command
-_BATCH_BYTES = 8 * 1024 * 1024  # of bodies, after which a batch is sent
-_MAX_COUNT = 10**9  # of --count and --max; a larger number is a typing error
-_MAX_SEQUENCE_NUMBER = 2**63 - 1
-_NO_WAIT = timedelta(0)
+from twinbus.protocol.commands import NO_WAIT, ReceiveMode
 
 
 class Body(click.ParamType[bytes]):
@@ -89,7 +91,7 @@ Examples:
 @click.option("--file", type=click.File("rb"), help="File whose bytes are the body.")
 @click.option("--lines", type=click.File("rb"), help="File with one message per line; - is stdin.")
 @click.option(
-    "--count", type=click.IntRange(1, _MAX_COUNT), default=1, help="Send it so many times."
+    "--count", type=click.IntRange(1, MAX_CLI_COUNT), default=1, help="Send it so many times."
 )
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property.")
 @click.option("--message-id", help="Identifier; one is made up where it is missing.")
@@ -228,7 +230,7 @@ def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessag
     for message in messages:
         chunk.append(message)
         size += len(message.body)
-        if len(chunk) == _BATCH or size >= _BATCH_BYTES:
+        if len(chunk) == CLI_BATCH_MESSAGES or size >= CLI_BATCH_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -257,7 +259,7 @@ Examples:
 @click.option(
     "--max",
     "most",
-    type=click.IntRange(1, _MAX_COUNT),
+    type=click.IntRange(1, MAX_CLI_COUNT),
     default=1,
     show_default=True,
     help="At most so many.",
@@ -301,7 +303,7 @@ def _accept_session(
 ) -> MessageReceiver:
     """Lock a session: now if it is free, else within `wait`."""
     try:
-        return factory.accept_message_session(path, session_id, _NO_WAIT)
+        return factory.accept_message_session(path, session_id, NO_WAIT)
     except SessionCannotBeLockedError:
         if not wait:
             raise
@@ -316,14 +318,14 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
     """
     left = most
     while left is None or left > 0:
-        count = _BATCH if left is None else min(left, _BATCH)
-        messages = receiver.receive_batch(count, _NO_WAIT)
+        count = CLI_BATCH_MESSAGES if left is None else min(left, CLI_BATCH_MESSAGES)
+        messages = receiver.receive_batch(count, NO_WAIT)
         if not messages and wait:
             messages = receiver.receive_batch(count, wait)
         if not messages:
             return
         yield messages
-        wait = _NO_WAIT  # only the first message is waited for
+        wait = NO_WAIT  # only the first message is waited for
         if left is not None:
             left -= len(messages)
 
@@ -333,7 +335,7 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
 @click.option(
     "--max",
     "most",
-    type=click.IntRange(1, _BATCH),
+    type=click.IntRange(1, CLI_BATCH_MESSAGES),
     default=10,
     show_default=True,
     help="At most so many.",
@@ -341,7 +343,7 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
 @click.option(
     "--from",
     "first",
-    type=click.IntRange(0, _MAX_SEQUENCE_NUMBER),
+    type=click.IntRange(0, MAX_INT64),
     default=0,
     help="Sequence number to begin with.",
 )
@@ -362,7 +364,7 @@ def dead_letter() -> None:
 @click.option(
     "--max",
     "most",
-    type=click.IntRange(1, _BATCH),
+    type=click.IntRange(1, CLI_BATCH_MESSAGES),
     default=100,
     show_default=True,
     help="At most so many.",
@@ -380,7 +382,7 @@ def list_dead(settings: Settings, path: str, most: int) -> None:
 @dead_letter.command("resubmit", epilog=examples("twinbus dead-letter resubmit orders"))
 @click.argument("path")
 @click.option(
-    "--max", "most", type=click.IntRange(1, _MAX_COUNT), help="At most so many [default: all]."
+    "--max", "most", type=click.IntRange(1, MAX_CLI_COUNT), help="At most so many [default: all]."
 )
 @talks_to_namespace
 def resubmit(settings: Settings, path: str, most: int | None) -> None:
@@ -393,7 +395,7 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
         factory.create_message_sender(target) as sender,
         progress("sending again", most) as advance,
     ):
-        for messages in _batches(dead, most, _NO_WAIT):
+        for messages in _batches(dead, most, NO_WAIT):
             sender.send_batch([_renamed(message) for message in messages])
             dead.complete(messages)  # only now: a crash in between sends twice, never loses
             done += len(messages)
@@ -425,7 +427,7 @@ def purge(settings: Settings, path: str, yes: bool) -> None:
         factory.create_message_receiver(dead_letter_path(path), options) as dead,
         progress("purging", None) as advance,
     ):
-        while count := dead.receive_columns(_BATCH, _NO_WAIT).num_rows:
+        while count := dead.receive_columns(CLI_BATCH_MESSAGES, NO_WAIT).num_rows:
             done += count
             advance(count)
     _report_count(settings, "purged", done)

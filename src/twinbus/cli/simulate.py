@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import click
 
 from twinbus.cli.context import ExitCode, Number
+from twinbus.limits import MAX_INT64
 from twinbus.testing.outage import OutageSimulation
 
-_LARGEST_SEED = 2**63 - 1
 _ROWS = {
     "messages sent": "sent",
     "acknowledged": "acknowledged",
@@ -44,7 +44,7 @@ Examples:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(-_LARGEST_SEED, _LARGEST_SEED),
+    type=click.IntRange(-MAX_INT64, MAX_INT64),
     help="Decides everything that happens [default: a new one].",
 )
 @click.option(

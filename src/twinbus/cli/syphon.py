@@ -24,6 +24,8 @@ from twinbus.limits import (
     MAX_RETRY_INTERVAL,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
+    PROGRESS_LOOK_S,
+    QUEUE_LOOK_PAUSE,
     SYPHON_LEASE,
 )
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
@@ -36,8 +38,6 @@ from twinbus.syphon.queue_watch import QueueWatch
 from twinbus.syphon.syphon import Syphon, SyphonSettings, note_extra_queues
 
 PRIMARY, SECONDARY = "TWINBUS_PRIMARY", "TWINBUS_SECONDARY"
-_SHOW_S = 0.5  # between two looks at the progress
-_LOOK_S = 2.0  # between two looks for backlog queues, before the first pairing
 _TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 
@@ -194,7 +194,7 @@ def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: in
     found = BacklogQueues({}, {})
     while True:
         before = found
-        time.sleep(_LOOK_S)
+        time.sleep(QUEUE_LOOK_PAUSE.total_seconds())
         found = find_backlog_queues(manager, primary, count)
         if found.paths and (len(found.paths) == count or found == before):
             return found  # else an application is creating them at this moment
@@ -228,7 +228,7 @@ def _terminate(*_: object) -> None:
 def _follow(running: Syphon, stopping: threading.Event, display: SyphonDisplay) -> None:
     """Show the progress until the syphon ends or is asked to stop."""
     with display.showing():
-        while not stopping.is_set() and not running.wait(_SHOW_S):
+        while not stopping.is_set() and not running.wait(PROGRESS_LOOK_S):
             display.refresh(running.progress)
     if stopping.is_set():
         click.echo("stopping after this batch ...", err=True)

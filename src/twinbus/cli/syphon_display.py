@@ -20,13 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from twinbus.cli.context import print_json
+from twinbus.limits import PROGRESS_LINE_LOOKS, TROUBLE_REPEAT_S
 from twinbus.spans import format_span
 from twinbus.syphon.desk import DestinationProgress, SyphonProgress
 
 _log = logging.getLogger("twinbus.syphon")
-_LINE_EVERY = 10  # refreshes, where no terminal is
 _MIN_STATE = 24  # columns for the state of a destination, on a narrow terminal too
-_REPEAT_S = 60.0  # after which the same trouble is printed again
 _HEADER = ("destination", "moved", "waiting", "state")
 _GAP = 2  # columns between two columns of the table
 
@@ -77,7 +76,7 @@ class SyphonDisplay:
         self._seen = progress
         if self._live is not None:
             self._live.update(picture(progress, self._console.width), refresh=True)
-        elif self._refreshes % _LINE_EVERY == 0 and _has_changed(progress, self._printed):
+        elif self._refreshes % PROGRESS_LINE_LOOKS == 0 and _has_changed(progress, self._printed):
             self.print_line(progress)
             self._printed = progress
         self._refreshes += 1
@@ -107,7 +106,7 @@ class OncePerChange(logging.Filter):
         self._last = {
             other: last
             for other, last in self._last.items()
-            if record.created - last[1] < _REPEAT_S
+            if record.created - last[1] < TROUBLE_REPEAT_S
         }
         is_known = said in [last for last, _ in self._last.values()]
         if is_known and self._last.get(subject, ("", 0.0))[0] == said:

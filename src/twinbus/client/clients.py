@@ -5,13 +5,13 @@ from datetime import timedelta
 
 from twinbus.client.courier import Courier
 from twinbus.client.receiver import (
-    DEFAULT_WAIT,
     MessageReceiver,
     MessageSession,
     ReceiveOptions,
 )
 from twinbus.client.sender import MessageSender
 from twinbus.entities import RuleDescription, subscription_path
+from twinbus.limits import DEFAULT_WAIT
 from twinbus.protocol.commands import AcceptSession, CreateRule, DeleteRule, ListRules
 
 

@@ -9,14 +9,14 @@ from typing import Generic, Self, TypeVar
 
 from twinbus.client.clients import QueueClient, SubscriptionClient, TopicClient, accept_session
 from twinbus.client.courier import NamespaceUser
-from twinbus.client.receiver import DEFAULT_WAIT, MessageReceiver, MessageSession, ReceiveOptions
+from twinbus.client.receiver import MessageReceiver, MessageSession, ReceiveOptions
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
 from twinbus.client.state import FactoryState
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.errors import InvalidArgumentError, InvalidOperationError
-from twinbus.limits import DEFAULT_FAILOVER_INTERVAL, MAX_FAILOVER_INTERVAL
+from twinbus.limits import DEFAULT_FAILOVER_INTERVAL, DEFAULT_WAIT, MAX_FAILOVER_INTERVAL
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.values import check_span

@@ -17,7 +17,7 @@ from twinbus.client.renewal import LockRenewer
 from twinbus.client.sender import EntityClient
 from twinbus.clock import moment_us
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
-from twinbus.limits import MAX_REASON_CHARACTERS, MAX_RECEIVE_MESSAGES
+from twinbus.limits import DEFAULT_WAIT, MAX_REASON_CHARACTERS, MAX_RECEIVE_MESSAGES
 from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
 from twinbus.protocol.commands import (
     NO_WAIT,
@@ -35,8 +35,6 @@ from twinbus.protocol.commands import (
     SetSessionState,
     Settle,
 )
-
-DEFAULT_WAIT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from twinbus.clock import to_us
 from twinbus.errors import Fault, InvalidArgumentError, MessagingError, ServerBusyError
 from twinbus.limits import (
     MAX_BACKOFF,
+    MAX_POLICY_SPAN,
     MIN_BACKOFF,
+    MIN_POLICY_SPAN,
     NEVER_US,
     OPERATION_TIMEOUT,
     SECOND_US,
@@ -22,8 +24,6 @@ from twinbus.limits import (
     TRY_TIMEOUT,
 )
 from twinbus.values import check_span
-
-_SHORTEST, _LONGEST = timedelta(microseconds=1), timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "try_timeout", "min_backoff", "max_backoff"):
-            check_span(name, getattr(self, name), _SHORTEST, _LONGEST)
+            check_span(name, getattr(self, name), MIN_POLICY_SPAN, MAX_POLICY_SPAN)
         if self.min_backoff > self.max_backoff:
             raise InvalidArgumentError("min_backoff must not be longer than max_backoff")
         if self.max_tries is not None and (type(self.max_tries) is not int or self.max_tries < 1):

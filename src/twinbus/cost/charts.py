@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from twinbus.limits import CHART_LETTERS
+
 _WIDTH, _HEIGHT = 400, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 38, 26
 _GREY, _LINE = "#5b6977", "#e2e8ee"
 _ROW, _BAR = 38, 12  # height of a bar with its name, and of the bar alone
 _LANE = 40
-_MOST_LETTERS = 40  # of a name in a chart
 _FLOW_HEIGHT, _NODE, _GAP = 260, 10, 26
 _STEPS = (1, 2, 2.5, 5, 10)
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -321,8 +322,8 @@ def _bands(
 
 def _short(name: str) -> str:
     """Return a name that fits beside a chart, as HTML; the ends of it tell most."""
-    if len(name) > _MOST_LETTERS:
-        half = _MOST_LETTERS // 2
+    if len(name) > CHART_LETTERS:
+        half = CHART_LETTERS // 2
         name = f"{name[:half]}…{name[-half:]}"
     return escape(name)
 

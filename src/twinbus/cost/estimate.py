@@ -29,8 +29,11 @@ from twinbus.limits import (
     MAX_BACKLOG_QUEUES,
     MAX_FAILOVER_INTERVAL,
     MAX_MESSAGE_BYTES,
+    MAX_OPERATIONS,
     MAX_PING_INTERVAL,
+    MAX_PLAN_RATE,
     MAX_SIZE_MEGABYTES,
+    MEGABYTE,
     MIN_PING_INTERVAL,
     SYPHON_POLL,
     TRY_TIMEOUT,
@@ -41,8 +44,6 @@ from twinbus.protocol.operations import UNIT_BYTES
 
 MONTH = timedelta(days=30)
 PING_BYTES = int(sizes(to_batch([ping_message(Random(0))]))[0])  # noqa: S311 - only its size
-MOST_A_SECOND = 1_000_000_000
-MOST_USED = 10**15
 _NOTHING = timedelta(0)
 
 
@@ -121,9 +122,9 @@ class Plan:
                 )
         for name, least in (("rate", 0.001), ("drain_rate", 1)):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not least <= value <= MOST_A_SECOND:
+            if type(value) not in (int, float) or not least <= value <= MAX_PLAN_RATE:
                 raise InvalidArgumentError(
-                    f"{name} is {value!r}; it must be a number from {least} to {MOST_A_SECOND}"
+                    f"{name} is {value!r}; it must be a number from {least} to {MAX_PLAN_RATE}"
                 )
         for name, low, high in (
             ("outage", _NOTHING, MONTH),
@@ -177,11 +178,11 @@ class Estimate:
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
     """Return what a plan comes to; `used` operations of the month were used up before."""
-    if type(used) is not int or not 0 <= used <= MOST_USED:
-        raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MOST_USED}")
+    if type(used) is not int or not 0 <= used <= MAX_OPERATIONS:
+        raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MAX_OPERATIONS}")
     away = time_away(plan.outage, plan.until_diverted, plan.ping_interval)
     wanted = round(plan.rate * away.total_seconds())
-    capacity = plan.queues * plan.queue_megabytes * 1024 * 1024
+    capacity = plan.queues * plan.queue_megabytes * MEGABYTE
     diverted = min(wanted, plan.queues * (capacity // plan.queues // plan.size))
     pings = (
         plan.processes

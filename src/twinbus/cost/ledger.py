@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
 from twinbus.ledger import FOLDER, JOURNAL, SCHEMAS, LedgerKind, days, read_footer
+from twinbus.limits import LEDGER_READERS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +29,6 @@ _DDL = {
     pa.int64(): "bigint",
     pa.timestamp("us", "UTC"): "timestamp",
 }
-_LOOKING = 8  # files at once: their footers are small, the disk is far
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def survey(
         for path in _files(folder / kind.value, since, until)
     ]
     surveyed = Survey(found, list(named))
-    with ThreadPoolExecutor(_LOOKING) as looking:
+    with ThreadPoolExecutor(LEDGER_READERS) as looking:
         footers = looking.map(lambda one: _look(one[1], one[2]), everything)
         for (name, kind, path), told in zip(everything, footers, strict=True):
             if isinstance(told, str):

@@ -15,11 +15,10 @@ from typing import Any
 
 from twinbus.cost.stages import Stage, is_billed
 from twinbus.errors import InvalidArgumentError
+from twinbus.limits import MAX_OPERATIONS, MAX_PRICE
 
 _MILLION = 1_000_000
 _GIGABYTE = 2**30
-_MOST = 1_000_000  # of a price
-_MOST_OPERATIONS = 10**15
 _TEXTS = ("name", "source", "currency")
 _COUNTED_PER = ("account", "namespace")
 
@@ -177,14 +176,14 @@ def _check_names(where: str, table: Any, known: set[str]) -> None:
 
 def _number(name: str, value: Any) -> Decimal:
     is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
-    if not is_number or not Decimal(value).is_finite() or not 0 <= value <= _MOST:
-        raise InvalidArgumentError(f"{name} is {value!s:.40}; it must be from 0 to {_MOST}")
+    if not is_number or not Decimal(value).is_finite() or not 0 <= value <= MAX_PRICE:
+        raise InvalidArgumentError(f"{name} is {value!s:.40}; it must be from 0 to {MAX_PRICE}")
     return Decimal(value)
 
 
 def _whole(name: str, value: Any, low: int = 0) -> int:
-    if type(value) is not int or not low <= value <= _MOST_OPERATIONS:
+    if type(value) is not int or not low <= value <= MAX_OPERATIONS:
         raise InvalidArgumentError(
-            f"{name} is {value!s:.40}; it must be a whole number from {low} to {_MOST_OPERATIONS}"
+            f"{name} is {value!s:.40}; it must be a whole number from {low} to {MAX_OPERATIONS}"
         )
     return value

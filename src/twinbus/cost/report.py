@@ -39,6 +39,12 @@ from twinbus.cost.reconciliation import is_backlog, is_dead_letter
 from twinbus.cost.stages import Basis, Stage, rule_of
 from twinbus.errors import LedgerDamagedError
 from twinbus.ledger import DEAD_LETTERED, MOVED, LedgerKind
+from twinbus.limits import (
+    PERCENTILE_ACCURACY,
+    REPORT_ENTITIES,
+    REPORT_LISTED_FILES,
+    REPORT_PARTITION_ROWS,
+)
 from twinbus.protocol.operations import Purpose
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
@@ -53,10 +59,6 @@ _MONEY = pa.schema(
     ]
 )
 _PERCENTILES = (0.5, 0.9, 0.99)
-_ACCURACY = 10_000
-_ROWS_PER_PARTITION = 500_000  # of a shuffle: what two cores sort in little memory
-_FILES = 1_000_000  # to be listed here: a task for each file takes longer than the file
-_BUSIEST = 20  # entities a person looks at
 _GROUPS = ("ledger", "path", "day", "month", "stage")
 _FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
 Row = dict[str, Any]
@@ -116,9 +118,11 @@ def make_report(
     tell(f"ledger files: {told}")
     session = session.newSession()  # with settings of its own
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    partitions = max(sum(surveyed.rows.values()) // _ROWS_PER_PARTITION, 2)
+    partitions = max(sum(surveyed.rows.values()) // REPORT_PARTITION_ROWS, 2)
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", str(_FILES))
+    session.conf.set(
+        "spark.sql.sources.parallelPartitionDiscovery.threshold", str(REPORT_LISTED_FILES)
+    )
     while True:
         try:
             with _files_named():
@@ -253,7 +257,7 @@ class _Job:
             f.grouping_id().alias("grouping"),
         )
         busiest = Window.partitionBy("grouping").orderBy(f.desc("operations"))
-        is_busy = (f.col("place") <= _BUSIEST) & (path != "")
+        is_busy = (f.col("place") <= REPORT_ENTITIES) & (path != "")
         rows = _rows(
             summed.withColumn("place", f.row_number().over(busiest))
             .where(path.isNull() | is_busy)
@@ -378,7 +382,7 @@ class _Job:
         is_moved = f.col("result") == MOVED
         known = transfers.withColumn("delay", f.when(is_moved, delay))
         points = [f.lit(point) for point in _PERCENTILES]
-        percentiles = f.percentile_approx("delay", f.array(*points), f.lit(_ACCURACY))
+        percentiles = f.percentile_approx("delay", f.array(*points), f.lit(PERCENTILE_ACCURACY))
         by_path = known.groupBy(f.lower("path").alias("home")).agg(
             f.first("path").alias("path"),
             f.count_if(is_moved).alias("moved"),
@@ -442,7 +446,7 @@ class _Job:
         )
         points = f.array(*(f.lit(point) for point in _PERCENTILES))
         late = f.greatest(f.col("behind"), f.lit(0))
-        percentiles = f.percentile_approx(late, points, f.lit(_ACCURACY))
+        percentiles = f.percentile_approx(late, points, f.lit(PERCENTILE_ACCURACY))
         return (
             behind.where(f.col("sent").isNotNull())
             .groupBy("home")

@@ -25,6 +25,7 @@ from twinbus.cost.charts import (
 from twinbus.cost.report import Report, Row
 from twinbus.cost.stages import COMPLETIONS, DIVERTED, Stage
 from twinbus.entities import DEAD_LETTER_SUFFIX, is_backlog_path
+from twinbus.limits import CHART_LANES
 
 _GREEN, _AMBER, _PURPLE, _BLUE, _RED, _GREY = (
     "#12723c",
@@ -40,7 +41,6 @@ _COLORS = {
     **dict.fromkeys(COMPLETIONS, _PURPLE),
     Stage.RECEIVE_FROM_PRIMARY: _BLUE,
 }
-_MOST_LANES = 20
 
 
 def report_page(report: Report) -> str:
@@ -197,7 +197,7 @@ def _timeline(report: Report) -> str:
         spans.append(Span(over, back, "sends go to the backlog", _AMBER))
         if outage["drained"] and outage["returned"] and outage["drained"] > outage["returned"]:
             spans.append(Span(back, outage["drained"] - begins, "backlog is drained", _BLUE))
-    shown = [Lane(name, spans) for name, spans in sorted(lanes.items())][:_MOST_LANES]
+    shown = [Lane(name, spans) for name, spans in sorted(lanes.items())][:CHART_LANES]
     note = f"<p>Time 0 is {_moment(begins)} (UTC).</p>"
     return timeline("Timeline of the outage", shown, last - begins) + note
 

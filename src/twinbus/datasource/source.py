@@ -50,6 +50,7 @@ from twinbus.errors import (
     StaleEpochError,
 )
 from twinbus.limits import (
+    BATCH_PATIENCE_S,
     MAX_LEASE_MESSAGES,
     MAX_RECEIVE_MESSAGES,
     OPERATION_TIMEOUT,
@@ -69,7 +70,6 @@ from twinbus.protocol.commands import (
 FORMAT = "twinbus"
 _log = logging.getLogger("twinbus.source")
 _COLUMNS = (*MESSAGE_COLUMNS, *BROKER_COLUMNS)
-_PATIENCE_S = 1.0  # of one look for something to read
 _TIMEOUT_S = OPERATION_TIMEOUT.total_seconds()
 
 
@@ -216,7 +216,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not error.is_transient or self._is_bounded:
                 raise
             _log.warning("%s cannot be read: %s; trying again", self._options.path, error)
-            time.sleep(_PATIENCE_S)
+            time.sleep(BATCH_PATIENCE_S)
             return start
 
     def _next_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -304,7 +304,7 @@ class _Keeper:
             )
             self._poll = self._namespace.submit(command)
         try:
-            lease = self._poll.result(_PATIENCE_S if wait else _TIMEOUT_S)
+            lease = self._poll.result(BATCH_PATIENCE_S if wait else _TIMEOUT_S)
         except MessagingError:
             self._poll = None
             raise
@@ -336,7 +336,7 @@ class _Keeper:
             except RangeUnavailableError:  # another reader has some of it, for a while
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(_PATIENCE_S)
+                time.sleep(BATCH_PATIENCE_S)
             else:
                 return lease.epoch if lease is not None else 0
 

@@ -42,6 +42,7 @@ from twinbus.limits import (
     CREATE_PAUSE,
     CREATE_TRIES,
     DEFAULT_LOCK_DURATION,
+    FEW_MESSAGES,
     MAX_BACKLOG_QUEUES,
     MAX_MAX_DELIVERY_COUNT,
     MAX_MESSAGE_BYTES,
@@ -83,7 +84,6 @@ ALIASED_COLUMNS = {
 }
 _SEQUENCE_BITS = 50  # a quadrillion messages in one backlog queue
 NOWHERE_KNOWN = MAX_BACKLOG_QUEUES  # in place of an index, where a reply was lost
-_FEW = 16  # diverted single messages are many and alike
 _log = logging.getLogger("twinbus.pairing")
 Indices = npt.NDArray[np.int64]
 
@@ -276,7 +276,7 @@ def diverted(batch: pa.RecordBatch, path: str, origin: Origin | None = None) -> 
         additions.append(_Additions(PATH, np.arange(count), _texts(path, count)))
         properties = _with(properties, additions)
     else:
-        only = _only_path if count <= _FEW else _only_path.__wrapped__
+        only = _only_path if count <= FEW_MESSAGES else _only_path.__wrapped__
         properties = only(path, count)
     return _replaced(batch, "properties", properties)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
-from twinbus.limits import KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, SECOND_US
+from twinbus.limits import KEPT_TRANSITIONS, LEDGER_RETENTION, NEVER_US, TRANSITIONS_RETRY_US
 from twinbus.pairing.events import (
     BacklogIncomplete,
     BacklogQueueBack,
@@ -58,7 +58,7 @@ class TransitionLedger:
                 self._ledger.folder,
                 error,
             )
-            return now + 10 * SECOND_US
+            return now + TRANSITIONS_RETRY_US
         for _ in events:
             self._events.popleft()
         return NEVER_US

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable
 
 from twinbus.clock import Clock, passes_by_itself
-from twinbus.limits import NEVER_US, SECOND_US
+from twinbus.limits import NEVER_US, TICK_RETRY_US
 
-_AFTER_A_FAILURE_US = 1 * SECOND_US
 _log = logging.getLogger("twinbus.pairing")
 
 
@@ -68,7 +67,7 @@ class Ticker:
                 self.expect(self._tick(self._clock.now_us()))
             except Exception:  # noqa: BLE001 - whatever it is, the next tick must come
                 _log.exception("a tick of a pairing failed")
-                self.expect(self._clock.now_us() + _AFTER_A_FAILURE_US)
+                self.expect(self._clock.now_us() + TICK_RETRY_US)
             finally:
                 self._turn.release()
 

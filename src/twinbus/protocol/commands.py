@@ -29,6 +29,7 @@ from twinbus.limits import (
     MAX_BATCH_MESSAGES,
     MAX_DEAD_LETTER_PARTS,
     MAX_ID_CHARACTERS,
+    MAX_INT64,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
     MAX_ORIGIN_DEPTH,
@@ -46,7 +47,6 @@ from twinbus.values import check_optional_text, check_span, check_text, check_ty
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
-_LARGEST = 2**63 - 1  # what a column holds
 
 
 def _check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
@@ -59,7 +59,7 @@ def _check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
         whole = whole and (not count or int(numbers.min()) >= low)
     else:
         whole = type(numbers) in (list, tuple) and all(
-            type(number) is int and low <= number <= _LARGEST
+            type(number) is int and low <= number <= MAX_INT64
             for number in numbers  # type: ignore[attr-defined]
         )
         count = len(numbers) if whole else 0  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def _is_interval(pair: object) -> bool:
     return (
         type(pair) in (list, tuple)
         and len(pair) == 2  # type: ignore[arg-type]
-        and all(type(number) is int and -_LARGEST <= number <= _LARGEST for number in pair)  # type: ignore[attr-defined]
+        and all(type(number) is int and -MAX_INT64 <= number <= MAX_INT64 for number in pair)  # type: ignore[attr-defined]
     )
 
 
@@ -256,7 +256,7 @@ class Receive(EntityCommand[pa.RecordBatch]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         check_whole("max_messages", self.max_messages, 1, MAX_RECEIVE_MESSAGES)
-        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
+        check_whole("max_bytes", self.max_bytes, -MAX_INT64, MAX_INT64)
         check_span("wait", self.wait, NO_WAIT, MAX_WAIT)
         check_type("mode", self.mode, ReceiveMode)
         check_type("session", self.session, SessionLock, NoneType)
@@ -289,7 +289,7 @@ class Peek(EntityCommand[pa.RecordBatch]):
         EntityCommand.__post_init__(self)
         _check_numbers("from_sequence_number", [self.from_sequence_number])
         check_whole("max_messages", self.max_messages, 1, MAX_RECEIVE_MESSAGES)
-        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
+        check_whole("max_bytes", self.max_bytes, -MAX_INT64, MAX_INT64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +431,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
         if self.past is not None:
             _check_numbers("past", self.past)
         if self.max_bytes is not None:
-            check_whole("max_bytes", self.max_bytes, 1, _LARGEST)
+            check_whole("max_bytes", self.max_bytes, 1, MAX_INT64)
         _check_numbers("first and last", [n for n in (self.first, self.last) if n is not None])
         if (self.first is None) != (self.last is None):
             raise InvalidArgumentError("give both first and last of the range, or neither")
@@ -466,7 +466,7 @@ class ReadRange(EntityCommand[pa.RecordBatch]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("epoch, first and last", [self.epoch, self.first, self.last])
-        check_whole("max_bytes", self.max_bytes, -_LARGEST, _LARGEST)
+        check_whole("max_bytes", self.max_bytes, -MAX_INT64, MAX_INT64)
 
 
 @dataclass(frozen=True, slots=True)

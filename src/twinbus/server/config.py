@@ -58,7 +58,7 @@ from twinbus.entities import (
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError, MessagingError
 from twinbus.ledger import LedgerSettings
-from twinbus.limits import MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
+from twinbus.limits import MAX_CONFIG_BYTES, MAX_CONNECTIONS, MAX_MESSAGE_BYTES, MAX_RECEIVE_BYTES
 from twinbus.namespace.contract import Namespace
 from twinbus.protocol.commands import (
     CreateEntity,
@@ -73,7 +73,6 @@ from twinbus.protocol.keys import Claim, SharedAccessKey, is_key_name, key_id
 from twinbus.spans import parse_span
 from twinbus.values import shown
 
-_MAX_FILE_BYTES = 16 * 1024 * 1024  # some 100,000 entities; reading /dev/zero ends here
 _KINDS: Mapping[str, type[EntityDescription]] = {
     "queue": QueueDescription,
     "topic": TopicDescription,
@@ -192,11 +191,11 @@ def read_config(path: Path) -> Config:
 def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
         raise InvalidArgumentError(f"the file cannot be read: {error.strerror}") from error
-    if len(content) > _MAX_FILE_BYTES:
-        raise InvalidArgumentError(f"the file has more than {_MAX_FILE_BYTES} bytes")
+    if len(content) > MAX_CONFIG_BYTES:
+        raise InvalidArgumentError(f"the file has more than {MAX_CONFIG_BYTES} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -34,6 +34,7 @@ from twinbus.errors import (
 )
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
+    ACCEPTS_PER_ROUND,
     AUTHENTICATION_US,
     CONNECTION_SHARE,
     DOOR_TICK_S,
@@ -63,7 +64,6 @@ from twinbus.server.web import Web
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
-_ACCEPTS_PER_ROUND = 64  # connections accepted before the others are served again
 
 
 class Door(Closable):
@@ -177,7 +177,7 @@ class Door(Closable):
     # -- accepting -----------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_ACCEPTS_PER_ROUND):
+        for _ in range(ACCEPTS_PER_ROUND):
             try:
                 accepted, peer = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

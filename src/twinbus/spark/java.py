@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 from twinbus.errors import InvalidOperationError
+from twinbus.limits import OLDEST_JAVA
 
-OLDEST_JAVA = 17
 _WRAPPER = """#!/bin/sh
 # Spark asks for a module of vector instructions, which small Javas lack and which prints a warning.
 for argument do

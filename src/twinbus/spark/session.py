@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from twinbus.errors import InvalidOperationError
+from twinbus.limits import TASK_TRIES
 from twinbus.spark.gateway import GatewayLaunch, end_jvm
 from twinbus.spark.java import find_java, make_java_home
 
@@ -29,7 +30,6 @@ _ALWAYS = {
     "spark.ui.showConsoleProgress": "false",
 }
 _MISSING = "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
-_TRIES = 4  # of a task, as on a cluster: a worker may be killed
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
@@ -44,7 +44,7 @@ rootLogger.appenderRef.file.ref = file
 
 def local_master(cores: int | None = None) -> str:
     """Return the master URL of this machine."""
-    return f"local[{cores or os.cpu_count() or 2},{_TRIES}]"
+    return f"local[{cores or os.cpu_count() or 2},{TASK_TRIES}]"
 
 
 class BorrowedSession:

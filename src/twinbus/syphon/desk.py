@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from twinbus.files import write_whole
+from twinbus.limits import KEPT_NOTES
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import Carried, Failure, Range
-
-_KEPT_NOTES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Desk:
     def note(self, level: int, text: str) -> None:
         """Have a line logged; goes out with the next progress."""
         number = self._notes[-1].number + 1 if self._notes else 1
-        self._notes = [*self._notes, Note(number, level, text)][-_KEPT_NOTES:]
+        self._notes = [*self._notes, Note(number, level, text)][-KEPT_NOTES:]
 
     def put_progress(self, progress: SyphonProgress) -> None:
         """Tell how far it is."""

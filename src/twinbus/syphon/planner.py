@@ -24,7 +24,11 @@ from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import (
     MAX_LEASE_MESSAGES,
     MAX_RETRY_INTERVAL,
+    POLL_GATHER_S,
+    POLL_GRACE_S,
+    POLL_TRIES,
     RANGE_MESSAGES,
+    RATE_WINDOW_US,
     SECOND_US,
     SYPHON_LEASE,
     SYPHON_POLL,
@@ -36,11 +40,6 @@ from twinbus.syphon.carrier import Carried, canonical
 from twinbus.syphon.desk import Desk, DestinationProgress
 from twinbus.syphon.destinations import Destinations
 from twinbus.wakeup import Wakeup
-
-_RATE_WINDOW_US = 10 * SECOND_US
-_GATHER_S = 0.05  # that a queue gets to answer before the others go without it
-_GRACE_S = 2.0  # for an answer that is due at once
-_TRIES = 5  # to read a queue, before `once` does without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,23 +119,24 @@ class Planner:
     def _await_tasks(self, patience_s: float) -> list[Task]:
         deadline = time.monotonic() + patience_s
         while True:
-            wait(self._ask_all(SYPHON_POLL), _GATHER_S)  # where something waits, it is there now
+            asked = self._ask_all(SYPHON_POLL)
+            wait(asked, POLL_GATHER_S)  # where something waits, it is there now
             tasks = self._take()
             left_s = deadline - time.monotonic()
             if tasks or left_s <= 0:
                 return tasks
             if self._wakeup.wait(self._pause_s(left_s)) and self._granted:
-                time.sleep(min(_GATHER_S, left_s))  # what is diverted together comes together
+                time.sleep(min(POLL_GATHER_S, left_s))  # what is diverted together comes together
 
     def _tasks_at_once(self) -> list[Task]:
         """Return what is there, up to what was there at the first look."""
-        for _ in range(_TRIES):
-            wait(self._ask_all(timedelta(0)), _GRACE_S)
+        for _ in range(POLL_TRIES):
+            wait(self._ask_all(timedelta(0)), POLL_GRACE_S)
             self._bound()
             tasks = self._take(fresh_only=True)
             if tasks or not self._pauses:
                 break
-            time.sleep(self._pause_s(_GRACE_S))
+            time.sleep(self._pause_s(POLL_GRACE_S))
         if not tasks:
             self._look_what_is_left()
             self._give_back()
@@ -157,7 +157,7 @@ class Planner:
         """Find messages that others hold or that came late: it must not look as if none were."""
         for queue in self._book.queues:
             try:
-                left = self._secondary.ask(Peek(queue, 0, 1), _GRACE_S).num_rows
+                left = self._secondary.ask(Peek(queue, 0, 1), POLL_GRACE_S).num_rows
             except MessagingError:
                 left = 1  # who knows
             with self._lock:
@@ -188,7 +188,7 @@ class Planner:
             left, more = more.left_behind, None
             if missing and left and self._bounds.get(queue, 1) > 0:
                 with suppress(MessagingError):  # without the lock: replies need it
-                    more = self._secondary.ask(request, _GRACE_S)
+                    more = self._secondary.ask(request, POLL_GRACE_S)
             if more is not None and queue in self._bounds:
                 self._bounds[queue] -= more.message_count
 
@@ -212,7 +212,7 @@ class Planner:
             )
             lease = None
             with suppress(MessagingError):
-                lease = self._secondary.ask(command, _GRACE_S)
+                lease = self._secondary.ask(command, POLL_GRACE_S)
             with self._lock:
                 if lease is not None and not self._book.merge(queue, ranges, lease):
                     self._release(queue, lease.epoch)
@@ -315,7 +315,7 @@ class Planner:
             due = [when for _, when in self._pauses.values() if when > now]
             retry = self._book.next_due(now)
         due += [retry] if retry is not None else []
-        return min([left_s, *(max((when - now) / SECOND_US, _GATHER_S) for when in due)])
+        return min([left_s, *(max((when - now) / SECOND_US, POLL_GATHER_S) for when in due)])
 
     def _release(self, queue: str, epoch: int) -> None:
         self._secondary.submit(ReleaseRange(queue, epoch))  # else it lapses
@@ -357,7 +357,7 @@ class Planner:
         self._has_given_back = True
         with self._lock:
             leases = self._book.leases()
-        wait([self._secondary.submit(ReleaseRange(*lease)) for lease in leases], _GRACE_S)
+        wait([self._secondary.submit(ReleaseRange(*lease)) for lease in leases], POLL_GRACE_S)
 
     # -- numbers -----------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class Planner:
         """Say how far it is."""
         with self._lock:
             now = self._clock.now_us()
-            while self._recent and self._recent[0][0] < now - _RATE_WINDOW_US:
+            while self._recent and self._recent[0][0] < now - RATE_WINDOW_US:
                 self._recent.popleft()
             span_s = (now - self._recent[0][0]) / SECOND_US if self._recent else 0.0
             lately = sum(moved for _, moved in list(self._recent)[1:])

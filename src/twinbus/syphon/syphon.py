@@ -25,6 +25,7 @@ from twinbus.errors import InvalidArgumentError, InvalidOperationError, Messagin
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     DEFAULT_RETRY_INTERVAL,
+    LAST_BATCH_S,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
     MAX_RANGES_PER_QUEUE,
@@ -32,8 +33,10 @@ from twinbus.limits import (
     MAX_RETRY_INTERVAL,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
+    QUERY_LOOK_S,
     RANGE_MESSAGES,
     SECOND_US,
+    SPARK_START_S,
     SYPHON_LEASE,
 )
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
@@ -51,10 +54,7 @@ if TYPE_CHECKING:
     from twinbus.syphon.transform_query import Transform
 
 _log = logging.getLogger("twinbus.syphon")
-_LOOK_S = 0.25  # how often the query is looked after
 _RESTARTS = Backoff(SECOND_US, to_us(MAX_RESTART_PAUSE))  # of a query that failed
-_START_S = 120.0  # for Spark to start and the first look at the backlog
-_LAST_BATCH_S = 30.0  # what a stop gives the batch under way; to end it early does no harm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,14 +217,14 @@ class Syphon(Closable):
 
     def wait_until_running(self) -> None:
         """Return when it has had its first look at the backlog."""
-        deadline = _START_S
+        deadline = SPARK_START_S
         while not self.progress.at:
-            if self._ended.wait(_LOOK_S):
+            if self._ended.wait(QUERY_LOOK_S):
                 self._raise()
                 return
-            deadline -= _LOOK_S
+            deadline -= QUERY_LOOK_S
             if deadline <= 0:
-                raise MessagingError(f"Spark did not start within {_START_S:.0f} s")
+                raise MessagingError(f"Spark did not start within {SPARK_START_S:.0f} s")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; say whether it came."""
@@ -253,7 +253,7 @@ class Syphon(Closable):
         """Return when the query has ended; raise when Spark is gone."""
         failures, seen = 0, 0
         assert self._spark is not None
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(QUERY_LOOK_S):
             self._pass_notes_on()
             self._roll_ledger()
             if self._query is not None and self._query.isActive:
@@ -281,7 +281,7 @@ class Syphon(Closable):
 
     def _watch_queues(self, watch: QueueWatch) -> None:
         """Add backlog queues that appear while the syphon runs, until all of them are known."""
-        while not watch.is_complete and not self._leaving.wait(_LOOK_S):
+        while not watch.is_complete and not self._leaving.wait(QUERY_LOOK_S):
             try:
                 found = watch.new_queues(time.monotonic())
                 if found:
@@ -313,10 +313,10 @@ class Syphon(Closable):
         self._leaving.set()
         self._desk.ask_to_stop()
         waited_s = 0.0
-        while not self.progress.is_stopped and waited_s < _LAST_BATCH_S:
-            if self._ended.wait(_LOOK_S):
+        while not self.progress.is_stopped and waited_s < LAST_BATCH_S:
+            if self._ended.wait(QUERY_LOOK_S):
                 break
-            waited_s += _LOOK_S
+            waited_s += QUERY_LOOK_S
         self._stopping.set()
         self._watcher.join()
         self._clear_away()

@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 
 from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
+from twinbus.limits import BATCH_PATIENCE_S, SETTLE_TIMEOUT_S
 from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
 from twinbus.syphon.book import Task
@@ -44,8 +45,6 @@ from twinbus.syphon.settling import settlements
 from twinbus.syphon.transfers import TransferLedger
 
 SYPHON_FORMAT = "twinbus_syphon"
-PATIENCE_S = 1.0  # of one look for something to do; stopping takes no longer
-_SETTLE_TIMEOUT_S = 10.0
 _RANGES = pa.schema(
     [
         ("queue", pa.string()),
@@ -169,7 +168,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             desk = Desk(options.folder)
             self._planner = Planner(namespace, options.settings, desk, SystemClock())
             self._planner.start_keeping()
-        tasks = self._planner.next_tasks(PATIENCE_S, once=self._once)
+        tasks = self._planner.next_tasks(BATCH_PATIENCE_S, once=self._once)
         if not tasks:
             return start
         return {"batch": start["batch"] + 1, "tasks": [task.to_json() for task in tasks]}
@@ -255,7 +254,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
             carried.unread = failure_of(error)
 
     def _ask(self, command: SettleRange) -> None:
-        namespace_of(self._options.secondary).ask(command, _SETTLE_TIMEOUT_S)
+        namespace_of(self._options.secondary).ask(command, SETTLE_TIMEOUT_S)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave everything as it is: the batch is carried again."""

@@ -17,11 +17,16 @@ from twinbus.entities import (
     to_json,
 )
 from twinbus.errors import EntityDisabledError
-from twinbus.limits import MAX_MAX_DELIVERY_COUNT, NEVER_US, PARTITION_COUNT
+from twinbus.limits import (
+    DEFAULT_LOCK_DURATION,
+    MAX_MAX_DELIVERY_COUNT,
+    MEGABYTE,
+    NEVER_US,
+    PARTITION_COUNT,
+)
 
-_MEGABYTE = 1024 * 1024
 _DEAD_LETTER_SETTINGS = QueueSettings(
-    lock_us=60_000_000,
+    lock_us=to_us(DEFAULT_LOCK_DURATION),
     time_to_live_us=NEVER_US,  # the dead wait for a person
     max_delivery_count=MAX_MAX_DELIVERY_COUNT,
     dead_letter_on_expiration=False,
@@ -70,7 +75,7 @@ class Entity:
     def max_bytes(self) -> int:
         """How much it may hold; subscriptions share their topic's."""
         megabytes = getattr(self.description, "max_size_in_megabytes", None)
-        return NEVER_US if megabytes is None else megabytes * _MEGABYTE * self.stores
+        return NEVER_US if megabytes is None else megabytes * MEGABYTE * self.stores
 
     @property
     def size_in_bytes(self) -> int:

@@ -44,6 +44,7 @@ from twinbus.limits import (
     MIN_QUOTA_BYTES,
     NEVER_US,
     SESSION_QUOTA_BYTES,
+    SHOWN_LOST,
 )
 from twinbus.message import Int64s
 from twinbus.protocol.commands import (
@@ -62,7 +63,6 @@ from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.table import row_of
 
 _DELETING = -1  # in place of a lock
-_SHOWN_LOST = 100  # numbers or tokens that an error names
 _SET_ASIDE = {
     Disposition.DEFER: Cause.DEFERRED,
     Disposition.RELEASE: Cause.LAPSED,
@@ -233,7 +233,7 @@ class Queue:
                 f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
                 "settled, expired, is locked, or never was",
                 path=self.path,
-                sequence_numbers=missing[:_SHOWN_LOST],
+                sequence_numbers=missing[:SHOWN_LOST],
             )
         return once(at)
 
@@ -337,7 +337,7 @@ class Queue:
             f"{len(lost)} lock token(s) of {self.path} are unknown, settled or lapsed; those "
             f"messages are delivered again. {settled} other(s) of this request were settled",
             path=self.path,
-            lock_tokens=lost[:_SHOWN_LOST],
+            lock_tokens=lost[:SHOWN_LOST],
             settled=settled,
         )
 

@@ -13,10 +13,8 @@ import numpy as np
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.waiting import Indices, Waiting
 from twinbus.broker.undo import Undo
-from twinbus.limits import NEVER_US
+from twinbus.limits import NEVER_US, SCAN_ROWS
 from twinbus.message import Int64s
-
-_SCAN = 4096
 
 
 @dataclass(slots=True)
@@ -182,7 +180,7 @@ class Sessions:
         found: list[Indices] = []
         missing, start = limit, 0
         while missing > 0 and start < len(session.numbers):
-            at = waiting.find(np.array(session.numbers[start : start + _SCAN], np.int64))
+            at = waiting.find(np.array(session.numbers[start : start + SCAN_ROWS], np.int64))
             start += len(at)
             at = waiting.in_state(at[at >= 0], State.ACTIVE)[:missing]
             missing -= len(at)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from twinbus.broker.lifecycle import FINAL, TABLE, Cause, State, step
 from twinbus.broker.undo import Undo
-from twinbus.limits import NEVER_US
+from twinbus.limits import NEVER_US, SCAN_ROWS
 from twinbus.message import Int64s
 
 Indices = npt.NDArray[np.intp]
@@ -43,7 +43,6 @@ _GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.v
 # five times quicker with plain numbers
 _STATES = len(State)
 _SMALLEST = 64
-_SCAN = 4096  # rows looked at in one step when searching for deliverable ones
 _TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
 _EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
 
@@ -258,7 +257,7 @@ class Waiting:
         found: list[Indices] = []
         states = self._columns["state"]
         missing = limit
-        position, width = start, max(_SCAN, limit)
+        position, width = start, max(SCAN_ROWS, limit)
         while missing > 0 and position < self._end:
             end = min(position + width, self._end)
             hits = np.flatnonzero(wanted(states[position:end]))[:missing] + position

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from twinbus.files import sync_directory
-
-_MOST_BUFFERS = 1024  # IOV_MAX on Linux
+from twinbus.limits import MAX_WRITE_BUFFERS
 
 
 class Storage(Protocol):
@@ -63,7 +62,7 @@ class DiskStorage:
         """Write all bytes from an offset on, or raise OSError after any part of them."""
         left = list(buffers)
         while left:
-            written = os.pwritev(descriptor, left[:_MOST_BUFFERS], offset)
+            written = os.pwritev(descriptor, left[:MAX_WRITE_BUFFERS], offset)
             offset += written
             while left and written >= left[0].nbytes:
                 written -= left.pop(0).nbytes
