@@ -1,4 +1,10 @@
-"""Sets of whole numbers as intervals: sequence numbers that were taken, moved or settled."""
+"""Sets of whole numbers as intervals: sequence numbers that were taken, moved or settled.
+
+Wherever intervals are kept or sent as bytes (the log, its facts, the wire) they are packed:
+
+    8 bytes   first number, signed, little-endian     for each interval
+    8 bytes   last number, which belongs to it
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from twinbus.message import Int64s
+
+PACKED_BYTES = 16  # of one interval
+_PACKED = np.dtype("<i8")
 
 
 class Intervals:
@@ -54,6 +63,17 @@ class Intervals:
             return np.zeros(len(numbers), bool)
         at = np.searchsorted(np.asarray(self._first), numbers, side="right") - 1
         return (at >= 0) & (numbers <= np.asarray(self._last)[at])
+
+
+def pack(intervals: Iterable[Sequence[int]]) -> bytes:
+    """Return intervals as bytes."""
+    return np.array([*intervals], _PACKED).tobytes()
+
+
+def unpack(packed: bytes | memoryview) -> list[tuple[int, int]]:
+    """Return the intervals that were packed."""
+    pairs: list[list[int]] = np.frombuffer(packed, _PACKED).reshape(-1, 2).tolist()
+    return [(first, last) for first, last in pairs]
 
 
 def runs(numbers: Int64s) -> list[tuple[int, int]]:

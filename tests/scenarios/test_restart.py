@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -23,20 +24,39 @@ from tests.contracts.words import (
     take,
 )
 from tests.scenarios.site import Site
+from twinbus.broker.store.commit import Fact
 from twinbus.entities import EntityStatus, dead_letter_path
-from twinbus.message import BrokeredMessage, to_batch
+from twinbus.limits import SECOND_US
+from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
     AcceptSession,
     DeleteEntity,
     Disposition,
     Origin,
     ReadMeter,
+    ReadRange,
     Receive,
     Send,
     SetSessionState,
     UpdateEntity,
 )
 from twinbus.protocol.origins import sender_source
+
+
+def test_transfers_and_leases_of_a_log_of_an_earlier_version_are_known(site: Site) -> None:
+    queue(site, QUEUE)
+    send(site, "one", "two", "three")
+    number, until = site.queue_of(QUEUE).entity, site.clock.now_us() + 60 * SECOND_US
+    site.engine._kept.facts += [
+        Fact.of("transferred", "elsewhere/7", [[1, 3], [8, 8]]),
+        Fact.of("lease", f"{number}/5", ["me", 5, [[1, 1], [3, 3]], until]),
+    ]
+    send(site, "four")
+    site.crash()
+    taken = site.engine.namespace.transfers.taken("elsewhere/7", np.array([3, 4, 8]))
+    assert taken.tolist() == [True, False, True]
+    assert bodies(to_messages(site.ask(ReadRange(QUEUE, 5, 1, 4)))) == ["one", "three"]
+    assert bodies(receive(site)) == ["two", "four"]
 
 
 def test_a_new_entity_inherits_nothing_of_one_deleted_before_a_restart(site: Site) -> None:

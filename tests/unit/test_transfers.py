@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
+from twinbus.broker.queue.ranges import Lease
 from twinbus.broker.sending.transfers import ANYBODY, Transfers
 from twinbus.errors import InvalidArgumentError
-from twinbus.intervals import Intervals, runs
+from twinbus.intervals import Intervals, pack, runs, unpack
 from twinbus.limits import (
     KNOWN_GAPS,
     KNOWN_INTERVALS,
@@ -71,6 +72,14 @@ def test_the_edges_of_64_bits_are_numbers_like_others() -> None:
     asked = np.array([SMALLEST, SMALLEST + 1, 0, LARGEST - 1, LARGEST])
     assert intervals.contains(asked).tolist() == [True, False, False, False, True]
     assert runs(np.array([SMALLEST, LARGEST])) == [(SMALLEST, SMALLEST), (LARGEST, LARGEST)]
+
+
+@replayed
+@given(st.lists(st.tuples(st.integers(SMALLEST, LARGEST), st.integers(SMALLEST, LARGEST))))
+def test_packed_intervals_are_the_same_when_they_are_unpacked(pairs: list[tuple[int, int]]) -> None:
+    assert unpack(pack(pairs)) == unpack(memoryview(pack(pairs))) == pairs
+    lease = Lease("me", 7, pairs, LARGEST)
+    assert Lease.of(lease.to_fact()) == lease
 
 
 def test_origins_do_not_know_of_each_other() -> None:

@@ -48,6 +48,7 @@ from twinbus.errors import (
     MessagingError,
     error_of,
 )
+from twinbus.intervals import PACKED_BYTES, pack, unpack
 from twinbus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
@@ -245,7 +246,7 @@ class _Writing(Plain):
         ):
             return self.put("numbers", np.asarray(value, np.int64).tobytes())
         if kind in (list, tuple) and len(value) > _FEW_NUMBERS and all(map(_is_pair, value)):
-            return self.put("pairs", np.asarray(value, np.int64).tobytes())
+            return self.put("pairs", pack(value))
         if kind is bytes:
             return self.put("blob", value)
         if isinstance(value, pa.FixedSizeBinaryArray):
@@ -326,11 +327,12 @@ class _Reading(Plain):
         if kind == "numbers":
             return np.frombuffer(blob, np.int64)
         if kind == "pairs":
-            if len(blob) > MAX_BATCH_MESSAGES * 16:
+            if len(blob) > MAX_BATCH_MESSAGES * PACKED_BYTES:
+                count = len(blob) // PACKED_BYTES
                 raise InvalidArgumentError(
-                    f"a frame holds {len(blob) // 16} intervals; the limit is {MAX_BATCH_MESSAGES}"
+                    f"a frame holds {count} intervals; the limit is {MAX_BATCH_MESSAGES}"
                 )
-            return np.frombuffer(blob, np.int64).reshape(-1, 2).tolist()
+            return unpack(blob)
         count, rest = divmod(len(blob), LOCK_TOKEN.byte_width)
         if rest:
             raise InvalidArgumentError("a frame cuts a lock token")

@@ -83,7 +83,7 @@ def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
 
 
 def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
-    commit.kept.facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_json()))
+    commit.kept.facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_fact()))
 
 
 def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from twinbus.broker.undo import Undo
 from twinbus.errors import StaleEpochError
+from twinbus.intervals import pack, unpack
 from twinbus.limits import NEVER_US
 
 
@@ -18,18 +19,23 @@ class Lease:
     intervals: list[tuple[int, int]]
     until: int
 
-    def to_json(self) -> bytes:
-        """Return the lease as the log keeps it."""
-        return json.dumps([self.owner, self.epoch, self.intervals, self.until]).encode()
+    def to_fact(self) -> bytes:
+        """Return the lease as the log keeps it: a line of JSON, and its intervals packed."""
+        head = json.dumps([self.owner, self.epoch, self.until]).encode()
+        return head + b"\n" + pack(self.intervals)
 
     def renewal(self) -> bytes:
         """Return until when it lasts as the log keeps it: a renewal need not repeat the rest."""
         return json.dumps(self.until).encode()
 
     @classmethod
-    def from_json(cls, value: bytes) -> "Lease":
-        """Return the lease the log kept."""
-        owner, epoch, intervals, until = json.loads(value)
+    def of(cls, value: bytes) -> "Lease":
+        """Return the lease the log kept; earlier versions kept all of it as JSON."""
+        head, newline, packed = value.partition(b"\n")
+        if newline:
+            owner, epoch, until = json.loads(head)
+            return cls(owner, epoch, unpack(packed), until)
+        owner, epoch, intervals, until = json.loads(head)
         return cls(owner, epoch, [(first, last) for first, last in intervals], until)
 
 

@@ -21,7 +21,7 @@ from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.sending.routing import Outbound, Placement, Router
 from twinbus.broker.sending.transfers import ANYBODY, Transfers
-from twinbus.broker.store.commit import Commit, Fact, Transferred, owner_fact
+from twinbus.broker.store.commit import Commit, Transferred, owner_fact, transferred_fact
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
@@ -390,7 +390,7 @@ class Intake:
         def keep() -> None:
             if taken.is_new:
                 commit.kept.facts.append(owner_fact(taken.source, taken.owner))
-            commit.kept.facts.append(Fact.of("transferred", taken.source, taken.intervals))
+            commit.kept.facts.append(transferred_fact(taken.source, taken.intervals))
             self._remember(taken)
 
         commit.note_transferred(taken)

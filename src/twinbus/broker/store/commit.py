@@ -6,7 +6,7 @@ new entities) fall with the commit, and `on_refused` undoes what memory holds of
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,14 @@ import pyarrow as pa
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.store.log import SCHEMAS, Part, PartKind, Sent
 from twinbus.errors import MessagingError
-from twinbus.intervals import Intervals
+from twinbus.intervals import Intervals, pack
 from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
 from twinbus.message import Int64s
 from twinbus.protocol.operations import Operation
 from twinbus.protocol.origins import sender_number
 from twinbus.protocol.requests import Request
+
+TAKEN = "taken"  # kind of a fact: numbers of an origin, packed; "transferred" had them as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +261,7 @@ class Commit:
                 b, sent = self.batches[0], Sent(sender, first, last - first + 1)
                 noted = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
                 return [noted, *self.batches[1:]], facts
-        facts += [
-            Fact.of("transferred", source, list(held))
-            for source, (_, held) in self._origins.items()
-        ]
+        facts += [transferred_fact(source, held) for source, (_, held) in self._origins.items()]
         return self.batches, facts
 
     def _history_columns(self) -> list[Any]:
@@ -270,6 +269,11 @@ class Commit:
         times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
         every_id = [message_id for _, ids, _ in self.history for message_id in ids]
         return [np.concatenate(entities), every_id, np.concatenate(times)]
+
+
+def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:
+    """Return the fact that says which numbers of an origin were taken."""
+    return Fact(TAKEN, source, pack(intervals))
 
 
 def owner_fact(source: str, owner: str) -> Fact:

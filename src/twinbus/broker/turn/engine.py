@@ -34,7 +34,7 @@ from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.sending.intake import counted, full
 from twinbus.broker.store.bodies import Bodies
-from twinbus.broker.store.commit import Commit, Entries, Fact
+from twinbus.broker.store.commit import TAKEN, Commit, Entries, Fact
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill, SpilledSend, StoreHealth
 from twinbus.broker.store.storage import Storage
@@ -629,7 +629,7 @@ class Engine:
             if done:
                 for source in done:
                     self.namespace.transfers.forget(source)
-                    self._kept.facts.append(Fact("transferred", source, None))
+                    self._kept.facts.append(Fact(TAKEN, source, None))
                 self.health.recovered()
 
         commit.on_durable.append(moved)

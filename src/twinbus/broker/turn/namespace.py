@@ -46,7 +46,7 @@ from twinbus.broker.queue.waiters import Waiter
 from twinbus.broker.sending.intake import Intake, SendRequest
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.transfers import Transfers
-from twinbus.broker.store.commit import Commit, Fact, owner_fact
+from twinbus.broker.store.commit import Commit, Fact, owner_fact, transferred_fact
 from twinbus.broker.turn.starts import Starts
 from twinbus.clock import from_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
@@ -658,13 +658,13 @@ class Namespace:
             states = queue.sessions.states.items()
             facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
             for lease in queue.leases:
-                facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_json()))
+                facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_fact()))
                 facts.append(Fact("leased until", f"{number}/{lease.epoch}", lease.renewal()))
         facts += self.shared.deaths.facts()
         facts += [key_fact(key) for key in self.keys.all()]
         for origin, owner, intervals in self.transfers.origins():
             facts += [owner_fact(origin, owner)] if owner else []
-            facts.append(Fact.of("transferred", origin, intervals))
+            facts.append(transferred_fact(origin, intervals))
         return facts + self.starts.facts(queues)
 
     def standing(self) -> Iterable[tuple[int, Int64s]]:

@@ -21,11 +21,12 @@ from twinbus.broker.queue.ranges import Lease
 from twinbus.broker.queue.waiting import Rows
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.bodies import Bodies
-from twinbus.broker.store.commit import Entries
+from twinbus.broker.store.commit import TAKEN, Entries
 from twinbus.broker.store.descriptions import description_of
 from twinbus.broker.store.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.turn.namespace import Namespace
 from twinbus.errors import LogDamagedError
+from twinbus.intervals import unpack
 from twinbus.limits import NEVER_US
 from twinbus.message import Int64s, sizes
 from twinbus.protocol.origins import sender_source
@@ -86,11 +87,11 @@ class Replay:
             *(column.to_pylist() for column in facts.columns), strict=True
         )
         for kind, key, value in rows:
-            if kind == "transferred":
+            if kind in (TAKEN, "transferred"):
                 if value is None:
                     self.transfers.forget(key)
                 else:
-                    self._take(key, json.loads(value))
+                    self._take(key, unpack(value) if kind == TAKEN else json.loads(value))
             elif kind == "owner":
                 self._owners[key] = (value or b"").decode()
             elif value is None:
@@ -316,7 +317,7 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
         queue = namespace.directory.queue_numbered(int(key.partition("/")[0]))
         if queue is None:
             continue
-        lease = Lease.from_json(value)
+        lease = Lease.of(value)
         renewed = replay.facts.get("leased until", {}).get(key)
         lease.until = lease.until if renewed is None else int(json.loads(renewed))
         queue.leases.put(lease)
