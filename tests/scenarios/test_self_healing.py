@@ -329,7 +329,7 @@ def test_a_broker_that_cannot_heal_says_so_to_everyone_and_stops(site: Site, way
     queue(site)
     waiting = start(site, Receive("orders/$DeadLetterQueue", wait=timedelta(hours=1)))
     fail_to_heal(site)
-    with pytest.raises(MessagingError, match="stopped and must be opened anew"):
+    with pytest.raises(MessagingError, match="stopped and must be opened again"):
         peek(site) if way == "submit" else site.embedded.ask(Peek(QUEUE))
     with pytest.raises(MessagingError, match="stopped"):
         waiting.result(timeout=1)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from twinbus.broker.accounts.ledgers import Lineage
 from twinbus.broker.turn.engine import EngineSettings, Flushes, Recovery, Snapshot, Storages, Vitals
 from twinbus.broker.turn.namespace import NamespaceSettings
-from twinbus.broker.turn.writer import Writer
+from twinbus.broker.turn.writer import InlineWriter, ThreadedWriter, Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
@@ -38,7 +38,8 @@ class EmbeddedNamespace(Closable):
     ) -> None:
         if not isinstance(directory, EngineSettings):
             directory = EngineSettings(directory=Path(directory))
-        self._writer = Writer(directory, clock or SystemClock(), storages, threaded=threaded)
+        kind: type[Writer] = ThreadedWriter if threaded else InlineWriter
+        self._writer = kind(directory, clock or SystemClock(), storages)
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks on the disk, never raises."""
