@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -293,7 +293,7 @@ def spark_here(ledgers: Path, output: Path, runs: int) -> None:
                 seconds=ended - began,
                 parts=dict(zip(names, np.diff(moments).tolist(), strict=True)),
                 span=[made.begins, made.ends],
-                statuses=[list(row.values()) for row in made.statuses],
+                statuses=[list(astuple(row)) for row in made.statuses],
                 suspects=made.suspect_count,
             )
         session.stop()

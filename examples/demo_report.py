@@ -6,8 +6,8 @@ from html import escape
 from demo_audit import Findings
 from demo_fleet import Recorder
 
+from twinbus.cost.answers import Report
 from twinbus.cost.charts import Mark, Series, grid, line_chart, page, rates, table
-from twinbus.cost.report import Report
 from twinbus.cost.report_page import report_parts
 
 _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa", "#b3261e"
@@ -88,7 +88,7 @@ class Verdict:
 
 def stage_rows(report: Report) -> list[tuple[str, str]]:
     """Return what was billed, by stage, as names and values."""
-    return [(f"operations: {row['stage']}", f"{row['operations']:,}") for row in report.money]
+    return [(f"operations: {row.stage}", f"{row.operations:,}") for row in report.money]
 
 
 def demo_page(audit: Audit, report: Report) -> str:

@@ -19,12 +19,24 @@ from demo_fleet import Recorder, Sample
 from demo_report import Audit, demo_page
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from twinbus.cost.answers import (
+    DayOperations,
+    DelayStep,
+    EntityOperations,
+    EntityTransfers,
+    FlowStep,
+    Outage,
+    PulledQueue,
+    Report,
+    StageOperations,
+    StatusCount,
+    Suspect,
+)
 from twinbus.cost.estimate import Plan, estimate
 from twinbus.cost.estimate_page import estimate_page
-from twinbus.cost.ledger import LeftOut, Survey
-from twinbus.cost.prices import load_sheet
-from twinbus.cost.report import Report
+from twinbus.cost.prices import MonthlyPrice, load_sheet
 from twinbus.cost.report_page import report_page
+from twinbus.cost.survey import LeftOut, Survey
 from twinbus.ledger import LedgerKind
 
 STANDARD = load_sheet("azure-standard")
@@ -56,21 +68,21 @@ def full_report() -> Report:
     surveyed = Survey(files, ["contoso", "backup", "<script>alert(1)</script>"])
     surveyed.left_out.append(LeftOut(Path("/ledgers/contoso/broken.parquet"), "damaged: half"))
     path = "orders/europe/with-a-very-long-name-that-does-not-fit/anywhere-at-all"
-    outage = {
-        "primary": "contoso",
-        "process": "host:1",
-        "path": path,
-        "failing": BEGIN,
-        "failed_over": BEGIN + 60,
-        "cause": "OperationTimeout: no answer <b>in time</b>",
-        "returned": BEGIN + 3660,
-        "returned_by": "ping",
-        "diverted": 354_000,
-        "drained": BEGIN + 4000,
-        "seconds_to_fail_over": 60.0,
-        "seconds_away": 3600.0,
-        "seconds_to_drain": 340.0,
-    }
+    outage = Outage(
+        primary="contoso",
+        process="host:1",
+        path=path,
+        failing=BEGIN,
+        failed_over=BEGIN + 60,
+        cause="OperationTimeout: no answer <b>in time</b>",
+        returned=BEGIN + 3660,
+        returned_by="ping",
+        diverted=354_000,
+        drained=BEGIN + 4000,
+        seconds_to_fail_over=60.0,
+        seconds_away=3600.0,
+        seconds_to_drain=340.0,
+    )
     stages = [
         ("contoso", "send", 1_000_000),
         ("backup", "send to backlog", 354_000),
@@ -80,67 +92,67 @@ def full_report() -> Report:
         ("contoso", "ping", 60),
         ("backup", "idle poll", 960),
     ]
-    transfer = {
-        "path": path,
-        "moved": 353_000,
-        "dead_lettered": 700,
-        "bytes": 362_000_000,
-        "delay_p50": 1800.0,
-        "delay_p90": 3300.0,
-        "delay_p99": 3700.0,
-        "delay_max": 3999.0,
-        "reordered": 353_000,
-        "behind_p50": 100,
-        "behind_p90": 2000,
-        "behind_p99": 5000,
-        "behind_max": 9000,
-    }
+    transfer = EntityTransfers(
+        path=path,
+        moved=353_000,
+        dead_lettered=700,
+        bytes=362_000_000,
+        delay_p50=1800.0,
+        delay_p90=3300.0,
+        delay_p99=3700.0,
+        delay_max=3999.0,
+        reordered=353_000,
+        behind_p50=100,
+        behind_p90=2000,
+        behind_p99=5000,
+        behind_max=9000,
+    )
     return Report(
         sheet=STANDARD,
         survey=surveyed,
         begins=BEGIN,
         ends=BEGIN + 7200,
         stages=[
-            {"ledger": a, "stage": s, "operations": n, "messages": n, "bytes": n * 1024}
+            StageOperations(ledger=a, stage=s, operations=n, messages=n, bytes=n * 1024)
             for a, s, n in stages
         ],
         days=[
-            {"day": date(2030, 3, day), "stage": "send", "operations": 1000 * day}
+            DayOperations(day=date(2030, 3, day), stage="send", operations=1000 * day)
             for day in range(1, 8)
         ],
-        entities=[{"ledger": "contoso", "path": path, "operations": 9, "messages": 9, "bytes": 9}],
+        entities=[EntityOperations("contoso", path, operations=9, messages=9, bytes=9)],
         money=[
-            {
-                "month": "2030-03",
-                "stage": s,
-                "operations": n,
-                "price": Decimal(n) / 10**6,
-                "bytes": 1024 * n,
-                "bandwidth_price": Decimal(n) / 10**7,
-            }
+            MonthlyPrice(
+                month="2030-03",
+                stage=s,
+                operations=n,
+                price=Decimal(n) / 10**6,
+                bytes=1024 * n,
+                bandwidth_price=Decimal(n) / 10**7,
+            )
             for _, s, n in stages
         ],
-        outages=[outage, {**outage, "path": "bills", "returned": None, "diverted": None}],
-        pulled=[{"path": "contoso/x-servicebus-transfer/3", "times": 2}],
+        outages=[outage, replace(outage, path="bills", returned=None, diverted=None)],
+        pulled=[PulledQueue("contoso/x-servicebus-transfer/3", times=2)],
         transfers=[transfer],
         flow=[
-            {"slot": n, "at": BEGIN + 40 * n, "diverted": 3540, "moved": 0 if n < 60 else 8000}
+            FlowStep(at=BEGIN + 40 * n, diverted=3540, moved=0 if n < 60 else 8000)
             for n in range(100)
         ],
-        delays=[{"seconds": 2.0**n, "messages": 1000 * (12 - n)} for n in range(12)],
+        delays=[DelayStep(seconds=2.0**n, messages=1000 * (12 - n)) for n in range(12)],
         statuses=[
-            {"ledger": "contoso", "path": path, "status": "completed", "messages": 1_000_000},
-            {"ledger": "contoso", "path": path, "status": "missing", "messages": 1},
+            StatusCount("contoso", path, status="completed", messages=1_000_000),
+            StatusCount("contoso", path, status="missing", messages=1),
         ],
         suspects=[
-            {
-                "ledger": "contoso",
-                "path": path,
-                "sequence_number": 4711,
-                "message_id": "order <i>4711</i>",
-                "status": "missing",
-                "accepted": BEGIN,
-            }
+            Suspect(
+                ledger="contoso",
+                path=path,
+                sequence_number=4711,
+                message_id="order <i>4711</i>",
+                status="missing",
+                accepted=BEGIN,
+            )
         ],
         suspect_count=1,
     )

@@ -217,7 +217,9 @@ CLASSES_OF_THE_SPECIFICATION = [
 def classes() -> dict[str, type]:
     """Return every class of the package by its name."""
     modules = [
-        import_module(module.name) for module in pkgutil.walk_packages(twinbus.__path__, "twinbus.")
+        import_module(module.name)
+        for module in pkgutil.walk_packages(twinbus.__path__, "twinbus.")
+        if not module.name.startswith("twinbus.pipeline.")  # old names, which warn
     ]
     return {
         name: kind

@@ -286,7 +286,7 @@ def report(spark: SparkSession, outcome: Outcome) -> None:
     """Let the report name what is lost; it names nothing else."""
     assert all((folder / FOLDER).is_dir() for folder in outcome.ledgers)
     made = make_report(spark, ReportSettings(outcome.ledgers, load_sheet("zero")))
-    outcome.named = {row["message_id"] for row in made.suspects}
+    outcome.named = {row.message_id or "" for row in made.suspects}
     assert outcome.named == outcome.lost, (sorted(outcome.named), sorted(outcome.lost))
 
 

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
+from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
-from twinbus.cost.report import Report, ReportSettings, make_report
+from twinbus.cost.report import ReportSettings, make_report
 from twinbus.cost.report_page import report_page
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -100,7 +101,7 @@ def books(tmp_path: Path) -> Books:
 
 
 def named(told: Report) -> set[tuple[str | None, str]]:
-    return {(row["message_id"], row["status"]) for row in told.suspects}
+    return {(row.message_id, row.status) for row in told.suspects}
 
 
 def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
@@ -159,13 +160,13 @@ def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
 
     told = books.report(spark)
     assert named(told) == {("twice", "doubled"), ("2", "not home"), ("vanished", "not home")}
-    deep = {row["status"]: row["messages"] for row in told.statuses if row["path"] == "deep"}
+    deep = {row.status: row.messages for row in told.statuses if row.path == "deep"}
     assert deep == {"older": 299_999, "waiting": 1}
-    assert {row["path"]: row["seconds_to_drain"] for row in told.outages} == {
+    assert {row.path: row.seconds_to_drain for row in told.outages} == {
         "quiet": None,
         "lost": None,
     }
-    assert {row["path"]: row["seconds_away"] for row in told.outages} == {"quiet": 9, "lost": None}
+    assert {row.path: row.seconds_away for row in told.outages} == {"quiet": 9, "lost": None}
 
 
 def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books: Books) -> None:
@@ -180,8 +181,8 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     told = books.report(spark, since=MIDNIGHT.date())
     assert told.suspect_count == 0
     [outage] = told.outages
-    assert outage["seconds_away"] == 120
-    assert outage["seconds_to_drain"] == 0
+    assert outage.seconds_away == 120
+    assert outage.seconds_to_drain == 0
 
 
 def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
@@ -210,9 +211,7 @@ def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
     told = books.report(spark)
     assert named(told) == {("lost", "lost"), ("nowhere", "not home")}
     statuses = {
-        (row["path"], row["status"]): row["messages"]
-        for row in told.statuses
-        if row["path"] == "orders"
+        (row.path, row.status): row.messages for row in told.statuses if row.path == "orders"
     }
     assert statuses == {
         ("orders", "waiting"): 3,
@@ -241,7 +240,7 @@ def test_messages_whose_rows_were_deleted_with_old_files_are_not_reported(
     books.transfer("truly lost", 3, NOON + 30 * SECOND)  # the backlog took it at 12:00:20
     told = books.report(spark)
     assert named(told) == {("truly lost", "not home")}
-    statuses = {row["status"]: row["messages"] for row in told.statuses}
+    statuses = {row.status: row.messages for row in told.statuses}
     assert statuses == {"untold": 1, "older": 2, "waiting": 1}
 
 
@@ -263,7 +262,7 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
             clock.advance(60 * SECOND)
     told = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
     assert told.suspects == []
-    statuses = {row["status"]: row["messages"] for row in told.statuses}
+    statuses = {row.status: row.messages for row in told.statuses}
     assert set(statuses) == {"completed", "older", "waiting"}
     assert statuses["older"] > 1
 
@@ -290,9 +289,9 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
     assert named(told) == {("orders 1", "lost"), ("orders 2", "lost")}
     assert not told.is_reconciled
     [lost] = told.lost_logs
-    assert lost["ledger"] == "contoso"
+    assert lost.ledger == "contoso"
     page = report_page(told)
-    assert f"was lost, with its records 1 to {lost['last']}" in page
+    assert f"was lost, with its records 1 to {lost.last}" in page
     assert "2 message(s) are not accounted for" in page
 
 

@@ -20,20 +20,13 @@ from twinbus.broker.store.log import Log
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.cli.root import root
 from twinbus.clock import ManualClock
+from twinbus.cost.answers import Report, StageOperations
 from twinbus.cost.estimate import Plan, diverted_operations
-from twinbus.cost.ledger import Survey, survey
-from twinbus.cost.prices import load_sheet
-from twinbus.cost.report import (
-    TABLES,
-    Billed,
-    Report,
-    ReportSettings,
-    Row,
-    make_report,
-    priced,
-)
+from twinbus.cost.prices import Billed, MonthlyPrice, load_sheet, priced
+from twinbus.cost.report import TABLES, ReportSettings, make_report
 from twinbus.cost.report_page import report_page, stage_costs
 from twinbus.cost.stages import DIVERTED, Stage
+from twinbus.cost.survey import Survey, survey
 from twinbus.errors import LedgerDamagedError
 from twinbus.ledger import LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -70,10 +63,10 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Story:
     return story
 
 
-def totals(rows: list[dict[str, Any]], name: str) -> Counter[str]:
+def totals(rows: list[StageOperations]) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in rows:
-        found[row["stage"]] += row[name]
+        found[row.stage] += row.operations
     return found
 
 
@@ -83,7 +76,7 @@ def test_a_lived_outage_is_told_to_the_last_operation(
     told = make_report(spark, ReportSettings(lived.ledgers, STANDARD), tmp_path)
 
     due = diverted_operations(DIVERTED_MESSAGES, PLAN.size)
-    operations = totals(told.stages, "operations")
+    operations = totals(told.stages)
     for stage in (*DIVERTED[:3], Stage.COMPLETE_IN_BACKLOG):
         assert operations[stage.value] == due[stage]
     direct = 2 * 2 * 3
@@ -91,26 +84,27 @@ def test_a_lived_outage_is_told_to_the_last_operation(
     received = DIVERTED_MESSAGES * 2 + 2 * 2 * 2
     assert operations[Stage.RECEIVE_FROM_PRIMARY.value] == received
     assert operations[Stage.COMPLETE_IN_PRIMARY.value] == DIVERTED_MESSAGES + 2 * 2 * 2
-    assert totals(told.stages, "messages")[Stage.SEND_TO_BACKLOG.value] == DIVERTED_MESSAGES
-    assert sum(row["operations"] for row in told.days) == sum(operations.values())
-    assert {row["day"] for row in told.days} == {date(2030, 1, 1), date(2030, 1, 2)}
-    assert sum(row["operations"] for row in told.money) == sum(operations.values())
+    [diverted] = [row for row in told.stages if row.stage == Stage.SEND_TO_BACKLOG.value]
+    assert diverted.messages == DIVERTED_MESSAGES
+    assert sum(row.operations for row in told.days) == sum(operations.values())
+    assert {row.day for row in told.days} == {date(2030, 1, 1), date(2030, 1, 2)}
+    assert sum(row.operations for row in told.money) == sum(operations.values())
 
     assert len(told.outages) == 4
     for outage in told.outages:
-        assert outage["seconds_to_fail_over"] == 10
-        assert outage["seconds_away"] == 40
-        assert outage["returned_by"] == "ping"
-        assert outage["diverted"] == 40
-        assert outage["seconds_to_drain"] == 0
-    assert sum(row["moved"] for row in told.transfers) == DIVERTED_MESSAGES
-    assert all(row["dead_lettered"] == 0 for row in told.transfers)
-    assert max(row["delay_max"] for row in told.transfers) == 40
-    assert sum(row["messages"] for row in told.delays) == DIVERTED_MESSAGES
+        assert outage.seconds_to_fail_over == 10
+        assert outage.seconds_away == 40
+        assert outage.returned_by == "ping"
+        assert outage.diverted == 40
+        assert outage.seconds_to_drain == 0
+    assert sum(row.moved for row in told.transfers) == DIVERTED_MESSAGES
+    assert all(row.dead_lettered == 0 for row in told.transfers)
+    assert max(row.delay_max or 0 for row in told.transfers) == 40
+    assert sum(row.messages for row in told.delays) == DIVERTED_MESSAGES
 
     statuses: Counter[tuple[bool, str]] = Counter()
     for row in told.statuses:
-        statuses["x-servicebus-transfer" in row["path"], row["status"]] += row["messages"]
+        statuses["x-servicebus-transfer" in row.path, row.status] += row.messages
     assert statuses == {
         (True, "completed"): DIVERTED_MESSAGES,
         (False, "completed"): DIVERTED_MESSAGES + 2 * 2 * 2,
@@ -188,7 +182,7 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
         clock.advance(timedelta(seconds=1))
 
     told = make_report(spark, ReportSettings([folder], STANDARD), tmp_path / "tables")
-    named = {(row["message_id"], row["status"]) for row in told.suspects}
+    named = {(row.message_id, row.status) for row in told.suspects}
     assert named == {(ids[2], "missing"), (ids[0], "stands again"), (ids[4], "doubled")}
     assert told.suspect_count == 3
     table = pq.read_table(tmp_path / "tables" / "suspects.parquet")
@@ -224,7 +218,7 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
         make_report(spark, settings)
     told = make_report(spark, replace(settings, skip_bad_files=True))
     assert [one.path for one in told.survey.left_out] == [bad]
-    assert totals(told.stages, "operations") == {"send": 4}
+    assert totals(told.stages) == {"send": 4}
     assert bad.name in report_page(told)
 
 
@@ -247,15 +241,10 @@ def test_the_command_writes_a_page_and_says_what_it_cost(
     assert page.read_text(encoding="utf-8").count("<svg") >= 4
 
 
-def money_row(stage: Stage, operations: int, price: str, size: int, bandwidth: str) -> Row:
-    return {
-        "month": "2026-11",
-        "stage": stage.value,
-        "operations": operations,
-        "price": Decimal(price),
-        "bytes": size,
-        "bandwidth_price": Decimal(bandwidth),
-    }
+def money_row(stage: Stage, operations: int, price: str, size: int, bandwidth: str) -> MonthlyPrice:
+    return MonthlyPrice(
+        "2026-11", stage.value, operations, Decimal(price), size, Decimal(bandwidth)
+    )
 
 
 def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
@@ -263,7 +252,7 @@ def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
     report.money = [
         money_row(Stage.PING, 10, "0", 0, "0"),
         money_row(Stage.SEND, 1000, "0.5", 2**20, "0.25"),
-        {**money_row(Stage.SEND, 1, "1.5", 1, "0.5"), "month": "2026-12"},
+        replace(money_row(Stage.SEND, 1, "1.5", 1, "0.5"), month="2026-12"),
     ]
     currency = STANDARD.currency
     assert stage_costs(report) == [
@@ -308,6 +297,6 @@ def run() -> Callable[..., Any]:
 def test_prices_of_a_month_are_shared_out_by_stage() -> None:
     month = {"send": Billed(50_000_000, 2**30), "ping": Billed(50_000_000)}
     rows = list(priced({"2026-11": month}, STANDARD))
-    assert [row["price"] for row in rows] == [Decimal("34.800000")] * 2
-    bandwidth = {row["stage"]: row["bandwidth_price"] for row in rows}
+    assert [row.price for row in rows] == [Decimal("34.800000")] * 2
+    bandwidth = {row.stage: row.bandwidth_price for row in rows}
     assert bandwidth == {"send": Decimal("0.020000"), "ping": 0}

@@ -22,9 +22,9 @@ from twinbus import (
     NamespaceManager,
     OperationTimeoutError,
 )
-from twinbus.cost.ledger import Survey
+from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
-from twinbus.cost.report import Report
+from twinbus.cost.survey import Survey
 from twinbus.ledger import LedgerKind
 
 ORDERS = [f"app0.{number}" for number in range(20)]

@@ -1,5 +1,6 @@
 """The rooms of the source tree: contracts that can fail, and names that moved."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,10 @@ FORBIDDEN = {
         "broker/store/log",
         "from twinbus.broker.queue.tokens import LockNumbers",
     ),
-    "estimates and price sheets need no Spark": ("cost/prices", "import twinbus.cost.report"),
+    "estimates, price sheets and pages need no Spark": (
+        "cost/prices",
+        "import twinbus.cost.report",
+    ),
     "decisions never read the clock, sleep or draw random numbers": (
         "broker/lifecycle",
         "import time",
@@ -77,6 +81,16 @@ def test_the_tree_as_it_is_keeps_every_contract(tree: Path) -> None:
     done = lint(tree)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"Contracts: {len(FORBIDDEN)} kept, 0 broken." in done.stdout
+
+
+@pytest.mark.parametrize("room", ["", "broker", "cost", "datasource", "spark", "syphon"])
+def test_the_map_of_the_house_names_every_room_and_module(room: str) -> None:
+    drawn = (PROJECT.parent / "ARCHITECTURE.md").read_text()
+    words = set(re.findall(r"[a-z_]+", "".join(re.findall(r"^\|.*$", drawn, re.MULTILINE))))
+    found = {path.relative_to(SOURCE) for path in (SOURCE / room).rglob("*.py")}
+    if not room:
+        found = {Path(path.parts[0]) for path in found}  # rooms, and the values beside them
+    assert {path.stem for path in found} - {"__init__"} - words == set()
 
 
 def test_an_estimate_and_its_page_are_made_where_spark_is_not_installed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from twinbus.clock import ManualClock
-from twinbus.cost.ledger import survey
+from twinbus.cost.survey import survey
 from twinbus.ledger import JOURNAL
 from twinbus.limits import LEDGER_ROLL_INTERVAL
 from twinbus.syphon.carrier import Carried, Range

@@ -2,7 +2,7 @@
 
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,13 +14,12 @@ from twinbus.cli.context import (
     spark_conf,
     write_page,
 )
-from twinbus.cost.ledger import named_ledgers
+from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
+from twinbus.cost.report_page import report_page, stage_costs
+from twinbus.cost.survey import named_ledgers
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
-
-if TYPE_CHECKING:
-    from twinbus.cost.report import Report
 
 _FIRST_YEAR = 1970  # times of ledgers are counted from here
 
@@ -122,7 +121,6 @@ def report(
     click.echo("starting Spark ...", err=True)
     with BorrowedSession(master, conf) as borrowed:
         from twinbus.cost.report import ReportSettings, make_report  # noqa: PLC0415 - an extra
-        from twinbus.cost.report_page import report_page, stage_costs  # noqa: PLC0415
 
         settings = ReportSettings(
             ledgers, sheet, _day(since), _day(until), skip_bad_files=skip_bad_files
@@ -153,17 +151,17 @@ def report(
         click.echo("every message is accounted for")
 
 
-def _print_losses(made: "Report") -> None:
+def _print_losses(made: Report) -> None:
     """Print which logs were lost, and the first messages that are not accounted for."""
-    for row in made.lost_logs:
+    for log in made.lost_logs:
         click.echo(
-            f"the whole log of {row['ledger']} was lost with its records 1 to {row['last']}, and "
+            f"the whole log of {log.ledger} was lost with its records 1 to {log.last}, and "
             "an empty one was begun; messages that the ledger does not know are not named",
             err=True,
         )
     for row in made.suspects[:20]:
-        name = row["message_id"] or f"number {row['sequence_number']}"
-        click.echo(f"{row['status']}: {name} of {row['path']} in {row['ledger']}", err=True)
+        name = row.message_id or f"number {row.sequence_number}"
+        click.echo(f"{row.status}: {name} of {row.path} in {row.ledger}", err=True)
     if made.suspect_count:
         click.echo(f"{made.suspect_count:,} message(s) are not accounted for", err=True)
 

@@ -5,7 +5,7 @@ A sheet is a TOML file, dated and with its source. Those that come with Twinbus 
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -19,6 +19,7 @@ from twinbus.limits import MAX_OPERATIONS, MAX_PRICE
 
 _MILLION = 1_000_000
 _GIGABYTE = 2**30
+_SMALLEST = Decimal("0.000001")  # part of an amount of money
 _TEXTS = ("name", "source", "currency")
 _COUNTED_PER = ("account", "namespace")
 
@@ -78,6 +79,46 @@ class PriceSheet:
     def with_completions(self, billed: bool | None) -> "PriceSheet":  # noqa: FBT001 - a switch
         """Return the sheet with completions billed or not; None: as it says."""
         return self if billed is None else replace(self, bill_completions=billed)
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a stage is billed for."""
+
+    operations: int
+    size: int = 0  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MonthlyPrice:
+    """What one stage cost in one month."""
+
+    month: str  # 2026-11
+    stage: str
+    operations: int
+    price: Decimal
+    bytes: int
+    bandwidth_price: Decimal
+
+
+def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Iterator[MonthlyPrice]:
+    """Give each stage's part of the price of its month; the base charge is not in it."""
+    order = {stage.value: at for at, stage in enumerate(Stage)}
+    for month in sorted(months):
+        counts = months[month]
+        total = sum(billed.operations for billed in counts.values())
+        price = sheet.price_of(total)
+        for stage in sorted(counts, key=lambda name: order[name]):
+            billed = counts[stage]
+            share = price * billed.operations / total if total else Decimal(0)
+            yield MonthlyPrice(
+                month,
+                stage,
+                billed.operations,
+                share.quantize(_SMALLEST),
+                billed.size,
+                sheet.bandwidth_price(billed.size).quantize(_SMALLEST),
+            )
 
 
 def built_in_sheets() -> list[str]:

@@ -15,12 +15,11 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from decimal import Decimal
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -33,11 +32,27 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from twinbus.cost import reconciliation
-from twinbus.cost.ledger import Survey, frame, survey
-from twinbus.cost.prices import PriceSheet
+from twinbus.cost.answers import (
+    DayOperations,
+    DelayStep,
+    EntityOperations,
+    EntityTransfers,
+    FlowStep,
+    LostLog,
+    Outage,
+    PulledQueue,
+    Report,
+    StageOperations,
+    StatusCount,
+    Suspect,
+)
+from twinbus.cost.frames import frame
+from twinbus.cost.prices import Billed, PriceSheet, priced
 from twinbus.cost.reconciliation import is_backlog, is_dead_letter
-from twinbus.cost.stages import Basis, Stage, rule_of
+from twinbus.cost.stages import Basis, rule_of
+from twinbus.cost.survey import Survey, survey
 from twinbus.errors import LedgerDamagedError
+from twinbus.files import write_all_whole
 from twinbus.ledger import DEAD_LETTERED, MOVED, LedgerKind
 from twinbus.limits import (
     PERCENTILE_ACCURACY,
@@ -61,7 +76,41 @@ _MONEY = pa.schema(
 _PERCENTILES = (0.5, 0.9, 0.99)
 _GROUPS = ("ledger", "path", "day", "month", "stage")
 _FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
-Row = dict[str, Any]
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _OperationKind:
+    """What the stages tell operations apart by, and when there were some."""
+
+    operation: str
+    purpose: str
+    outcome: str
+    begins: float
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Operations added up by some of the first five columns; the others are None."""
+
+    ledger: str | None
+    path: str | None
+    day: date | None
+    month: str | None
+    stage: str | None
+    operations: int
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """What happened in one of the stretches that a flow is drawn in."""
+
+    slot: int
+    diverted: int
+    moved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,34 +122,6 @@ class ReportSettings:
     since: date | None = None  # days, both included
     until: date | None = None
     skip_bad_files: bool = False
-
-
-@dataclass(slots=True)
-class Report:
-    """The answers, as far as a person reads them."""
-
-    sheet: PriceSheet
-    survey: Survey
-    begins: float | None = None  # moments are seconds since 1970
-    ends: float | None = None
-    stages: list[Row] = field(default_factory=list)  # ledger, stage, operations, messages, bytes
-    days: list[Row] = field(default_factory=list)  # day, stage, operations
-    entities: list[Row] = field(default_factory=list)  # the busiest
-    money: list[Row] = field(default_factory=list)  # month, stage, operations, price ...
-    outages: list[Row] = field(default_factory=list)
-    pulled: list[Row] = field(default_factory=list)  # backlog queues
-    transfers: list[Row] = field(default_factory=list)
-    flow: list[Row] = field(default_factory=list)  # at, diverted, moved, waiting
-    delays: list[Row] = field(default_factory=list)  # seconds at least, messages
-    statuses: list[Row] = field(default_factory=list)  # ledger, path, status, messages
-    suspects: list[Row] = field(default_factory=list)  # the first of them
-    suspect_count: int = 0
-    lost_logs: list[Row] = field(default_factory=list)  # ledger, at, last: the last record it had
-
-    @property
-    def is_reconciled(self) -> bool:
-        """Whether every message is accounted for, as far as the ledgers tell."""
-        return not self.suspect_count and not self.lost_logs
 
 
 def make_report(
@@ -236,9 +257,9 @@ class _Job:
             kinds = counted.groupBy(*keys).agg(
                 f.min("begins").alias("begins"), f.max("ends").alias("ends")
             )
-            known = _rows(kinds)
-            self._report.begins = min((row["begins"] for row in known), default=None)
-            self._report.ends = max((row["ends"] for row in known), default=None)
+            known = _rows(kinds, _OperationKind)
+            self._report.begins = min((kind.begins for kind in known), default=None)
+            self._report.ends = max((kind.ends for kind in known), default=None)
             staged = self._staged(counted, keys, known)
             self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
             self._sum_up(staged)
@@ -258,29 +279,41 @@ class _Job:
         )
         busiest = Window.partitionBy("grouping").orderBy(f.desc("operations"))
         is_busy = (f.col("place") <= REPORT_ENTITIES) & (path != "")
-        rows = _rows(
+        sums = _rows(
             summed.withColumn("place", f.row_number().over(busiest))
             .where(path.isNull() | is_busy)
-            .drop("grouping", "place")
+            .drop("grouping", "place"),
+            _Sum,
         )
+        self._tell_apart(sums)
+
+    def _tell_apart(self, sums: Sequence[_Sum]) -> None:
+        """Put each sum where it belongs, by the columns that it was added up by."""
         report = self._report
-        report.stages = _grouped_by(rows, "ledger", "stage")
-        report.days = _grouped_by(rows, "day", "stage")
-        report.entities = _grouped_by(rows, "ledger", "path")
         months: dict[str, dict[str, Billed]] = {}
-        for row in _grouped_by(rows, "month", "stage"):
-            billed = Billed(row["operations"], row["bytes"])
-            months.setdefault(row["month"], {})[row["stage"]] = billed
+        for one in sums:
+            carried = (one.operations, one.messages, one.bytes)
+            match one:
+                case _Sum(ledger=str(ledger), stage=str(stage)):
+                    report.stages.append(StageOperations(ledger, stage, *carried))
+                case _Sum(ledger=str(ledger), path=str(path)):
+                    report.entities.append(EntityOperations(ledger, path, *carried))
+                case _Sum(day=date() as day, stage=str(stage)):
+                    report.days.append(DayOperations(day, stage, one.operations))
+                case _Sum(month=str(month), stage=str(stage)):
+                    months.setdefault(month, {})[stage] = Billed(one.operations, one.bytes)
         self._money(months)
 
-    def _staged(self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[Row]) -> DataFrame:
+    def _staged(
+        self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[_OperationKind]
+    ) -> DataFrame:
         """Return the billable operations of each stage, by the rules of `stages`."""
         sheet = self._settings.sheet
         rules = []
-        for row in kinds:
-            rule = rule_of(row["operation"], Purpose(row["purpose"]), row["outcome"])
+        for one in kinds:
+            rule = rule_of(one.operation, Purpose(one.purpose), one.outcome)
             if rule is not None and sheet.bills(rule.stage):
-                key = "\0".join(row[key] for key in keys)
+                key = f"{one.operation}\0{one.purpose}\0{one.outcome}"  # as `concat_ws` below
                 rules.append((key, rule.stage.value, rule.basis.value))
         if not rules:
             rules.append(("", "", ""))  # a map cannot be empty
@@ -301,14 +334,15 @@ class _Job:
             .agg(*(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")))
         )
 
-    def _money(self, months: "Mapping[str, Mapping[str, Billed]]") -> None:
+    def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
         """Price each month as a whole: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
         if self._output is not None:
             self._output.mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_pylist(self._report.money, _MONEY)
+            table = pa.Table.from_pylist(list(map(asdict, self._report.money)), _MONEY)
             write = pyarrow.csv.write_csv if self._format == "csv" else pq.write_table
-            write(table, self._output / f"money.{self._format}")
+            path = self._output / f"money.{self._format}"
+            write_all_whole({path: partial(write, table)}, is_private=False)
 
     # -- outages -------------------------------------------------------------------------------
 
@@ -366,12 +400,13 @@ class _Job:
         )
         try:
             self._write("outages", table)
-            self._report.outages = _rows(table.limit(1000))
+            self._report.outages = _rows(table.limit(1000), Outage)
         finally:
             table.unpersist()
         pulls = events.where(f.col("event") == "BacklogQueuePulled")
         self._report.pulled = _rows(
-            pulls.groupBy("path").agg(f.count("*").alias("times")).orderBy("path").limit(1000)
+            pulls.groupBy("path").agg(f.count("*").alias("times")).orderBy("path").limit(1000),
+            PulledQueue,
         )
 
     # -- transfers -----------------------------------------------------------------------------
@@ -399,7 +434,7 @@ class _Job:
         )
         try:
             self._write("transfers", table)
-            self._report.transfers = _rows(table.limit(1000))
+            self._report.transfers = _rows(table.limit(1000), EntityTransfers)
         finally:
             table.unpersist()
         step = f.floor(f.log2(f.greatest(f.col("delay"), f.lit(1e-3))))
@@ -407,7 +442,8 @@ class _Job:
             known.where(is_moved)
             .groupBy(f.pow(f.lit(2.0), step).alias("seconds"))
             .agg(f.count("*").alias("messages"))
-            .orderBy("seconds")
+            .orderBy("seconds"),
+            DelayStep,
         )
         self._report.flow = self._flow(transfers)
 
@@ -458,7 +494,7 @@ class _Job:
         )
 
     @staticmethod
-    def _flow(transfers: DataFrame) -> list[Row]:
+    def _flow(transfers: DataFrame) -> list[FlowStep]:
         """Return how many messages were diverted and brought home, over time."""
         span = transfers.agg(
             f.min("accepted").cast("double").alias("begins"),
@@ -478,7 +514,10 @@ class _Job:
             .agg(f.sum("diverted").alias("diverted"), f.sum("moved").alias("moved"))
             .orderBy("slot")
         )
-        return [{**row, "at": span["begins"] + (row["slot"] + 1) * step} for row in _rows(slots)]
+        return [
+            FlowStep(span["begins"] + (one.slot + 1) * step, one.diverted, one.moved)
+            for one in _rows(slots, _Slot)
+        ]
 
     # -- reconciliation ------------------------------------------------------------------------
 
@@ -489,7 +528,7 @@ class _Job:
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
         self._tell("reconciliation ...")
-        self._report.lost_logs = _rows(reconciliation.lost_logs(messages))
+        self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
         found = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
         stood = reconciliation.with_returned(found)
         table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
@@ -501,11 +540,11 @@ class _Job:
         suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
         try:
             self._write("reconciliation", table)
-            self._report.statuses = _rows(table)
+            self._report.statuses = _rows(table, StatusCount)
             self._report.suspect_count = suspects.count()
             ordered = suspects.orderBy("ledger", "path", "sequence_number")
             self._write("suspects", ordered)
-            self._report.suspects = _rows(ordered.limit(100))
+            self._report.suspects = _rows(ordered.limit(100), Suspect)
         finally:
             for one in (suspects, table, found):
                 one.unpersist()
@@ -523,22 +562,13 @@ def _read_before(settings: ReportSettings) -> Survey | None:
     )
 
 
-def _rows(table: DataFrame) -> list[Row]:
+def _rows(table: DataFrame, kind: Callable[..., R]) -> list[R]:
     """Collect a table; moments as seconds, because Spark's Python gives them in local time."""
     columns = [
         f.col(name).cast("double").alias(name) if kind == "timestamp" else f.col(name)
         for name, kind in table.dtypes
     ]
-    return [row.asDict() for row in table.select(*columns).collect()]
-
-
-def _grouped_by(rows: Sequence[Row], *names: str) -> list[Row]:
-    """Return the rows that are grouped by these, and by nothing else."""
-    return [
-        {name: value for name, value in row.items() if value is not None}
-        for row in rows
-        if {name for name in _GROUPS if row[name] is not None} == set(names)
-    ]
+    return [kind(**row.asDict()) for row in table.select(*columns).collect()]
 
 
 def _seconds(since: str, until: str) -> Column:
@@ -549,34 +579,3 @@ def _each_named(what: str, percentiles: Column) -> Iterator[Column]:
     """Give percentiles as columns of their own."""
     for at, point in enumerate(_PERCENTILES):
         yield percentiles[at].alias(f"{what}_p{point * 100:.0f}")
-
-
-@dataclass(frozen=True, slots=True)
-class Billed:
-    """What a stage is billed for."""
-
-    operations: int
-    size: int = 0  # bytes
-
-
-def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Iterator[Row]:
-    """Give each stage's part of the price of its month; the base charge is not in it."""
-    order = {stage.value: at for at, stage in enumerate(Stage)}
-    for month in sorted(months):
-        counts = months[month]
-        total = sum(billed.operations for billed in counts.values())
-        price = sheet.price_of(total)
-        for stage in sorted(counts, key=lambda name: order[name]):
-            billed = counts[stage]
-            share = price * billed.operations / total if total else Decimal(0)
-            yield {
-                "month": month,
-                "stage": stage,
-                "operations": billed.operations,
-                "price": share.quantize(_CENTS),
-                "bytes": billed.size,
-                "bandwidth_price": sheet.bandwidth_price(billed.size).quantize(_CENTS),
-            }
-
-
-_CENTS = Decimal("0.000001")

@@ -1,11 +1,12 @@
 """The report as a page: one HTML file with charts, for a phone or a desk, without network."""
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from html import escape
-from typing import Any
 
+from twinbus.cost.answers import Report, StageOperations
 from twinbus.cost.charts import (
     Bar,
     Lane,
@@ -22,7 +23,7 @@ from twinbus.cost.charts import (
     table,
     timeline,
 )
-from twinbus.cost.report import Report, Row
+from twinbus.cost.prices import MonthlyPrice
 from twinbus.cost.stages import COMPLETIONS, DIVERTED, Stage
 from twinbus.entities import DEAD_LETTER_SUFFIX, is_backlog_path
 from twinbus.limits import CHART_LANES
@@ -91,37 +92,46 @@ def stage_costs(report: Report) -> list[tuple[str, str, str, str, str]]:
 
     In the words of the page, over all months.
     """
-    names = ("operations", "price", "bytes", "bandwidth_price")
-    sums: dict[str, Row] = {}
+    sums: dict[str, MonthlyPrice] = {}
     for row in report.money:
-        for stage in (row["stage"], "all stages"):
-            known = sums.pop(stage, dict.fromkeys(names, 0))
-            sums[stage] = {name: known[name] + row[name] for name in names}
+        for stage in (row.stage, "all stages"):
+            known = sums.pop(stage, MonthlyPrice("", stage, 0, Decimal(0), 0, Decimal(0)))
+            sums[stage] = replace(
+                known,
+                operations=known.operations + row.operations,
+                price=known.price + row.price,
+                bytes=known.bytes + row.bytes,
+                bandwidth_price=known.bandwidth_price + row.bandwidth_price,
+            )
     order = [stage.value for stage in Stage if stage.value in sums]
     return [
         (
             stage,
-            f"{sums[stage]['operations']:,}",
-            _price(sums[stage]["price"], report),
-            f"{sums[stage]['bytes']:,}",
-            _money(sums[stage]["bandwidth_price"], report),
+            f"{sums[stage].operations:,}",
+            _price(sums[stage].price, report),
+            f"{sums[stage].bytes:,}",
+            _money(sums[stage].bandwidth_price, report),
         )
         for stage in [*order, *(["all stages"] if sums else [])]
     ]
 
 
-def _stage_total(report: Report, stage: Stage, what: str) -> int:
-    return sum(row[what] for row in report.stages if row["stage"] == stage.value)
+def _operations_of(report: Report, stage: Stage) -> int:
+    return sum(row.operations for row in report.stages if row.stage == stage.value)
+
+
+def _messages_of(report: Report, stage: Stage) -> int:
+    return sum(row.messages for row in report.stages if row.stage == stage.value)
 
 
 def _status_total(report: Report, statuses: Iterable[str], *, backlog: bool) -> int:
     wanted = set(statuses)
     return sum(
-        row["messages"]
+        row.messages
         for row in report.statuses
-        if row["status"] in wanted
-        and is_backlog_path(row["path"]) is backlog
-        and not row["path"].endswith(DEAD_LETTER_SUFFIX)
+        if row.status in wanted
+        and is_backlog_path(row.path) is backlog
+        and not row.path.endswith(DEAD_LETTER_SUFFIX)
     )
 
 
@@ -133,7 +143,7 @@ def _verdict(report: Report) -> str:
     ledgers = ", ".join(report.survey.ledgers)
     about = f"<p>{escape(span)}, ledgers: {escape(ledgers)}</p>"
     for row in report.lost_logs:
-        lost = f"The whole log of {row['ledger']} was lost, with its records 1 to {row['last']}."
+        lost = f"The whole log of {row.ledger} was lost, with its records 1 to {row.last}."
         about += f'<p class="bad">{escape(lost)}</p>'
     if not report.statuses:
         return f"{about}<p>No ledger of messages: what became of each cannot be told.</p>"
@@ -153,50 +163,51 @@ def _left_out(report: Report) -> str:
 
 
 def _key_figures(report: Report) -> Iterable[tuple[str, str]]:
-    moved = sum(row["moved"] for row in report.transfers)
-    dead = sum(row["dead_lettered"] for row in report.transfers)
-    yield "diverted", f"{_stage_total(report, Stage.SEND_TO_BACKLOG, 'messages'):,}"
+    moved = sum(row.moved for row in report.transfers)
+    dead = sum(row.dead_lettered for row in report.transfers)
+    yield "diverted", f"{_messages_of(report, Stage.SEND_TO_BACKLOG):,}"
     yield "brought home", f"{moved:,}"
     yield "could not go home, dead-lettered", f"{dead:,}"
     yield "waiting in the backlog", f"{_status_total(report, ['waiting'], backlog=True):,}"
-    yield "outages of entities", f"{len({(o['path'], o['failed_over']) for o in report.outages}):,}"
-    for name, column in (
-        ("longest time to fail over", "seconds_to_fail_over"),
-        ("longest time until return", "seconds_away"),
-        ("longest time to drain after return", "seconds_to_drain"),
-    ):
-        longest = max((o[column] for o in report.outages if o[column] is not None), default=None)
-        yield name, "-" if longest is None else duration(round(longest, 1))
-    slowest = max((row["delay_p99"] or 0 for row in report.transfers), default=None)
+    yield "outages of entities", f"{len({(o.path, o.failed_over) for o in report.outages}):,}"
+    outages = report.outages
+    yield "longest time to fail over", _longest(o.seconds_to_fail_over for o in outages)
+    yield "longest time until return", _longest(o.seconds_away for o in outages)
+    yield "longest time to drain after return", _longest(o.seconds_to_drain for o in outages)
+    slowest = max((row.delay_p99 or 0 for row in report.transfers), default=None)
     yield "delay by the backlog, 99 of 100 below", "-" if slowest is None else duration(slowest)
-    yield "billed operations", f"{sum(row['operations'] for row in report.stages):,}"
-    price = sum((row["price"] for row in report.money), Decimal(0))
+    yield "billed operations", f"{sum(row.operations for row in report.stages):,}"
+    price = sum((row.price for row in report.money), Decimal(0))
     yield f"their price, {report.sheet.name}", _price(price, report)
-    bandwidth = sum((row["bandwidth_price"] for row in report.money), Decimal(0))
+    bandwidth = sum((row.bandwidth_price for row in report.money), Decimal(0))
     yield "price of their bandwidth", _money(bandwidth, report)
+
+
+def _longest(times: Iterable[float | None]) -> str:
+    return _lasted(max((time for time in times if time is not None), default=None))
 
 
 def _timeline(report: Report) -> str:
     """Draw each entity's outages; those of several processes lie over each other."""
     if not report.outages:
         return ""
-    begins = min(outage["failing"] for outage in report.outages)
+    begins = min(outage.failing for outage in report.outages)
     moments = [
         value
         for outage in report.outages
-        for value in (outage["failed_over"], outage["returned"], outage["drained"])
+        for value in (outage.failed_over, outage.returned, outage.drained)
         if value is not None
     ]
     last = max([*moments, report.ends or begins])
     lanes: dict[str, list[Span]] = {}
     for outage in report.outages:
-        spans = lanes.setdefault(outage["path"].lower(), [])
-        failing, over = outage["failing"] - begins, outage["failed_over"] - begins
-        back = (outage["returned"] or last) - begins
+        spans = lanes.setdefault(outage.path.lower(), [])
+        failing, over = outage.failing - begins, outage.failed_over - begins
+        back = (outage.returned or last) - begins
         spans.append(Span(failing, over, "failing", _RED))
         spans.append(Span(over, back, "sends go to the backlog", _AMBER))
-        if outage["drained"] and outage["returned"] and outage["drained"] > outage["returned"]:
-            spans.append(Span(back, outage["drained"] - begins, "backlog is drained", _BLUE))
+        if outage.drained and outage.returned and outage.drained > outage.returned:
+            spans.append(Span(back, outage.drained - begins, "backlog is drained", _BLUE))
     shown = [Lane(name, spans) for name, spans in sorted(lanes.items())][:CHART_LANES]
     note = f"<p>Time 0 is {_moment(begins)} (UTC).</p>"
     return timeline("Timeline of the outage", shown, last - begins) + note
@@ -205,12 +216,12 @@ def _timeline(report: Report) -> str:
 def _waiting(report: Report) -> str:
     if not report.flow:
         return ""
-    begins = report.flow[0]["at"]
+    begins = report.flow[0].at
     diverted = moved = 0
     points: dict[str, list[tuple[float, float]]] = {"diverted": [], "home": [], "waiting": []}
     for row in report.flow:
-        diverted, moved = diverted + row["diverted"], moved + row["moved"]
-        at = row["at"] - begins
+        diverted, moved = diverted + row.diverted, moved + row.moved
+        at = row.at - begins
         points["diverted"].append((at, diverted))
         points["home"].append((at, moved))
         points["waiting"].append((at, diverted - moved))
@@ -220,12 +231,12 @@ def _waiting(report: Report) -> str:
 
 
 def _flow(report: Report) -> str:
-    direct = _stage_total(report, Stage.SEND, "messages")
-    diverted = _stage_total(report, Stage.SEND_TO_BACKLOG, "messages")
+    direct = _messages_of(report, Stage.SEND)
+    diverted = _messages_of(report, Stage.SEND_TO_BACKLOG)
     if not direct + diverted:
         return ""
-    moved = sum(row["moved"] for row in report.transfers)
-    dead = sum(row["dead_lettered"] for row in report.transfers)
+    moved = sum(row.moved for row in report.transfers)
+    dead = sum(row.dead_lettered for row in report.transfers)
     waiting = max(diverted - moved - dead, 0)
     received = min(
         _status_total(report, ["completed"], backlog=False) or direct + moved, direct + moved
@@ -253,15 +264,13 @@ def _flow(report: Report) -> str:
 
 def _cost(report: Report) -> str:
     operations = {
-        stage: _stage_total(report, stage, "operations")
-        for stage in Stage
-        if _stage_total(report, stage, "operations")
+        stage: _operations_of(report, stage) for stage in Stage if _operations_of(report, stage)
     }
     if not operations:
         return ""
     prices: dict[str, Decimal] = {}
     for row in report.money:
-        prices[row["stage"]] = prices.get(row["stage"], Decimal(0)) + row["price"]
+        prices[row.stage] = prices.get(row.stage, Decimal(0)) + row.price
     bars = [
         Bar(
             stage.value,
@@ -273,22 +282,22 @@ def _cost(report: Report) -> str:
     ]
     rows = [
         (
-            row["ledger"],
-            row["stage"],
-            f"{row['operations']:,}",
-            f"{row['messages']:,}",
-            f"{row['bytes']:,}",
+            row.ledger,
+            row.stage,
+            f"{row.operations:,}",
+            f"{row.messages:,}",
+            f"{row.bytes:,}",
         )
         for row in _ordered(report.stages)
     ]
     months = [
         (
-            row["month"],
-            row["stage"],
-            f"{row['operations']:,}",
-            _price(row["price"], report),
-            f"{row['bytes']:,}",
-            _money(row["bandwidth_price"], report),
+            row.month,
+            row.stage,
+            f"{row.operations:,}",
+            _price(row.price, report),
+            f"{row.bytes:,}",
+            _money(row.bandwidth_price, report),
         )
         for row in report.money
     ]
@@ -300,15 +309,15 @@ def _cost(report: Report) -> str:
     )
 
 
-def _ordered(rows: Sequence[Row]) -> list[Row]:
+def _ordered(rows: Sequence[StageOperations]) -> list[StageOperations]:
     order = {stage.value: at for at, stage in enumerate(Stage)}
-    return sorted(rows, key=lambda row: (row["ledger"], order[row["stage"]]))
+    return sorted(rows, key=lambda row: (row.ledger, order[row.stage]))
 
 
 def _days(report: Report) -> str:
-    totals: dict[Any, int] = {}
+    totals: dict[date, int] = {}
     for row in report.days:
-        totals[row["day"]] = totals.get(row["day"], 0) + row["operations"]
+        totals[row.day] = totals.get(row.day, 0) + row.operations
     if len(totals) < 2:
         return ""
     bars = [Bar(str(day), count, f"{count:,}", _BLUE) for day, count in sorted(totals.items())]
@@ -320,9 +329,9 @@ def _delays(report: Report) -> str:
         return ""
     bars = [
         Bar(
-            f"{duration(row['seconds'])} to {duration(2 * row['seconds'])}",
-            row["messages"],
-            f"{row['messages']:,}",
+            f"{duration(row.seconds)} to {duration(2 * row.seconds)}",
+            row.messages,
+            f"{row.messages:,}",
             _PURPLE,
         )
         for row in report.delays
@@ -335,21 +344,21 @@ def _outages(report: Report) -> str:
         return ""
     rows = [
         (
-            outage["path"],
-            outage["process"],
-            _moment(outage["failing"]),
-            _lasted(outage["seconds_to_fail_over"]),
-            _lasted(outage["seconds_away"]),
-            _lasted(outage["seconds_to_drain"]),
-            "-" if outage["diverted"] is None else f"{outage['diverted']:,}",
-            outage["cause"] or "",
+            outage.path,
+            outage.process,
+            _moment(outage.failing),
+            _lasted(outage.seconds_to_fail_over),
+            _lasted(outage.seconds_away),
+            _lasted(outage.seconds_to_drain),
+            "-" if outage.diverted is None else f"{outage.diverted:,}",
+            outage.cause or "",
         )
         for outage in report.outages
     ]
     header = ("entity", "process", "failing since", "to fail over", "away", "to drain", "diverted")
     pulled = ""
     if report.pulled:
-        queues = [(row["path"], f"{row['times']:,}") for row in report.pulled]
+        queues = [(row.path, f"{row.times:,}") for row in report.pulled]
         pulled = "<h2>Backlog queues that were pulled</h2>" + grid(("queue", "times"), queues)
     return f"<h2>Outages</h2>{grid((*header, 'cause'), rows)}{pulled}"
 
@@ -363,13 +372,12 @@ def _transfers(report: Report) -> str:
         return ""
     rows = [
         (
-            row["path"] or "(none)",
-            f"{row['moved']:,}",
-            f"{row['dead_lettered']:,}",
-            f"{row['bytes']:,}",
-            *(_lasted(row[f"delay_{point}"]) for point in ("p50", "p90", "p99", "max")),
-            *(_places(row[name]) for name in ("reordered", "behind_p50", "behind_p99")),
-            _places(row["behind_max"]),
+            row.path or "(none)",
+            f"{row.moved:,}",
+            f"{row.dead_lettered:,}",
+            f"{row.bytes:,}",
+            *map(_lasted, (row.delay_p50, row.delay_p90, row.delay_p99, row.delay_max)),
+            *map(_places, (row.reordered, row.behind_p50, row.behind_p99, row.behind_max)),
         )
         for row in report.transfers
     ]
@@ -390,7 +398,7 @@ def _reconciliation(report: Report) -> str:
     if not report.statuses:
         return ""
     rows = [
-        (row["ledger"], row["path"] or "(deleted queue)", row["status"], f"{row['messages']:,}")
+        (row.ledger, row.path or "(deleted queue)", row.status, f"{row.messages:,}")
         for row in report.statuses
     ]
     found = f"<h2>Reconciliation</h2>{grid(('ledger', 'entity', 'status', 'messages'), rows)}"
@@ -398,12 +406,12 @@ def _reconciliation(report: Report) -> str:
         return found
     names = [
         (
-            row["status"],
-            row["message_id"] or "(no id)",
-            row["ledger"],
-            row["path"] or "",
-            "-" if row["sequence_number"] is None else f"{row['sequence_number']}",
-            _moment(row["accepted"]),
+            row.status,
+            row.message_id or "(no id)",
+            row.ledger,
+            row.path or "",
+            "-" if row.sequence_number is None else f"{row.sequence_number}",
+            _moment(row.accepted),
         )
         for row in report.suspects
     ]
@@ -418,13 +426,13 @@ def _busiest(report: Report) -> str:
         return ""
     rows = [
         (
-            row["ledger"],
-            row["path"],
-            f"{row['operations']:,}",
-            f"{row['messages']:,}",
-            f"{row['bytes']:,}",
+            row.ledger,
+            row.path,
+            f"{row.operations:,}",
+            f"{row.messages:,}",
+            f"{row.bytes:,}",
         )
-        for row in sorted(report.entities, key=lambda row: -row["operations"])
+        for row in sorted(report.entities, key=lambda row: -row.operations)
     ]
     header = ("ledger", "entity", "operations", "messages", "bytes")
     return f"<h2>Busiest entities</h2>{grid(header, rows)}"

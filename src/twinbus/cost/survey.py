@@ -1,34 +1,19 @@
-"""Ledgers as Spark reads them: which files there are, which are no good, and the rows of the rest.
+"""A survey of ledgers: which files there are, and which are no good.
 
 Only the days that are asked for are looked at. Every file says what it is before Spark sees it: one
 that is damaged, foreign or from a newer Twinbus is named, and then refused or left out by choice,
 never passed over in silence.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
-from twinbus.ledger import FOLDER, JOURNAL, SCHEMAS, LedgerKind, days, read_footer
+from twinbus.ledger import FOLDER, JOURNAL, LedgerKind, days, read_footer
 from twinbus.limits import LEDGER_READERS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-_DDL = {
-    pa.string(): "string",
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.timestamp("us", "UTC"): "timestamp",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,27 +140,3 @@ def _look(kind: LedgerKind, path: Path) -> int | str:
     if told.kind != kind.value:
         return f"foreign: it is of the ledger of {told.kind}, but lies among {kind.value}"
     return told.rows
-
-
-def _escaped(path: Path) -> str:
-    """Return a path as it is, for those who read patterns into it."""
-    return re.sub(r"([\\\[\]{}*?])", r"\\\1", str(path))
-
-
-def frame(session: "SparkSession", surveyed: Survey, kind: LedgerKind) -> "DataFrame":
-    """Return the rows of a kind, with the ledger each is from."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - Spark is an extra
-
-    ddl = ", ".join(f"`{column.name}` {_DDL[column.type]}" for column in SCHEMAS[kind])
-    parts = [
-        session.read.schema(ddl)
-        .option("parquet.page.verify-checksum.enabled", "true")
-        .parquet(*map(_escaped, paths))
-        .withColumn("ledger", f.lit(name))
-        for name, paths in surveyed.files[kind].items()
-        if paths
-    ]
-    if not parts:
-        columns = [f.lit(None).cast(_DDL[c.type]).alias(c.name) for c in SCHEMAS[kind]]
-        return session.range(0).select(*columns, f.lit("").alias("ledger"))
-    return reduce(lambda one, other: one.unionByName(other), parts)

@@ -1,0 +1,41 @@
+"""Ledgers as Spark reads them: the rows of the files that were surveyed."""
+
+import re
+from functools import reduce
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from twinbus.cost.survey import Survey
+from twinbus.ledger import SCHEMAS, LedgerKind
+
+_DDL = {
+    pa.string(): "string",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.timestamp("us", "UTC"): "timestamp",
+}
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as it is, for those who read patterns into it."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", str(path))
+
+
+def frame(session: SparkSession, surveyed: Survey, kind: LedgerKind) -> DataFrame:
+    """Return the rows of a kind, with the ledger each is from."""
+    ddl = ", ".join(f"`{column.name}` {_DDL[column.type]}" for column in SCHEMAS[kind])
+    parts = [
+        session.read.schema(ddl)
+        .option("parquet.page.verify-checksum.enabled", "true")
+        .parquet(*map(_escaped, paths))
+        .withColumn("ledger", f.lit(name))
+        for name, paths in surveyed.files[kind].items()
+        if paths
+    ]
+    if not parts:
+        columns = [f.lit(None).cast(_DDL[c.type]).alias(c.name) for c in SCHEMAS[kind]]
+        return session.range(0).select(*columns, f.lit("").alias("ledger"))
+    return reduce(lambda one, other: one.unionByName(other), parts)
