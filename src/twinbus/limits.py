@@ -218,7 +218,7 @@ LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
-LEDGER_FILE_ROWS: Final = 1_000_000  # about 40 MB with message ids
+LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
@@ -259,6 +259,7 @@ MAX_HEAD_BYTES: Final = 1024 * 1024  # of a client's frame: decoding takes up to
 MAX_REPLY_HEAD_BYTES: Final = 64 * 1024 * 1024  # the descriptions of every entity fit
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 ROWS_AS_ROWS: Final = 16  # messages of one send; more are cheaper as columns
+ROWS_IN_LOG: Final = 8  # messages of one turn; more are cheaper as columns
 MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
 MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
 MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one read, one at hand
@@ -289,6 +290,31 @@ QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it 
 DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
 
+# AMQP
+AMQP_FRAME_BYTES: Final = 64 * 1024  # that peers may send; as Service Bus
+AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # that are written, also where a peer sets no limit
+MIN_AMQP_FRAME_BYTES: Final = 512  # every peer must take so much, and SASL frames have no more
+MAX_AMQP_DEPTH: Final = 32  # of lists and maps in each other: Python's stack holds 1000
+MAX_AMQP_ITEMS: Final = 65_536  # of one list, map or array; other implementations take as many
+MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
+MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
+MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # that is decoded: values take up to 60 times as much
+MAX_AMQP_TAG_BYTES: Final = 32  # of a delivery tag, as the specification says
+MAX_AMQP_SESSIONS: Final = 1024  # of one connection; some SDKs begin one for each link
+MAX_AMQP_SESSION_LINKS: Final = 256  # as Service Bus
+MAX_AMQP_LINKS: Final = 2048  # of one connection; each takes some 2 KB
+MAX_AMQP_KEPT_FRAME_BYTES: Final = 16 * 1024  # of an open, begin or attach; its values are kept
+MAX_AMQP_KEPT_BYTES: Final = 2 * 1024 * 1024  # of attaches of one connection
+AMQP_INCOMING_WINDOW: Final = 2048  # transfers that a peer may send before it reads
+AMQP_OUTGOING_WINDOW: Final = 2048  # that peers are told; their own window is what counts
+MAX_AMQP_UNSETTLED: Final = 10_000  # deliveries of one session and direction; some 300 bytes each
+MAX_AMQP_PARTIAL_BYTES: Final = 64 * 1024 * 1024  # of unfinished deliveries of one connection
+AMQP_MESSAGE_BYTES: Final = 1024 * 1024  # of one message, where a link sets no other limit
+AMQP_OPEN_US: Final = AUTHENTICATION_US  # for protocol headers, SASL and open
+AMQP_CLOSE_US: Final = 2 * SECOND_US  # that a peer has to answer a close
+AMQP_IDLE_US: Final = 120 * SECOND_US  # that peers may be silent; SDKs send every 30 s at best
+MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
+
 # Self-healing
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
 HEAL_WINDOW_US: Final = 600 * SECOND_US
@@ -317,3 +343,6 @@ assert HELD_RANGES <= MAX_LEASES
 assert RESERVE_BYTES <= SEGMENT_BYTES
 assert MIN_LEDGER_BYTES <= LEDGER_BYTES
 assert SLOW_FLUSH_US <= SLOW_COMMIT_US
+assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
+assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
+assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES

@@ -11,6 +11,7 @@ after it, and exactly one child is set:
 
 The size of a message is what the application put in: body, texts (UTF-8), 8 bytes per time, and
 for each property its name and value (numbers and times 8, bool 1, UUID 16). Nothing else counts.
+Of a message that came over AMQP, its body and its sections count.
 """
 
 import itertools
@@ -66,6 +67,7 @@ APPLICATION_FIELDS = (
     "time_to_live",
     "scheduled_enqueue_time_utc",
     "application_properties",
+    "amqp",
 )
 application_values = attrgetter(*APPLICATION_FIELDS)
 BOUNDED_TEXTS = ("message_id", "session_id", "partition_key", "reply_to_session_id")
@@ -89,6 +91,7 @@ MESSAGE_SCHEMA = pa.schema(
         pa.field("time_to_live", DURATION),
         pa.field("scheduled_enqueue_time_utc", TIMESTAMP),
         pa.field("properties", PROPERTIES_TYPE),
+        pa.field("amqp", pa.binary()),
     ]
 )
 DELIVERY_SCHEMA = pa.schema(
@@ -156,6 +159,7 @@ class BrokeredMessage:
     time_to_live: timedelta | None = None  # None: the entity's default
     scheduled_enqueue_time_utc: datetime | None = None  # None: now
     application_properties: Mapping[str, PropertyValue] = field(default_factory=dict)
+    amqp: bytes | None = None  # how an AMQP client sent it, for AMQP receivers; leave it as it is
 
     sequence_number: int | None = None  # monotonic within its entity
     enqueued_time_utc: datetime | None = None
@@ -175,30 +179,25 @@ class BrokeredMessage:
                 "for example body=text.encode()"
             )
         for name, text in zip(TEXT_COLUMNS, _TEXTS(self), strict=True):
-            if text is None:
-                continue
-            if type(text) is not str:
-                raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
-            if len(text) > MAX_ID_CHARACTERS and name in BOUNDED_TEXTS:
-                raise too_long(name, len(text))
-            check_utf8(name, text)
+            if text is not None:
+                _check_text(name, text)
         if not isinstance(self.application_properties, Mapping):
             raise InvalidArgumentError("application_properties must be a dict of names to values")
         for name, value in self.application_properties.items():
             property_child(name, value)
+        if self.amqp is not None and type(self.amqp) is not bytes:
+            raise InvalidArgumentError(f"amqp must be bytes, not {type(self.amqp).__name__}")
         if self.scheduled_enqueue_time_utc is not None:
             _check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
-        if self.time_to_live is not None and (
-            not isinstance(self.time_to_live, timedelta) or self.time_to_live <= timedelta(0)
-        ):
-            raise InvalidArgumentError(
-                f"time_to_live is {shown(self.time_to_live)}; it must be a timedelta above zero"
-            )
+        if self.time_to_live is not None:
+            _check_life(self.time_to_live)
 
     @property
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
         total = len(self.body)
+        if self.amqp is not None:
+            return total + len(self.amqp)
         for text in _TEXTS(self):
             if text is not None:
                 total += _text_bytes(text)
@@ -230,6 +229,21 @@ def too_long(name: str, characters: int) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"{name} has {characters} characters; the limit is {MAX_ID_CHARACTERS}"
     )
+
+
+def _check_text(name: str, text: object) -> None:
+    if type(text) is not str:
+        raise InvalidArgumentError(f"{name} must be text, not {type(text).__name__}")
+    if len(text) > MAX_ID_CHARACTERS and name in BOUNDED_TEXTS:
+        raise too_long(name, len(text))
+    check_utf8(name, text)
+
+
+def _check_life(life: object) -> None:
+    if not isinstance(life, timedelta) or life <= timedelta(0):
+        raise InvalidArgumentError(
+            f"time_to_live is {shown(life)}; it must be a timedelta above zero"
+        )
 
 
 def _check_moment(name: str, moment: object) -> None:
@@ -343,13 +357,15 @@ def _empty_columns(count: int) -> tuple[pa.Array, ...]:
     """Return columns nobody set; most are, and those of single messages are all alike."""
     offsets = pa.array(np.zeros(count + 1, np.int32))
     no_properties = pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
-    return (*(pa.nulls(count, kind) for kind in _COLUMN_TYPES[:-1]), no_properties)
+    columns = [pa.nulls(count, kind) for kind in _COLUMN_TYPES]
+    columns[_PROPERTIES] = no_properties
+    return tuple(columns)
 
 
 def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
     """Return each message's properties as one column."""
     if not any(bags):
-        return _empty_columns.__wrapped__(len(bags))[-1]
+        return _empty_columns.__wrapped__(len(bags))[_PROPERTIES]
     offsets = np.zeros(len(bags) + 1, np.int32)
     names: list[str] = []
     values: dict[str, list[Any]] = {}
@@ -400,8 +416,8 @@ def _decode(name: str, column: pa.Array) -> list[Any]:
     decode = _DECODERS.get(name)
     if decode is None:
         return list(column.to_pylist())
-    if pa.types.is_temporal(column.type):
-        column = column.cast(pa.int64())
+    if column.type in (TIMESTAMP, DURATION):
+        column = column.view(pa.int64())  # the same numbers, without a look at them
     return [None if value is None else decode(value) for value in column.to_pylist()]
 
 
@@ -417,14 +433,15 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "locked_until_utc": from_us,
     "lock_token": lambda value: UUID(bytes=value),
     "state": MessageState,
-    "message_id": lambda value: value,
 }
 
 
 def properties_of(column: pa.Array) -> list[Mapping[str, PropertyValue]]:
     """Return each row's properties as a dict with the types they were sent with."""
     count = len(column)
-    offsets = column.offsets.to_numpy()
+    if not count:
+        return []
+    offsets = map_offsets(column)
     first, last = int(offsets[0]), int(offsets[-1])
     if first == last:
         return [{} for _ in range(count)]
@@ -486,6 +503,10 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
         offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
             total += _property_sizes(properties, offsets)
+    sections = columns.get("amqp")
+    if sections is not None:
+        came = sections.is_valid().to_numpy(zero_copy_only=False)
+        total[came] = (byte_lengths(columns["body"]) + byte_lengths(sections))[came]
     return total
 
 
@@ -569,6 +590,8 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.column("body").null_count:
             raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
         if batch.schema != MESSAGE_SCHEMA:
+            if "amqp" not in batch.schema.names:  # as of one who never heard of AMQP
+                batch = batch.append_column("amqp", pa.nulls(batch.num_rows, pa.binary()))
             batch = pa.RecordBatch.from_arrays(
                 [
                     batch.column(name).cast(MESSAGE_SCHEMA.field(name).type)
@@ -662,4 +685,10 @@ def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
     """Return lock tokens as a column."""
-    return pa.array([token.bytes for token in lock_tokens], LOCK_TOKEN)
+    content = b"".join([token.bytes for token in lock_tokens])
+    return pa.Array.from_buffers(LOCK_TOKEN, len(content) // 16, [None, pa.py_buffer(content)])
+
+
+def column_of(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+    """Return numbers as a column of a type of their width, none missing, without a copy."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)

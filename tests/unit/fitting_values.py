@@ -207,6 +207,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "time_to_live": st.none() | st.timedeltas(timedelta(microseconds=1)),
         "scheduled_enqueue_time_utc": st.none() | AWARE,
         "application_properties": BAG,
+        "amqp": st.none() | st.binary(max_size=20),
     },
 }
 for _kind in (QueueDescription, TopicDescription, SubscriptionDescription):

@@ -8,14 +8,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
+import xxhash
 
 from tests.scenarios.site import kill
-from twinbus.broker.store.log import ALIGNMENT, SCHEMAS, Log, Part, PartKind, Record
+from twinbus.broker.store.log import (
+    ALIGNMENT,
+    FORMAT_VERSION,
+    SCHEMAS,
+    Log,
+    Part,
+    PartKind,
+    Record,
+)
+from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.store.storage import Storage
 from twinbus.clock import ManualClock
 from twinbus.errors import (
@@ -24,9 +36,19 @@ from twinbus.errors import (
     NewerFormatError,
     StoreUnavailableError,
 )
-from twinbus.message import BrokeredMessage, to_batch, to_messages
+from twinbus.message import BrokeredMessage, PropertyValue, to_batch, to_messages
 from twinbus.testing import FaultyStorage, PowerFailure
 
+PROPERTIES: dict[str, PropertyValue] = {
+    "text": "näïve",
+    "whole": -(2**63),
+    "real": 0.5,
+    "yes": True,
+    "bytes": b"\0\xff",
+    "time": datetime(2026, 5, 17, 12, 30, 0, 123456, UTC),
+    "span": timedelta(days=-1, microseconds=7),
+    "uuid": UUID(int=7),
+}
 RECORD_HEADER_BYTES = 32  # the rest of its 64 bytes is zeros that nothing depends on
 HOLD_THE_LOG = """
 import sys
@@ -466,13 +488,43 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) -> Non
     write(tmp_path, "a", "b")
     path = only_segment(tmp_path)
     content = bytearray(path.read_bytes())
-    content[8:12] = (2).to_bytes(4, "little")
+    content[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
     path.write_bytes(content[:-10])
     with pytest.raises(NewerFormatError, match="start it with the newer Twinbus") as caught:
         read(tmp_path)
-    assert caught.value.version == 2
+    assert caught.value.version == FORMAT_VERSION + 1
     assert path.read_bytes() == content[:-10]
     assert sorted(file.name for file in tmp_path.iterdir()) == [path.name, "LOCK"]
+
+
+def test_a_segment_of_the_first_format_is_read_and_gets_no_more_records(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b")
+    path = only_segment(tmp_path)
+    content = bytearray(path.read_bytes())
+    content[8:12] = (1).to_bytes(4, "little")
+    content[40:48] = xxhash.xxh3_64_intdigest(content[:40]).to_bytes(8, "little")
+    path.write_bytes(content)
+    write(tmp_path, "c")
+    assert path.read_bytes()[: len(content)] == content
+    assert read(tmp_path) == ["a", "b", "c"]
+    assert len(list(tmp_path.glob("*.log"))) == 2
+
+
+def test_a_few_messages_are_kept_as_rows_and_read_as_columns(tmp_path: Path) -> None:
+    messages = [
+        BrokeredMessage(b"one", message_id="1", application_properties=PROPERTIES),
+        BrokeredMessage(b"", subject="two", time_to_live=timedelta(seconds=2)),
+    ]
+    with opened(tmp_path) as (log, _):
+        [place] = log.append([Part(PartKind.MESSAGES, MessageRows(messages), number=1)])
+        assert log.read(place) == to_batch(messages)
+    with opened(tmp_path) as (log, [record]):
+        [(part, found)] = record.parts
+        assert (found, part.columns.num_rows) == (place, 2)
+        assert part.columns.ids() == tuple(message.message_id for message in messages)
+        assert part.columns.sizes().tolist() == [message.size for message in messages]
+        assert log.read(found) == to_batch(messages)
+        del part, record
 
 
 # -- messages that look like a log -------------------------------------------------------------

@@ -63,6 +63,7 @@ messages = st.builds(
     | st.timedeltas(timedelta(microseconds=1), NEVER - timedelta(microseconds=1)),
     scheduled_enqueue_time_utc=st.none() | moments,
     application_properties=bags,
+    amqp=st.none() | st.binary(max_size=20),
 )
 batches = st.lists(messages, min_size=1, max_size=5)
 
@@ -84,6 +85,8 @@ def plain(message: BrokeredMessage) -> dict[str, Any]:
 def expected_size(message: BrokeredMessage) -> int:
     """Return the size of a message by the rule in the docs of its module."""
     total = len(message.body)
+    if message.amqp is not None:
+        return total + len(message.amqp)
     total += sum(len((getattr(message, name) or "").encode()) for name in TEXT_COLUMNS)
     total += 8 * (message.time_to_live is not None)
     total += 8 * (message.scheduled_enqueue_time_utc is not None)

@@ -20,6 +20,12 @@ times = st.integers(0, 20) | st.just(NEVER_US)
 LARGE = 300  # rows added at once, so that columns grow and are reclaimed
 
 
+def added(waiting: Waiting, rows: Rows) -> Indices:
+    """Add rows; return where they are."""
+    first = waiting.add(rows)
+    return np.arange(first, first + len(rows.sequence))
+
+
 class WaitingAgainstDicts(RuleBasedStateMachine):
     """Does everything twice and compares."""
 
@@ -52,7 +58,7 @@ class WaitingAgainstDicts(RuleBasedStateMachine):
         sequence = np.arange(first, first + count)
         self.next_number = first + count
         rows = Rows(sequence, 0, size, sequence * 2, 0, state, expires=expires, due=due)
-        assert self.numbers(self.waiting.add(rows)) == sequence.tolist()
+        assert self.numbers(added(self.waiting, rows)) == sequence.tolist()
         for number in sequence.tolist():
             row = {"sequence": number, "state": state, "expires": expires, "due": due}
             self.model.append(row | {"size": size, "lock": 0})
@@ -168,7 +174,7 @@ def rows(count: int, state: State = State.ACTIVE) -> Rows:
 
 def test_nothing_changes_when_one_of_the_rows_may_not_step() -> None:
     waiting = Waiting()
-    at = waiting.add(rows(3))
+    at = added(waiting, rows(3))
     waiting.step(at[1:2], Cause.RECEIVED)
     with pytest.raises(IllegalStepError):
         waiting.step(at, Cause.EXPIRED)
@@ -178,7 +184,7 @@ def test_nothing_changes_when_one_of_the_rows_may_not_step() -> None:
 
 def test_rows_of_messages_that_are_gone_give_their_memory_back() -> None:
     waiting = Waiting()
-    at = waiting.add(rows(1000))
+    at = added(waiting, rows(1000))
     full = waiting.memory_bytes()
     waiting.step(at[:900], Cause.EXPIRED)
     waiting.reclaim()
@@ -188,7 +194,7 @@ def test_rows_of_messages_that_are_gone_give_their_memory_back() -> None:
 
 def test_a_message_at_rest_takes_37_bytes_and_53_once_locked() -> None:
     waiting = Waiting()
-    at = waiting.add(rows(100))
+    at = added(waiting, rows(100))
     assert waiting.memory_bytes() == 37 * 100
     waiting.put("lock", at, 7)
     waiting.set_due(at, 7)
@@ -205,14 +211,14 @@ def test_deaths_are_told_without_repeating_them() -> None:
 def test_a_message_that_ends_takes_no_size(cause: Cause) -> None:
     before = next(state for (state, held) in TABLE if held is cause)
     waiting = Waiting()
-    waiting.step(waiting.add(rows(2, before)), cause)
+    waiting.step(added(waiting, rows(2, before)), cause)
     assert (waiting.size_in_bytes, len(waiting)) == (0, 0)
 
 
 @pytest.mark.parametrize("spoil", ["counts", "size_in_bytes", "sequence", "first_active"])
 def test_what_does_not_add_up_is_found(spoil: str) -> None:
     waiting = Waiting()
-    at = waiting.add(rows(3))
+    at = added(waiting, rows(3))
     if spoil == "counts":
         waiting.counts[State.ACTIVE] += 1
     elif spoil == "size_in_bytes":

@@ -78,6 +78,17 @@ class Courier:
         self.route: Route = _DirectRoute(self)  # of the sends of clients
         on_fork(self._after_fork)
 
+    @property
+    def policy(self) -> RetryPolicy:
+        """How often and how long it tries."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: RetryPolicy) -> None:
+        self._policy = policy
+        self.timeout_us = to_us(policy.operation_timeout)  # of an operation, all tries together
+        self.try_us = min(to_us(policy.try_timeout), self.timeout_us)
+
     def _after_fork(self) -> None:
         """Become another sender: the parent goes on with the numbers it has."""
         self._gate = BusyGate()
@@ -112,7 +123,8 @@ class Courier:
         """
         clock = self.clock
         began = clock.now_us()
-        wait = to_us(getattr(command, "wait", NO_WAIT))  # a long poll's own time comes on top
+        own = getattr(command, "wait", NO_WAIT)  # a long poll's own time comes on top
+        wait = to_us(own) if own else 0
         span = self.timeout_us + wait if time_left_us is None else time_left_us
         deadline = began + span
         history: list[MessagingError] = []
@@ -161,16 +173,6 @@ class Courier:
     def note(self, error: MessagingError) -> None:
         """Close the gate when the namespace said that it, or an entity, is busy."""
         self._gate.note(error, self.clock.now_us())
-
-    @property
-    def timeout_us(self) -> int:
-        """How long an operation may take, all tries together."""
-        return to_us(self.policy.operation_timeout)
-
-    @property
-    def try_us(self) -> int:
-        """How long one try may take."""
-        return min(to_us(self.policy.try_timeout), self.timeout_us)
 
     def busy_until(self, path: str, now: int) -> int:
         """Return until when nothing goes to an entity; now if something may."""

@@ -46,6 +46,7 @@ _MESSAGE_DDL = {
     "time_to_live": "interval day to second",
     "scheduled_enqueue_time_utc": "timestamp",
     "properties": f"map<string, struct<{_STRUCT_DDL}>>",
+    "amqp": "binary",
 }
 _BROKER_DDL = {
     "sequence_number": "bigint",

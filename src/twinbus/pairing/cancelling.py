@@ -263,6 +263,7 @@ def _is_for(found: str | None, path: str) -> bool:
 
 
 def _fingerprint(message: BrokeredMessage) -> bytes:
-    fields = [getattr(message, name) for name in APPLICATION_FIELDS[:-1]]
-    told = repr((fields, sorted(message.application_properties.items(), key=str)))
-    return xxhash.xxh3_128_digest(told.encode())
+    names = [name for name in APPLICATION_FIELDS if name != "application_properties"]
+    fields = [getattr(message, name) for name in names]
+    shown = repr((fields, sorted(message.application_properties.items(), key=str)))
+    return xxhash.xxh3_128_digest(shown.encode())

@@ -1,8 +1,7 @@
 """What an operation was for, and what one may carry: the words of the meter and of its ledger."""
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from twinbus.errors import MessagingError
 
@@ -21,8 +20,7 @@ class Purpose(Enum):
     MANAGEMENT = "management"
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What one operation carried."""
 
     messages: int = 0
@@ -30,16 +28,16 @@ class Load:
     units: int = 1  # an operation that carries nothing is still one
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation to be counted when it is answered."""
+class Operation(NamedTuple):
+    """Operations that are alike, to be counted when they are answered."""
 
     path: str
     kind: str
     purpose: Purpose
     outcome: str
-    load: Load
+    load: Load  # of all of them
+    times: int = 1
 
     def refused(self, error: MessagingError) -> "Operation":
         """Return the same operation, refused instead."""
-        return Operation(self.path, self.kind, self.purpose, error.code, Load())
+        return self._replace(outcome=error.code, load=Load(units=self.times))

@@ -69,6 +69,7 @@ def origin_kind(source: str) -> OriginKind:
     return OriginKind.SPILL if source.startswith(_SPILL) else OriginKind.TRANSFER
 
 
+@lru_cache(maxsize=KNOWN_SENDERS)  # needed for the record of every send
 def sender_number(source: str) -> int | None:
     """Return the number of a sender; None: the name is that of another kind, or of none."""
     if not _SENDER_NAME.fullmatch(source):

@@ -100,7 +100,7 @@ def _decode_times(values: list[Any]) -> None:
     if len(values) > _SCHEDULE and values[_SCHEDULE] is not None:
         values[_SCHEDULE] = from_us(values[_SCHEDULE])
     if len(values) > _PROPERTIES:
-        properties = values[_PROPERTIES]
+        properties = {} if values[_PROPERTIES] is None else values[_PROPERTIES]
         if type(properties) is not dict:
             raise InvalidArgumentError("the properties of a message are not a map")
         values[_PROPERTIES] = {name: _decode_property(v) for name, v in properties.items()}

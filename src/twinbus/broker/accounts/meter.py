@@ -7,6 +7,7 @@ outcome that the caller gets, also when the log refuses what the broker had deci
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.table import row_of
 
+SEND = c.Send.__name__  # the kind of operation that sends are counted as
 METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
 
 
@@ -58,11 +60,28 @@ def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Pur
     ]
 
 
+class Metered(NamedTuple):
+    """A reply whose load is known."""
+
+    reply: Any
+    load: Load
+
+
+def load_of_settled(messages: int) -> Load:
+    """Return the load of a request that names messages: each is counted as an operation."""
+    return Load(messages, 0, max(messages, 1))
+
+
 def load_of(value: object) -> Load:
     """Return what a reply carried."""
     if not isinstance(value, pa.RecordBatch) or value.schema != DELIVERY_SCHEMA:
         return Load()
     return load_of_sizes(sizes(value))
+
+
+def units_of(sizes: Iterable[int]) -> int:
+    """Return how many units of 64 KB messages of these sizes count as."""
+    return sum(-(-size // UNIT_BYTES) or 1 for size in sizes)
 
 
 def load_of_sizes(size: Int64s) -> Load:
@@ -98,19 +117,13 @@ class Meter:
         self._began = now - now % self._bucket_us
         self._totals: _Totals = {}
 
-    def record(
-        self, path: str, operation: str, purpose: Purpose, outcome: str, load: Load, count: int = 1
-    ) -> None:
-        """Count operations and what they carried together."""
-        totals = self._totals.setdefault((path, operation, purpose, outcome), [0, 0, 0, 0])
-        totals[0] += count
-        totals[1] += load.messages
-        totals[2] += load.size
-        totals[3] += load.units
-
     def count(self, done: Operation) -> None:
         """Count an operation that is answered."""
-        self.record(done.path, done.kind, done.purpose, done.outcome, done.load)
+        totals = self._totals.setdefault(done[:4], [0, 0, 0, 0])
+        totals[0] += done.times
+        totals[1] += done.load.messages
+        totals[2] += done.load.size
+        totals[3] += done.load.units
 
     def shift(self, by: int) -> None:
         """Begin another bucket: the wall clock was set by so much."""

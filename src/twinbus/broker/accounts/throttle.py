@@ -89,6 +89,11 @@ class Throttle:
         rates = self.thresholds.operations_per_second, self.thresholds.entity_operations_per_second
         return rates != (None, None)
 
+    @property
+    def limits_room(self) -> bool:
+        """Whether memory or storage is limited."""
+        return self.thresholds.memory_bytes is not None or self.thresholds.storage_bytes is not None
+
     def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:
         """Refuse when the namespace or this entity gets too many requests; its case is ignored.
 

@@ -22,9 +22,9 @@ they are to be written.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ import pyarrow as pa
 from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.store.descriptions import description_of
 from twinbus.broker.store.log import Part, PartKind
+from twinbus.broker.store.message_rows import MessageRows
 from twinbus.entities import dead_letter_path
 from twinbus.ledger import (
     ACCEPTED,
@@ -73,19 +74,17 @@ IdsOf = Callable[[Int64s, npt.NDArray[np.int32]], Sequence[str | None]]
 _EVERYTHING = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """A batch that one queue took as it was."""
 
     number: int  # of the queue
     first: int  # sequence number
     at: int
-    ids: pa.Array
+    ids: pa.Array | tuple[str | None, ...]
     record: int
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(NamedTuple):
     """Places of messages, and their ids."""
 
     columns: pa.RecordBatch
@@ -94,8 +93,7 @@ class Places:
     record: int
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(NamedTuple):
     """New states of messages."""
 
     columns: pa.RecordBatch
@@ -103,8 +101,7 @@ class Changes:
     record: int
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """Intervals of numbers that something is said of."""
 
     event: str
@@ -176,15 +173,13 @@ class Trail:
 
     def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
         """Note what a durable record says."""
-        ids: dict[int, pa.Array] = {}
+        ids: dict[int, pa.Array | tuple[str | None, ...]] = {}
         for part in parts:
             at = part.time or now  # older logs do not say
             if part.kind is PartKind.MESSAGES:
-                # A copy: a part of a batch would keep all of it in memory.
-                ids[part.number] = pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
+                named = ids[part.number] = _ids_in(part)
                 if part.entity:
                     self.path(part.entity)
-                    named = ids[part.number]
                     self._note(Whole(part.entity, part.first_sequence, at, named, record))
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)
@@ -195,7 +190,9 @@ class Trail:
                 self._follow_facts(part.columns, at, record)
         self.last_record = record
 
-    def _ids(self, places: pa.RecordBatch, own: dict[int, pa.Array]) -> pa.Array:
+    def _ids(
+        self, places: pa.RecordBatch, own: dict[int, pa.Array | tuple[str | None, ...]]
+    ) -> pa.Array:
         """Return the ids of placed messages: of batches in the record, or of older ones."""
         batch, row = (places.column(name).to_numpy() for name in ("batch", "row"))
         older = ~np.isin(batch, list(own))
@@ -207,7 +204,8 @@ class Trail:
             here = batch == number
             at[here] = begins + row[here]
             begins += len(ids)
-        return pa.concat_arrays([pa.array(found, pa.string()), *own.values()]).take(pa.array(at))
+        every = _joined([found, *own.values()]).combine_chunks()
+        return every.take(pa.array(at))
 
     def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
         for kind, key, value in zip(*(column.to_pylist() for column in facts.columns), strict=True):
@@ -250,7 +248,27 @@ class Trail:
             self._note(Runs(STANDING, number, first, last, now, record))
 
 
-def _without_rewritten(places: Part, own: dict[int, pa.Array]) -> pa.RecordBatch:
+def _ids_in(part: Part) -> pa.Array | tuple[str | None, ...]:
+    """Return the ids of messages; a copy, because a part of a batch would keep all of it."""
+    if isinstance(part.columns, MessageRows):
+        return part.columns.ids()
+    return pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
+
+
+def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
+    """Return ids end to end; those of single messages are converted together."""
+    chunks: list[pa.Array] = []
+    single: list[str | None] = []
+    for some in ids:
+        if isinstance(some, pa.Array):
+            chunks += [pa.array(single, pa.string()), some]
+            single = []
+        else:
+            single += some
+    return pa.chunked_array([*chunks, pa.array(single, pa.string())])
+
+
+def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
     """Leave out what compaction wrote again: it came earlier than its record, and stays."""
     batch, state, enqueued = (
         places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
@@ -317,7 +335,7 @@ def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
         np.repeat([step.number for step in steps], counts),
         first,
         first,
-        pa.chunked_array([step.ids for step in steps]),
+        _joined([step.ids for step in steps]),
         np.repeat([step.record for step in steps], counts),
     )
 

@@ -14,6 +14,7 @@ from twinbus.entities import (
     SubscriptionDescription,
     TopicDescription,
     dead_letter_path,
+    is_backlog_path,
     to_json,
 )
 from twinbus.errors import EntityDisabledError
@@ -61,21 +62,27 @@ class Entity:
         self._adopt(description)
 
     def _adopt(self, description: EntityDescription) -> None:
+        """Take a description, and keep at hand what every send needs of it."""
         self.description = description
-        self.queue.settings = settings_of(description)
+        self.queue.settings = settings = settings_of(description)
+        # How many message stores it has, how much they hold (subscriptions share their topic's),
+        # after how long without use it is deleted, and where its messages go instead.
+        self.stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
+        megabytes = getattr(description, "max_size_in_megabytes", None)
+        self.max_bytes = NEVER_US if megabytes is None else megabytes * MEGABYTE * self.stores
+        self.idle_us = to_us(description.auto_delete_on_idle)
+        self.forward_to: str | None = getattr(description, "forward_to", None)
+        self.is_backlog = is_backlog_path(description.path)
+        # Whether messages go to its queue and nothing more is to be decided about them.
+        self.is_plain = (
+            not isinstance(description, TopicDescription)
+            and self.forward_to is None
+            and self.history is None
+            and not settings.requires_session
+            and settings.time_to_live_us == NEVER_US
+        )
         if self.history is not None and not isinstance(description, SubscriptionDescription):
             self.history.window_us = to_us(description.duplicate_detection_history_time_window)
-
-    @property
-    def stores(self) -> int:
-        """How many message stores it has."""
-        return PARTITION_COUNT if getattr(self.description, "enable_partitioning", False) else 1
-
-    @property
-    def max_bytes(self) -> int:
-        """How much it may hold; subscriptions share their topic's."""
-        megabytes = getattr(self.description, "max_size_in_megabytes", None)
-        return NEVER_US if megabytes is None else megabytes * MEGABYTE * self.stores
 
     @property
     def size_in_bytes(self) -> int:
@@ -91,16 +98,6 @@ class Entity:
     def room(self) -> int:
         """How many bytes more it takes."""
         return self.max_bytes - self.used_bytes
-
-    @property
-    def idle_us(self) -> int:
-        """After how long without use it is deleted."""
-        return to_us(self.description.auto_delete_on_idle)
-
-    @property
-    def forward_to(self) -> str | None:
-        """Where its messages go instead."""
-        return getattr(self.description, "forward_to", None)
 
     @property
     def queues(self) -> list[Queue]:

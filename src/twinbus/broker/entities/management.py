@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -10,7 +10,7 @@ from twinbus.broker.accounts.meter import Meter
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.topic import Rule, Subscription, Topic
-from twinbus.broker.store.commit import Commit, Fact
+from twinbus.broker.store.commit import Commit, Effect, Fact
 from twinbus.entities import (
     BACKLOG_INFIX,
     DEFAULT_RULE,
@@ -54,6 +54,92 @@ _KINDS: dict[c.EntityKind, type] = {
 _KEYS = Plain(Kinds([SharedAccessKey, Claim]))
 
 
+@dataclass(frozen=True, slots=True)
+class _Created(Effect):
+    """A new entity."""
+
+    management: "Management"
+    entity: Entity
+
+    def durable(self) -> None:
+        """Put it in the directory."""
+        self.management.directory.add(self.entity)
+        self.management.adopt(self.entity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Updated(Effect):
+    """An entity with new settings."""
+
+    management: "Management"
+    entity: Entity
+    description: EntityDescription
+    now: int
+
+    def durable(self) -> None:
+        """Give it the settings."""
+        self.entity.update(self.description, self.now)
+        self.management.adopt(self.entity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Removed(Effect):
+    """Entities that are deleted, and their keys."""
+
+    management: "Management"
+    entities: Sequence[Entity]
+    keys: Sequence[SharedAccessKey]
+    commit: Commit
+
+    def durable(self) -> None:
+        """Take them out of the directory; those who wait for their messages are refused."""
+        for key in self.keys:
+            self.management.keys.remove(key)
+        directory = self.management.directory
+        for entity in self.entities:
+            if directory.find(entity.description.path) is entity:  # not gone with its topic
+                directory.remove(entity)
+                for queue in entity.queues:
+                    queue.dissolve(self.commit)
+
+
+@dataclass(frozen=True, slots=True)
+class _RulesChanged(Effect):
+    """A subscription with other rules."""
+
+    subscription: Subscription
+    rules: dict[str, Rule]
+    now: int
+
+    def durable(self) -> None:
+        """Have the subscription follow the rules."""
+        self.subscription.rules, self.subscription.updated_us = self.rules, self.now
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyPut(Effect):
+    """A key that is added or replaced."""
+
+    keys: AccessKeys
+    key: SharedAccessKey
+
+    def durable(self) -> None:
+        """Let it in."""
+        self.keys.put(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyRemoved(Effect):
+    """A key that is removed."""
+
+    keys: AccessKeys
+    key: SharedAccessKey
+
+    def durable(self) -> None:
+        """Let it in no more."""
+        self.keys.remove(self.key)
+
+
 class Management:
     """Carries out the managing commands; the table of commands names the method of each."""
 
@@ -66,9 +152,9 @@ class Management:
         nonce: Callable[[], str],
     ) -> None:
         self._meter = meter
-        self._directory = directory
-        self._keys = keys
-        self._adopt = adopt  # called for each entity that is new or has new settings
+        self.directory = directory
+        self.keys = keys
+        self.adopt = adopt  # called for each entity that is new or has new settings
         self._nonce = nonce
 
     # -- entities ------------------------------------------------------------------------------
@@ -79,12 +165,12 @@ class Management:
         """Create a queue, topic or subscription."""
         description = command.description
         self._check_forward(description, None, request.principal)
-        if self._directory.find(description.path) is not None:
+        if self.directory.find(description.path) is not None:
             raise EntityAlreadyExistsError(
                 f"{description.path} exists already", path=description.path
             )
         if isinstance(description, SubscriptionDescription):
-            topic = self._directory.entity(description.topic_path)
+            topic = self.directory.entity(description.topic_path)
             if not isinstance(topic, Topic):
                 raise InvalidArgumentError(
                     f"{description.topic_path} is not a topic; only topics have subscriptions"
@@ -98,23 +184,18 @@ class Management:
         elif command.rule is not None:
             raise InvalidArgumentError("only a subscription takes a rule")
         self._check_folder(description, request.principal)
-        if len(self._directory) >= MAX_ENTITIES:
+        if len(self.directory) >= MAX_ENTITIES:
             raise QuotaExceededError(
                 f"the namespace has {MAX_ENTITIES} entities; delete some first"
             )
-        self._directory.check_forwarding(description)
-        entity = self._directory.make(self._directory.next_number, description, now)
+        self.directory.check_forwarding(description)
+        entity = self.directory.make(self.directory.next_number, description, now)
         entity.birth = self._nonce()
         if isinstance(entity, Subscription):
             rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
             entity.rules[rule.description.name.lower()] = rule
         self._note(entity, commit)
-
-        def durable() -> None:
-            self._directory.add(entity)
-            self._adopt(entity)
-
-        commit.on_durable.append(durable)
+        commit.effects.append(_Created(self, entity))
         return description
 
     def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
@@ -132,7 +213,7 @@ class Management:
                 path=description.path,
             )
         folder = description.path.lower().partition(BACKLOG_INFIX)[0] + BACKLOG_INFIX
-        held = sum(one.description.path.lower().startswith(folder) for one in self._directory)
+        held = sum(one.description.path.lower().startswith(folder) for one in self.directory)
         if held >= MAX_BACKLOG_QUEUES:
             raise QuotaExceededError(
                 f"the folder {folder.rstrip('/')} holds {held} entities, and a key of it may "
@@ -183,7 +264,7 @@ class Management:
     ) -> EntityDescription:
         """Change the settings that are not fixed at creation."""
         description, principal = command.description, request.principal
-        entity = self._directory.entity(description.path)
+        entity = self.directory.entity(description.path)
         current = entity.description
         self._check_forward(description, current, principal)
         if type(current) is not type(description):
@@ -202,33 +283,28 @@ class Management:
             description = replace(description, topic_path=current.topic_path, name=current.name)
         elif not isinstance(description, SubscriptionDescription):
             description = replace(description, path=current.path)
-        self._directory.check_forwarding(description)
-        changed = self._directory.make(entity.number, description, entity.created_us)
+        self.directory.check_forwarding(description)
+        changed = self.directory.make(entity.number, description, entity.created_us)
         changed.updated_us, changed.birth = now, entity.birth
         if isinstance(entity, Subscription) and isinstance(changed, Subscription):
             changed.rules = entity.rules
         self._note(changed, commit)
-
-        def durable() -> None:
-            entity.update(description, now)
-            self._adopt(entity)
-
-        commit.on_durable.append(durable)
+        commit.effects.append(_Updated(self, entity, description, now))
         return description
 
     def delete_entity(self, command: c.DeleteEntity, _: Request, __: int, commit: Commit) -> None:
         """Delete an entity by its path."""
-        self.delete(self._directory.entity(command.path), commit)
+        self.delete(self.directory.entity(command.path), commit)
 
     def get_entity(self, command: c.GetEntity, *_: object) -> EntityDescription:
         """Describe an entity."""
-        return self._directory.entity(command.path).description
+        return self.directory.entity(command.path).description
 
     def get_runtime_properties(
         self, command: c.GetRuntimeProperties, *_: object
     ) -> RuntimeProperties:
         """Return what an entity holds."""
-        return self._directory.entity(command.path).runtime()
+        return self.directory.entity(command.path).runtime()
 
     def delete(self, entity: Entity, commit: Commit) -> None:
         """Delete an entity, and with a topic its subscriptions."""
@@ -237,20 +313,10 @@ class Management:
             doomed = [*entity.subscriptions.values(), entity]
         for one in doomed:
             commit.tentative.facts.append(Fact("entity", str(one.number), None))
-        keys = [key for key in self._keys.all() if key.entity_path == entity.description.path]
+        keys = [key for key in self.keys.all() if key.entity_path == entity.description.path]
         commit.tentative.facts.extend(Fact("key", key.id, None) for key in keys)
         commit.must_sync = True
-
-        def durable() -> None:
-            for key in keys:
-                self._keys.remove(key)
-            for one in doomed:
-                if self._directory.find(one.description.path) is one:  # not gone with its topic
-                    self._directory.remove(one)
-                    for queue in one.queues:
-                        queue.dissolve(commit)
-
-        commit.on_durable.append(durable)
+        commit.effects.append(_Removed(self, doomed, keys, commit))
 
     def list_entities(
         self, command: c.ListEntities, request: Request, *_: object
@@ -258,18 +324,18 @@ class Management:
         """List entities of a kind that the request may see, ordered by path."""
         principal = request.principal
         kind = _KINDS[command.kind]
-        found = [e.description for e in self._directory if isinstance(e.description, kind)]
+        found = [e.description for e in self.directory if isinstance(e.description, kind)]
         if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
             found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
         elif command.topic_path is not None:
-            topic = self._directory.entity(command.topic_path)
+            topic = self.directory.entity(command.topic_path)
             found = [d for d in found if getattr(d, "topic_path", None) == topic.description.path]
         return sorted(found, key=lambda description: description.path.lower())
 
     # -- rules ---------------------------------------------------------------------------------
 
     def _subscription(self, path: str) -> Subscription:
-        entity = self._directory.entity(path)
+        entity = self.directory.entity(path)
         if not isinstance(entity, Subscription):
             raise InvalidOperationError(f"{path} is not a subscription; only those have rules")
         return entity
@@ -303,15 +369,11 @@ class Management:
         self, subscription: Subscription, rules: dict[str, Rule], now: int, commit: Commit
     ) -> None:
         number, description = subscription.number, subscription.description
-        changed = self._directory.make(number, description, subscription.created_us)
+        changed = self.directory.make(number, description, subscription.created_us)
         assert isinstance(changed, Subscription)
         changed.updated_us, changed.rules, changed.birth = now, rules, subscription.birth
         self._note(changed, commit)
-
-        def durable() -> None:
-            subscription.rules, subscription.updated_us = rules, now
-
-        commit.on_durable.append(durable)
+        commit.effects.append(_RulesChanged(subscription, rules, now))
 
     # -- keys ----------------------------------------------------------------------------------
 
@@ -319,41 +381,41 @@ class Management:
         """Add a key, or replace the one of its name."""
         key = command.key
         if key.entity_path is not None and not is_backlog_folder(key.entity_path):
-            entity = self._directory.entity(key.entity_path)
+            entity = self.directory.entity(key.entity_path)
             if isinstance(entity, Subscription):
                 raise InvalidArgumentError(
                     f"{key.entity_path} is a subscription; a key of its topic opens it"
                 )
             key = replace(key, entity_path=entity.description.path)
-        if len(self._keys) >= MAX_KEYS and self._keys.get(key.name, key.entity_path) is None:
+        if len(self.keys) >= MAX_KEYS and self.keys.get(key.name, key.entity_path) is None:
             raise QuotaExceededError(f"the namespace has {MAX_KEYS} keys; delete some first")
         if not key.has(Claim.MANAGE):
-            self._check_not_last(self._keys.get(key.name, key.entity_path))
+            self._check_not_last(self.keys.get(key.name, key.entity_path))
         commit.tentative.facts.append(key_fact(key))
         commit.must_sync = True
-        commit.on_durable.append(lambda: self._keys.put(key))
+        commit.effects.append(_KeyPut(self.keys, key))
 
     def delete_key(self, command: c.DeleteKey, _: Request, __: int, commit: Commit) -> None:
         """Remove a key."""
-        key = self._keys.get(command.name, command.entity_path)
+        key = self.keys.get(command.name, command.entity_path)
         where = command.entity_path or "the namespace"
         if key is None:
             raise EntityNotFoundError(f"{where} has no key {command.name}")
         self._check_not_last(key)
         commit.tentative.facts.append(Fact("key", key.id, None))
         commit.must_sync = True
-        commit.on_durable.append(lambda: self._keys.remove(key))
+        commit.effects.append(_KeyRemoved(self.keys, key))
 
     def list_keys(self, *_: object) -> list[SharedAccessKey]:
         """List every key: those of the namespace first."""
-        return self._keys.all()
+        return self.keys.all()
 
     def read_meter(self, *_: object) -> pa.RecordBatch:
         """Return the operations metered since the start."""
         return self._meter.table()
 
     def _check_not_last(self, key: SharedAccessKey | None) -> None:
-        managing = [k for k in self._keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
+        managing = [k for k in self.keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
         if key is not None and managing == [key]:
             raise InvalidOperationError(
                 f"{key.name} is the last key that can manage the namespace; make another one first"

@@ -1,6 +1,7 @@
 """What a receiver gets: the message columns as they lie in the log, and what the broker knows."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import tokens_for
 from twinbus.broker.queue.waiting import Indices, Waiting
 from twinbus.limits import NEVER_US
-from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, MessageState
+from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, MessageState, column_of
 
 _VISIBLE = np.zeros(len(State), np.int8)
 _VISIBLE[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
@@ -35,30 +36,38 @@ def delivered(
     """Return these messages with DELIVERY_SCHEMA; without a lock they are browsed or gone."""
     get, count = waiting.get, len(at)
     messages = shared.bodies.fetch(get("batch", at), get("row", at))
-    tokens, locked_until = pa.nulls(count, LOCK_TOKEN), pa.nulls(count, TIMESTAMP)
+    sequence = get("sequence", at)
+    tokens, locked_until = _nulls(count, LOCK_TOKEN), _nulls(count, TIMESTAMP)
     if held is not None:
-        tokens = tokens_for(held.lock, get("sequence", at))
-        locked_until = pa.array(np.full(count, held.until)).view(TIMESTAMP)
-    expires = get("expires", at)
+        tokens = tokens_for(held.lock, sequence)
+        locked_until = column_of(TIMESTAMP, np.full(count, held.until))
+    expires, expires_at = get("expires", at), _nulls(count, TIMESTAMP)
+    if expires.min() != NEVER_US:
+        expires_at = pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP)
     return pa.RecordBatch.from_arrays(
         [
             *messages.columns,
-            pa.array(get("sequence", at)),
-            pa.array(get("enqueued", at)).view(TIMESTAMP),
-            pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP),
-            pa.array(get("failures", at)),
+            column_of(pa.int64(), sequence),
+            column_of(TIMESTAMP, get("enqueued", at)),
+            expires_at,
+            column_of(pa.int32(), get("failures", at)),
             tokens,
             locked_until,
-            pa.array(_VISIBLE[get("state", at)]),
+            column_of(pa.int8(), _VISIBLE[get("state", at)]),
             *_death_columns(get("death", at), shared.deaths),
         ],
         schema=DELIVERY_SCHEMA,
     )
 
 
+@lru_cache(maxsize=64)  # most deliveries bring few messages, and always the same numbers of them
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
+    return pa.nulls(count, kind)
+
+
 def _death_columns(numbers: npt.NDArray[Any], deaths: Deaths) -> list[pa.Array]:
-    if not (numbers >= 0).any():
-        return [pa.nulls(len(numbers), pa.string())] * 3
+    if numbers.max() < 0:
+        return [_nulls(len(numbers), pa.string())] * 3
     died = [deaths[number] if number >= 0 else None for number in numbers.tolist()]
     return [
         pa.array([getattr(death, name, None) for death in died], pa.string())

@@ -5,6 +5,7 @@ broker. Its epoch fences: whoever comes with the epoch of a lease that is over c
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,25 @@ from twinbus.broker.queue.dead_letter import Death
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.ranges import Lease
 from twinbus.broker.queue.waiting import Indices, once
-from twinbus.broker.store.commit import Commit, Fact
+from twinbus.broker.store.commit import Commit, Effect, Fact
 from twinbus.clock import from_us, to_us
 from twinbus.errors import RangeUnavailableError
 from twinbus.intervals import runs
 from twinbus.limits import MAX_LEASE_INTERVALS, MAX_LEASES, NEVER_US
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleRange
+
+
+@dataclass(frozen=True, slots=True)
+class _Leased(Effect):
+    """A lease that nobody has been given yet."""
+
+    queue: Queue
+    epoch: int
+    commit: Commit
+
+    def refused(self) -> None:
+        """End the lease; the next record says so."""
+        self.queue.end_lease(self.epoch, self.commit)
 
 
 def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
@@ -51,7 +65,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
     queue.leases.put(lease)
     _note(queue, lease, commit)
     commit.must_sync = True
-    commit.on_refused.append(lambda: queue.end_lease(epoch, commit))
+    commit.effects.append(_Leased(queue, epoch, commit))
     return RangeLease(
         owner=command.owner,
         epoch=epoch,

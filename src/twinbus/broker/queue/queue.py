@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.accounts.meter import load_of, purpose_of
+from twinbus.broker.accounts.meter import Metered, load_of, load_of_sizes, purpose_of
 from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
@@ -25,7 +25,7 @@ from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import token_columns, token_of
 from twinbus.broker.queue.waiters import Waiter, Waiters
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
-from twinbus.broker.store.commit import Commit, Entries, Fact
+from twinbus.broker.store.commit import Commit, Effect, Entries, Fact
 from twinbus.clock import from_us
 from twinbus.errors import (
     EntityNotFoundError,
@@ -84,6 +84,66 @@ Resend = Callable[[Indices, Cause, int, Commit], None]
 LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Staged(Effect):
+    """Messages that a queue took in, side by side in its columns."""
+
+    queue: "Queue"
+    first: int  # row
+    sequence: Int64s
+    batch: int
+    cause: Cause
+    sessions: list[int] | None
+
+    def durable(self) -> None:
+        """Make them visible."""
+        queue, count = self.queue, len(self.sequence)
+        queue.waiting.admit(self.first, count, self.cause)
+        queue.shared.bodies.retain_rows(self.batch, count)
+        if self.sessions is not None:
+            queue.sessions.expect(self.sessions, -1)
+            queue.sessions.add(self.sessions, self.sequence)
+        if queue.waiters:
+            queue.touch()
+
+    def refused(self) -> None:
+        """Let them go."""
+        rows = np.arange(self.first, self.first + len(self.sequence))
+        self.queue.waiting.step(rows, Cause.REFUSED)
+        if self.sessions is not None:
+            self.queue.sessions.expect(self.sessions, -1)
+            self.queue.sessions.forget_idle(self.sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deleted(Effect):
+    """Messages that are delivered and deleted at once."""
+
+    queue: "Queue"
+    at: Indices
+
+    def durable(self) -> None:
+        """Let them go."""
+        self.queue.settle_gone(self.at, Cause.COMPLETED)
+
+    def refused(self) -> None:
+        """Take them back: nobody gets them."""
+        self.queue.take_back(self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _StateSet(Effect):
+    """The new state of a session."""
+
+    sessions: Sessions
+    name: str
+    state: bytes | None
+
+    def durable(self) -> None:
+        """Keep it."""
+        self.sessions.keep_state(self.name, self.state)
+
+
 class Queue:
     """Waiting messages and their receivers."""
 
@@ -135,30 +195,14 @@ class Queue:
         self, rows: Rows, cause: Cause, session_ids: Sequence[str] | None, commit: Commit
     ) -> None:
         """Take rows in as pending; they become visible when the commit is durable."""
+        ids = None
         if session_ids is not None:
             ids = [self.sessions.id(name) for name in session_ids]
             self.sessions.expect(ids, 1)
-            rows = replace(rows, session=np.array(ids, np.int32))
-        at = self.waiting.add(rows)
+            rows = rows._replace(session=np.array(ids, np.int32))
+        first = self.waiting.add(rows)
         self.touch()
-
-        def durable() -> None:
-            self.waiting.admit(at, cause)
-            self.shared.bodies.retain_rows(rows.batch, len(at))
-            if session_ids is not None:
-                self.sessions.expect(ids, -1)
-                self.sessions.add(ids, rows.sequence)
-            if self.waiters:
-                self.touch()
-
-        def refused() -> None:
-            self.waiting.step(at, Cause.REFUSED)
-            if session_ids is not None:
-                self.sessions.expect(ids, -1)
-                self.sessions.forget_idle(ids)
-
-        commit.on_durable.append(durable)
-        commit.on_refused.append(refused)
+        commit.effects.append(_Staged(self, first, rows.sequence, rows.batch, cause, ids))
 
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
         """Tell the log where staged rows stand; a batch that came whole needs no telling."""
@@ -183,7 +227,7 @@ class Queue:
 
     # -- delivering ----------------------------------------------------------------------------
 
-    def receive(self, command: Receive, now: int, commit: Commit) -> pa.RecordBatch | None:
+    def receive(self, command: Receive, now: int, commit: Commit) -> Metered | None:
         """Deliver what there is, or None."""
         lock, until = self._lock_for(command.session, now)
         if command.session is None:
@@ -197,9 +241,7 @@ class Queue:
         at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
         return self._deliver(at, command.mode, lock, until, commit)
 
-    def receive_deferred(
-        self, command: ReceiveDeferred, now: int, commit: Commit
-    ) -> pa.RecordBatch:
+    def receive_deferred(self, command: ReceiveDeferred, now: int, commit: Commit) -> Metered:
         """Deliver deferred messages by number, all or none."""
         lock, until = self._lock_for(command.session, now)
         numbers = np.asarray(command.sequence_numbers, np.int64)
@@ -239,7 +281,7 @@ class Queue:
 
     def _deliver(
         self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
-    ) -> pa.RecordBatch:
+    ) -> Metered:
         is_locked = mode is ReceiveMode.PEEK_LOCK
         held = Held(lock, until) if is_locked else None
         batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
@@ -253,11 +295,10 @@ class Queue:
         if not is_locked:
             commit.must_sync = True
             commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
-            commit.on_durable.append(lambda: self.settle_gone(at, Cause.COMPLETED))
-            commit.on_refused.append(lambda: self._return(at))
-        return batch
+            commit.effects.append(_Deleted(self, at))
+        return Metered(batch, load_of_sizes(self.waiting.get("size", at)))
 
-    def _return(self, at: Indices) -> None:
+    def take_back(self, at: Indices) -> None:
         """Take messages back that were not delivered after all."""
         self.waiting.step(at, Cause.LAPSED)
         self._stir(at)
@@ -399,7 +440,8 @@ class Queue:
         self.waiting.step(at, cause)
         sequence = target.allocate(len(at))
         rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
-        moved = target.waiting.add(rows)
+        first = target.waiting.add(rows)
+        moved = np.arange(first, first + len(at))
         target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - another of its kind
         target.touch()
         if target.settings.requires_session:
@@ -459,7 +501,7 @@ class Queue:
         name = session.session_id
         commit.must_sync = True
         commit.tentative.facts.append(Fact("session", f"{self.entity}/{name}", state))
-        commit.on_durable.append(lambda: self.sessions.keep_state(name, state))
+        commit.effects.append(_StateSet(self.sessions, name, state))
 
     # -- scheduled -----------------------------------------------------------------------------
 
@@ -609,21 +651,22 @@ class Queue:
     def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
         """Give one of those who wait what there is; return whether there was something."""
         command = waiter.command
-        reply: Any
+        found: Any
         try:
             if isinstance(command, AcceptSession):
-                reply = self.accept(command.session_id, now)
+                found = self.accept(command.session_id, now)
             elif isinstance(command, LeaseRange):
                 lease = lease_next(self, command, now, commit)
-                reply = lease and replace(lease, waited_for=waiter.behind)
+                found = lease and replace(lease, waited_for=waiter.behind)
             else:
-                reply = self.receive(command, now, commit)
+                found = self.receive(command, now, commit)
         except SessionLockLostError as error:
-            commit.refuse(waiter.request, error)
+            commit.refuse(waiter.request, error, self.operation(waiter.command, Load(), error.code))
             return True
-        if reply is None:
+        if found is None:
             return False
-        commit.reply(waiter.request, reply, self.operation(command, load_of(reply)))
+        reply, load = found if isinstance(found, Metered) else (found, load_of(found))
+        commit.reply(waiter.request, reply, self.operation(command, load))
         return True
 
     def operation(
@@ -643,8 +686,8 @@ class Queue:
         for waiter in self.waiters.leave(now):
             if isinstance(waiter.command, AcceptSession):
                 error = self.no_session(waiter.command.session_id, has_waited=True)
-                self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
-                commit.refuse(waiter.request, error)
+                operation = self.operation(waiter.command, Load(), error.code)
+                commit.refuse(waiter.request, error, operation)
             else:
                 operation = self.operation(waiter.command, Load(), EMPTY, is_idle=True)
                 nothing = NOTHING if isinstance(waiter.command, Receive) else None
@@ -657,8 +700,8 @@ class Queue:
         self.shared.touched.pop(self.entity, None)
         for waiter in self.waiters.leave():
             error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
-            self.shared.meter.count(self.operation(waiter.command, Load(), error.code))
-            commit.refuse(waiter.request, error)
+            operation = self.operation(waiter.command, Load(), error.code)
+            commit.refuse(waiter.request, error, operation)
 
     def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
         """Return the error for a session that is not free, or did not become free."""

@@ -92,4 +92,6 @@ class Leases:
     @property
     def next_due(self) -> int:
         """When the next lease lapses."""
-        return min((lease.until for lease in self._leases.values()), default=NEVER_US)
+        if not self._leases:
+            return NEVER_US
+        return min(lease.until for lease in self._leases.values())

@@ -9,8 +9,7 @@
 Indices are positions in the columns; they hold until `reclaim`, which only runs between turns.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +53,7 @@ def once(at: Indices) -> Indices:
     return at[np.sort(np.unique(at, return_index=True)[1])]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """New rows, one array (or one value for all) per column."""
 
     sequence: Int64s
@@ -70,6 +68,9 @@ class Rows:
     lock: Any = 0
     session: Any = -1
     death: Any = -1
+
+
+_NAMES = Rows._fields
 
 
 class Waiting:
@@ -103,13 +104,16 @@ class Waiting:
 
     # -- taking back ---------------------------------------------------------------------------
 
-    def _note_undo(self, name: str, at: Indices, before: npt.NDArray[Any]) -> None:
+    def _note_undo(
+        self, name: str = "", at: Indices | None = None, before: npt.NDArray[Any] | None = None
+    ) -> None:
         """Note how a column, and all that follows from the columns, were before a change."""
         counts, size, end, live = self.counts.copy(), self.size_in_bytes, self._end, self._live
         bounds = (self._first_active, self.next_due, self.next_expiry)
 
         def take_back() -> None:
-            self._columns[name][at] = before
+            if name:
+                self._columns[name][at] = before
             self.counts[:] = counts
             self.size_in_bytes, self._end, self._live = size, end, live
             self._first_active, self.next_due, self.next_expiry = bounds
@@ -169,40 +173,40 @@ class Waiting:
 
     # -- adding --------------------------------------------------------------------------------
 
-    def add(self, rows: Rows) -> Indices:
-        """Append rows, whose numbers must be above all others; return where they are."""
+    def add(self, rows: Rows) -> int:
+        """Append rows, whose numbers must be above all others; return where the first one is."""
         count = len(rows.sequence)
         self._make_room(count)
         if self._undo.is_on:
-            nothing = np.empty(0, np.intp)
-            self._note_undo("state", nothing, np.empty(0, np.uint8))
-        start, end = self._end, self._end + count
-        for name in _ALWAYS:
-            self._columns[name][start:end] = getattr(rows, name)
-        for name, (_, default) in _ON_USE.items():
-            values = getattr(rows, name)
-            column = self._columns.get(name)
+            self._note_undo()
+        columns, start, end = self._columns, self._end, self._end + count
+        new = slice(start, end)
+        for name, values in zip(_NAMES, rows, strict=True):
+            column = columns.get(name)
             if column is None:
-                used = values != default
-                if not (used.any() if isinstance(values, np.ndarray) else used):
+                default = _ON_USE[name][1]
+                if values is default or not np.any(values != default):
                     continue
                 column = self._make(name)
-            column[start:end] = values
+            column[new] = values
         self._end = end
         self._live += count
-        new = slice(start, end)
-        if count == 1:  # as most sends are; numpy is slow with few numbers
-            self.counts[self._columns["state"][start]] += 1
-            self.size_in_bytes += int(self._columns["size"][start])
+        # As most sends bring one message, and numpy is slow with few numbers, single values are
+        # added up as they are.
+        if isinstance(rows.state, int):
+            self.counts[rows.state] += count
         else:
-            self.counts += np.bincount(self._columns["state"][new], minlength=_STATES)
-            self.size_in_bytes += int(self._columns["size"][new].sum())
-        if "due" in self._columns:
-            self.next_due = min(self.next_due, int(self._columns["due"][new].min()))
-        if "expires" in self._columns:
-            self.next_expiry = min(self.next_expiry, int(self._columns["expires"][new].min()))
+            self.counts += np.bincount(columns["state"][new], minlength=_STATES)
+        if isinstance(rows.size, int) and count == 1:
+            self.size_in_bytes += rows.size
+        else:
+            self.size_in_bytes += int(columns["size"][new].sum())
+        if rows.due is not NEVER_US:
+            self.next_due = min(self.next_due, int(np.min(rows.due)))
+        if rows.expires is not NEVER_US:
+            self.next_expiry = min(self.next_expiry, int(np.min(rows.expires)))
         self._first_active = min(self._first_active, start)
-        return np.arange(start, end)
+        return start
 
     def _make_room(self, count: int) -> None:
         if self._end + count <= self._capacity:
@@ -220,7 +224,12 @@ class Waiting:
         if not self._end:
             return np.full(len(sequence), -1, np.intp)
         numbers = self._columns["sequence"][: self._end]
-        at = np.searchsorted(numbers, sequence)
+        at = numbers.searchsorted(sequence)
+        if len(at) == 1:  # as most settlements name; numpy is slow with few numbers
+            row = int(at[0])
+            if row == self._end or numbers[row] != sequence[0]:
+                return np.full(1, -1, np.intp)
+            return at if self._columns["state"][row] != _GONE else np.full(1, -1, np.intp)
         at[at == len(numbers)] = 0
         found = numbers[at] == sequence
         found &= self._columns["state"][at] != _GONE
@@ -329,10 +338,9 @@ class Waiting:
         if "expires" in self._columns:  # it may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
 
-    def admit(self, at: Indices, cause: Cause) -> None:
+    def admit(self, first: int, count: int, cause: Cause) -> None:
         """Step rows that were just added: all are pending and lie side by side."""
         after = TABLE[State.PENDING, cause]
-        first, count = int(at[0]), len(at)
         self._columns["state"][first : first + count] = after.value
         self.counts[after] += count
         self.counts[State.PENDING] -= count

@@ -5,30 +5,38 @@ refused as a whole. Pings are acknowledged and go no further; so are rows that w
 before and duplicates.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twinbus.broker.accounts.meter import Meter, load_of_sizes, purpose_of_send, purposes_of_sends
+from twinbus.broker.accounts.meter import SEND, load_of_sizes, purpose_of_send, purposes_of_sends
+from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
+from twinbus.broker.sending.repeats import (
+    Mask,
+    Repeats,
+    bounded_key,
+    has_many_gaps,
+    is_brought_home,
+    origins_of,
+    run_count,
+)
 from twinbus.broker.sending.routing import Outbound, Placement, Router
-from twinbus.broker.sending.transfers import ANYBODY, Transfers
-from twinbus.broker.store.commit import Commit, Transferred, owner_fact, transferred_fact
+from twinbus.broker.sending.short_intake import ShortIntake
+from twinbus.broker.sending.transfers import Transfers
+from twinbus.broker.store.commit import Commit, Effect
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
     QuotaExceededError,
 )
-from twinbus.intervals import runs
 from twinbus.limits import (
     KNOWN_GAPS,
     MAX_BATCH_BYTES,
@@ -53,13 +61,11 @@ from twinbus.message import (
     to_columns,
     too_long,
 )
-from twinbus.protocol.commands import Origin, Send, SendReceipt
-from twinbus.protocol.keys import Claim
-from twinbus.protocol.operations import Load, Purpose
+from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.operations import Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
 
-Mask = npt.NDArray[np.bool_]
 SendRequest = Request  # its command is a Send
 
 
@@ -73,51 +79,58 @@ class Incoming:
     are_objects: bool  # made of message objects, which checked their values themselves
 
 
+@dataclass(frozen=True, slots=True)
+class _IdsNoted(Effect):
+    """Message ids that duplicate detection remembers from now on."""
+
+    history: DuplicateHistory
+    ids: Sequence[str]
+
+    def refused(self) -> None:
+        """Forget them."""
+        self.history.withdraw(self.ids)
+
+
 class Intake:
     """Takes sends in."""
 
-    def __init__(
-        self, router: Router, transfers: Transfers, meter: Meter, max_message_bytes: int
-    ) -> None:
+    def __init__(self, router: Router, transfers: Transfers, max_message_bytes: int) -> None:
         self._router = router
         self._transfers = transfers
-        self._meter = meter
-        self.max_message_bytes = max_message_bytes
+        self.repeats = Repeats(transfers)
+        self._max_message_bytes = max_message_bytes
+        self._short = ShortIntake(self.repeats, max_message_bytes)
         self._growing: Commit | None = None  # the turn that `_growth` is about
         self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues, intervals
+
+    def reconfigure(self, max_message_bytes: int) -> None:
+        """Take another limit; it applies to sends from now on."""
+        self._max_message_bytes = self._short.max_message_bytes = max_message_bytes
 
     def refuse(self, one: SendRequest, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter that."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
         purpose = purpose_of_send(one.command)
-        self._meter.record(path, "Send", purpose, error.code, Load())
-        commit.refuse(one, error)
+        commit.refuse(one, error, Operation(path, SEND, purpose, error.code, Load()))
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
         """Return a send's batch, or raise what it would be refused for."""
         return self._checked(entity, [command]).batch
 
-    def take(
-        self,
-        entity: Entity,
-        asked: Sequence[SendRequest],
-        now: int,
-        commit: Commit,
-        *,
-        unbounded: bool = False,
+    def take_acknowledged(
+        self, entity: Entity, asked: SendRequest, now: int, commit: Commit
     ) -> None:
-        """Stage the sends that are in order, refuse the others.
+        """Stage a send that was checked, metered and acknowledged before: no limit applies."""
+        self._take(entity, [asked], _merged([asked.command]), None, now, commit)
 
-        `unbounded` neither checks nor limits: for what was acknowledged before.
-        """
+    def take(self, entity: Entity, asked: Sequence[SendRequest], now: int, commit: Commit) -> None:
+        """Stage the sends that are in order, refuse the others."""
+        if self._short.take(entity, asked, now, commit):
+            return
         if len(asked) > 1 and _may_repeat(asked):  # the second must see the first accepted or
             for one in asked:  # refused
-                self.take(entity, [one], now, commit, unbounded=unbounded)
-            return
-        if unbounded:
-            incoming = _merged([one.command for one in asked])
-            self._take(entity, asked, incoming, None, now, commit)
+                self.take(entity, [one], now, commit)
             return
         try:  # nearly always all are in order, and looking at them together is cheaper
             incoming = self._checked(entity, [one.command for one in asked])
@@ -129,7 +142,7 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([one.command for one in asked])
-        if any(_is_brought_home(one.command.origin) for one in asked):
+        if any(is_brought_home(one.command.origin) for one in asked):
             fitting = [one for one in asked if self._fits_memory(one, commit)]
             if not fitting:
                 return
@@ -142,18 +155,18 @@ class Intake:
 
         A key that may bring messages home to every entity is trusted, and has no bound.
         """
-        key = _bounded_key(one)
+        key = bounded_key(one)
         if not key:
             return True
         if self._growing is not commit:
             self._growing, self._growth = commit, {}
         added, gaps = self._growth.get(key, (0, 0))
-        for origin in _origins(one.command.origin):
+        for origin in origins_of(one.command.origin):
             if origin_kind(origin.source) is OriginKind.TRANSFER:
                 added += not self._transfers.knows(origin.source)
-                gaps += _run_count(origin)
+                gaps += run_count(origin)
         if not self._transfers.has_room(key, added, gaps) and any(
-            self._untransferred(origin, commit).any() for origin in _origins(one.command.origin)
+            self.repeats.untaken(origin, commit).any() for origin in origins_of(one.command.origin)
         ):
             error = QuotaExceededError(
                 f"the memory of transfers has no room for more of this key: it named "
@@ -182,9 +195,9 @@ class Intake:
                 raise InvalidArgumentError(
                     f"a send carries 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
                 )
-            if any(len(one.numbers) != count for one in _origins(origin)):
+            if any(len(one.numbers) != count for one in origins_of(origin)):
                 raise InvalidArgumentError("an origin needs one number for each message")
-            if not _is_brought_home(origin) and any(map(_has_many_gaps, _origins(origin))):
+            if not is_brought_home(origin) and any(map(has_many_gaps, origins_of(origin))):
                 raise InvalidArgumentError(
                     f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
                     "messages in order"
@@ -210,14 +223,14 @@ class Intake:
         bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
-        origins = {id(one): self._own_origins(one, commit) for one in asked}
+        origins = {id(one): self.repeats.own_origins(one, commit) for one in asked}
         for one, held in accepted:
-            self._leave_out_transferred(origins[id(one)], wanted[held], commit)
+            self.repeats.leave_out(origins[id(one)], wanted[held], commit)
         if room is not None and counted(incoming.size[wanted]) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for one, _ in accepted:
             for origin in origins[id(one)]:
-                self._note_transfer(origin, one, commit)
+                self.repeats.note_send(origin, one, commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
         for one, held in accepted:
@@ -233,7 +246,7 @@ class Intake:
         pings: Mask | None,
         commit: Commit,
     ) -> None:
-        """Count sends when they are durable, those of one purpose together."""
+        """Have the meter count sends, those of one purpose together."""
         path = entity.description.path
         origins = [one.command.origin for one, _ in accepted]
         purposes = purposes_of_sends(path, origins)
@@ -247,8 +260,8 @@ class Intake:
             ]
             all_of_them = sum(row.stop - row.start for row in rows) == len(size)
             sent = size if all_of_them else np.concatenate([size[row] for row in rows])
-            count = partial(self._meter.record, path, "Send", purpose, "ok")
-            commit.on_durable.append(partial(count, load_of_sizes(sent), len(rows)))
+            load = load_of_sizes(sent)
+            commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(rows)))
 
     def _fitting(
         self,
@@ -274,14 +287,14 @@ class Intake:
     def _check(self, entity: Entity, incoming: Incoming) -> None:
         columns, size = incoming.columns, incoming.size
         total = int(size.sum())
-        largest = int(size.max()) if total > self.max_message_bytes else total
-        if largest > self.max_message_bytes:
+        largest = int(size.max()) if total > self._max_message_bytes else total
+        if largest > self._max_message_bytes:
             raise MessageSizeExceededError(
                 f"message {int(size.argmax())} has {largest} bytes; the limit is "
-                f"{self.max_message_bytes} with all its properties. Put large content elsewhere "
+                f"{self._max_message_bytes} with all its properties. Put large content elsewhere "
                 "and send a reference",
                 size=largest,
-                limit=self.max_message_bytes,
+                limit=self._max_message_bytes,
             )
         if total > MAX_BATCH_BYTES:
             raise MessageSizeExceededError(
@@ -300,103 +313,6 @@ class Intake:
         if sessions is not None and "partition_key" in columns:
             _check_partition_key(columns["partition_key"], sessions)
 
-    def _own_origins(self, asked: SendRequest, commit: Commit) -> list[Origin]:
-        """Return the origins of a send that its principal may use; others are passed over.
-
-        A sender belongs to the key that used it first. Only messages that are brought home may
-        name the sender of another key: the primary may have taken them from it before.
-        """
-        origins = list(_origins(asked.command.origin))
-        if _is_brought_home(asked.command.origin):
-            return origins
-        user = asked.principal.id
-        return [one for one in origins if self._may_use(one, user, commit)]
-
-    def _may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
-        return self._owner(origin.source, commit) in (None, ANYBODY, user)
-
-    def _owner(self, source: str, commit: Commit) -> str | None:
-        owner = self._transfers.owner(source)
-        return commit.staged_owner(source) if owner is None else owner
-
-    def _leave_out_transferred(
-        self, origins: Sequence[Origin], wanted: Mask, commit: Commit
-    ) -> None:
-        """Unset the rows that were taken from their origin before."""
-        for origin in origins:
-            if not self._is_ahead(origin, commit):
-                wanted &= self._untransferred(origin, commit)
-
-    def _is_ahead(self, origin: Origin, commit: Commit) -> bool:
-        """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
-        if not isinstance(origin.numbers, range):
-            return False
-        staged = commit.staged(origin.source)
-        if staged is not None and not staged.ends_before(origin.numbers.start):
-            return False
-        return self._transfers.end_before(origin.source, origin.numbers.start)
-
-    def _untransferred(self, origin: Origin, commit: Commit) -> Mask:
-        """Return which rows were never taken from their origin, before or in this turn."""
-        staged = commit.staged(origin.source)
-        numbers = np.asarray(origin.numbers, np.int64)
-        fresh = np.zeros(len(numbers), bool)
-        fresh[np.unique(numbers, return_index=True)[1]] = True
-        fresh &= ~self._transfers.taken(origin.source, numbers)
-        return fresh if staged is None else fresh & ~staged.contains(numbers)
-
-    def _note_transfer(self, origin: Origin, asked: SendRequest, commit: Commit) -> None:
-        """Remember what was taken from an origin, now or before, in the same commit."""
-        is_home = _is_brought_home(asked.command.origin)
-        user = ANYBODY if is_home else asked.principal.id
-        taken = self._taken(origin, user, commit, _bounded_key(asked))
-        commit.note_transferred(taken)
-        commit.on_durable.append(partial(self._remember, taken))
-
-    def _taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
-        """Return the numbers of an origin; a new sender or sink belongs to its user.
-
-        A new queue counts against the key that names it, if that is a key of one entity.
-        """
-        source, numbers = origin.source, origin.numbers
-        if isinstance(numbers, range):
-            taken = [(numbers[0], numbers[-1])]
-        else:
-            taken = runs(np.unique(np.asarray(numbers, np.int64)))
-        known = self._owner(source, commit)
-        owner = ""
-        if origin_kind(source) is OriginKind.TRANSFER:
-            is_new = bool(namer) and known is None and not self._transfers.knows(source)
-            return Transferred(source, namer if is_new else "", is_new, taken)
-        if origin_kind(source) in (OriginKind.SENDER, OriginKind.SINK):
-            owner = user if known is None else known
-        return Transferred(source, owner, known is None and bool(owner), taken)
-
-    def _remember(self, taken: Transferred) -> None:
-        self._transfers.take(taken.source, taken.intervals, taken.owner)
-
-    def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
-        """Whether the broker carried out this numbered command, and only its reply was lost."""
-        if origin is None or not self._may_use(origin, request.principal.id, commit):
-            return False
-        return not self._untransferred(origin, commit).any()
-
-    def note_done(self, origin: Origin | None, request: Request, commit: Commit) -> None:
-        """Remember a numbered command whose effect stays even if the log refuses this record."""
-        if origin is None or not self._may_use(origin, request.principal.id, commit):
-            return
-        taken = self._taken(origin, request.principal.id, commit)
-
-        def keep() -> None:
-            if taken.is_new:
-                commit.kept.facts.append(owner_fact(taken.source, taken.owner))
-            commit.kept.facts.append(transferred_fact(taken.source, taken.intervals))
-            self._remember(taken)
-
-        commit.note_transferred(taken)
-        commit.on_durable.append(partial(self._remember, taken))
-        commit.on_refused.append(keep)
-
     def _drop_duplicates(
         self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
     ) -> None:
@@ -411,8 +327,7 @@ class Intake:
         ]
         if noted:
             commit.history.append((entity.number, noted, now))
-            history = entity.history
-            commit.on_refused.append(lambda: history.withdraw(noted))
+            commit.effects.append(_IdsNoted(entity.history, noted))
 
     def _stage(
         self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit
@@ -444,40 +359,6 @@ class Intake:
         return numbers
 
 
-def _origins(origin: Origin | None) -> Iterator[Origin]:
-    """Give an origin and the others its messages may be known by."""
-    while origin is not None:
-        yield origin
-        origin = origin.also
-
-
-def _is_brought_home(origin: Origin | None) -> bool:
-    """Whether messages come from a backlog queue or a spill store."""
-    return origin is not None and origin_kind(origin.source) in (
-        OriginKind.TRANSFER,
-        OriginKind.SPILL,
-    )
-
-
-def _has_many_gaps(origin: Origin) -> bool:
-    if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
-        return False
-    return _run_count(origin) > KNOWN_GAPS + 1
-
-
-def _run_count(origin: Origin) -> int:
-    """Return how many runs of consecutive numbers an origin has, at most."""
-    if isinstance(origin.numbers, range):
-        return 1
-    return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))
-
-
-def _bounded_key(request: Request) -> str:
-    """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
-    principal = request.principal
-    return "" if principal.may(Claim.TRANSFER, None) else principal.id
-
-
 def counted(size: Int64s) -> int:
     """Return what messages count against a quota: small ones as much as their rows take."""
     if len(size) == 1:
@@ -489,7 +370,7 @@ def _may_repeat(asked: Sequence[SendRequest]) -> bool:
     """Whether messages of one origin may come twice in these sends."""
     numbers_of: dict[str, list[Any]] = {}
     for one in asked:
-        for origin in _origins(one.command.origin):
+        for origin in origins_of(one.command.origin):
             numbers_of.setdefault(origin.source, []).append(origin.numbers)
     for held in numbers_of.values():
         if len(held) == 1:

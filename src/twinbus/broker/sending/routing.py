@@ -6,7 +6,7 @@ target cannot take them are parked in the forwarding queue and tried again.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from twinbus.broker.queue.dead_letter import (
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.waiting import Indices, Rows
-from twinbus.broker.store.commit import Commit, Whole
+from twinbus.broker.store.commit import Commit, Effect, Whole
 from twinbus.limits import (
     FORWARD_RETRY_US,
     MAX_BATCH_BYTES,
@@ -40,8 +40,7 @@ from twinbus.message import BOUNDED_TEXTS, LAST_MOMENT_US, Int64s, sizes
 Numbers = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Rows of the outbound batch that go to a queue."""
 
     queue: Queue
@@ -69,6 +68,24 @@ class Outbound:
         self.pieces.append(changed)
         self.sizes.append(sizes(changed))
         return np.arange(first, first + changed.num_rows, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class _SentOn(Effect):
+    """Messages that left a topic or a forwarding queue."""
+
+    queue: Queue
+    at: Indices
+    cause: Cause
+    now: int
+
+    def durable(self) -> None:
+        """Let them go: they stand elsewhere."""
+        self.queue.settle_gone(self.at, self.cause)
+
+    def refused(self) -> None:
+        """Send them on again a little later."""
+        self.queue.try_again(self.at, self.cause, self.now)
 
 
 class Router:
@@ -301,8 +318,7 @@ class Router:
         self.stage(outbound, None, now, commit)
         commit.must_sync = True
         commit.tentative.gone(queue.entity, get("sequence", at), cause)
-        commit.on_durable.append(lambda: queue.settle_gone(at, cause))
-        commit.on_refused.append(lambda: queue.try_again(at, cause, now))
+        commit.effects.append(_SentOn(queue, at, cause, now))
 
 
 def _too_much(outbound: Outbound) -> str:

@@ -2,23 +2,24 @@
 
 Two kinds of entries. *Kept* ones describe what already happened in memory (a message settled,
 dead-lettered): if the commit is refused they wait for the next one. *Tentative* ones (new messages,
-new entities) fall with the commit, and `on_refused` undoes what memory holds of them.
+new entities) fall with the commit. An `Effect` says what memory does with them in either case.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.store.log import SCHEMAS, Part, PartKind, Sent
+from twinbus.broker.store.message_rows import MessageRows
 from twinbus.errors import MessagingError
 from twinbus.intervals import Intervals, pack
 from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
-from twinbus.message import Int64s
+from twinbus.message import Int64s, column_of
 from twinbus.protocol.operations import Operation
 from twinbus.protocol.origins import sender_number
 from twinbus.protocol.requests import Request
@@ -45,8 +46,19 @@ class Fact:
         return cls(kind, str(key), json.dumps(value, separators=(",", ":")).encode())
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Effect:
+    """What a turn does to memory once its record is durable, or if the log refuses the record."""
+
+    __slots__ = ()
+
+    def durable(self) -> None:
+        """Do what only a durable record allows."""
+
+    def refused(self) -> None:
+        """Take back what memory holds of the turn."""
+
+
+class Whole(NamedTuple):
     """Where a batch goes that goes to one entity whole: no places need to be written."""
 
     entity: int
@@ -87,8 +99,7 @@ class Entries:
         self.change(entity, sequence, State.GONE, cause.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Transferred:
+class Transferred(NamedTuple):
     """Numbers of an origin that this turn takes."""
 
     source: str
@@ -97,8 +108,7 @@ class Transferred:
     intervals: Sequence[tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Savepoint:
+class Savepoint(NamedTuple):
     """How much a commit held at a moment."""
 
     lengths: tuple[int, ...]
@@ -120,21 +130,32 @@ class Commit:
         # Replies wait for the disk. Kept places were not written by an earlier turn: nobody may
         # see their new numbers before the log has them.
         self.must_sync = bool(self.kept.places)
-        self.on_durable: list[Callable[[], None]] = []
-        self.on_refused: list[Callable[[], None]] = []
+        self.effects: list[Effect] = []  # in the order of what caused them
         self.replies: list[tuple[Request, Any]] = []
         self.refusals: list[tuple[Request, MessagingError]] = []
-        self.operations: list[Operation] = []  # of the replies; counted when they are answered
+        # What the meter counts when the turn is answered: of replies and of refusals.
+        self.operations: list[Operation] = []
+        self.refused_operations: list[Operation] = []
+        self._lists: tuple[list[Any], ...] = (
+            *(self.kept.facts, self.kept.places, self.kept.changes),
+            *(self.tentative.facts, self.tentative.places, self.tentative.changes),
+            *(self.batches, self.history, self.transferred, self.effects),
+            *(self.replies, self.refusals, self.operations, self.refused_operations),
+        )
 
     def reply(self, request: Request, value: Any, operation: Operation | None = None) -> None:
-        """Answer a request when the turn is over; sends are counted together, elsewhere."""
+        """Answer a request when the turn is over; the operations of sends are noted together."""
         self.replies.append((request, value))
         if operation is not None:
             self.operations.append(operation)
 
-    def refuse(self, request: Request, error: MessagingError) -> None:
+    def refuse(
+        self, request: Request, error: MessagingError, operation: Operation | None = None
+    ) -> None:
         """Refuse a request when the turn is over."""
         self.refusals.append((request, error))
+        if operation is not None:
+            self.refused_operations.append(operation)
 
     # -- transfers -----------------------------------------------------------------------------
 
@@ -151,43 +172,27 @@ class Commit:
     def note_transferred(self, taken: Transferred) -> None:
         """Note numbers that this turn takes of an origin."""
         self.transferred.append(taken)
+        self._add_to_origins(taken)
+
+    def _add_to_origins(self, taken: Transferred) -> None:
         _, held = self._origins.setdefault(taken.source, (taken.owner, Intervals()))
         for first, last in taken.intervals:
             held.add(first, last)
 
     # -- savepoints ----------------------------------------------------------------------------
 
-    def _lists(self) -> tuple[list[Any], ...]:
-        return (
-            self.kept.facts,
-            self.kept.places,
-            self.kept.changes,
-            self.tentative.facts,
-            self.tentative.places,
-            self.tentative.changes,
-            self.batches,
-            self.history,
-            self.transferred,
-            self.on_durable,
-            self.on_refused,
-            self.replies,
-            self.refusals,
-            self.operations,
-        )
-
     def savepoint(self) -> Savepoint:
         """Return what `roll_back` needs to forget all that comes after."""
-        return Savepoint(tuple(map(len, self._lists())), self.must_sync)
+        return Savepoint(tuple(map(len, self._lists)), self.must_sync)
 
     def roll_back(self, savepoint: Savepoint) -> None:
         """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
-        for entries, length in zip(self._lists(), savepoint.lengths, strict=True):
+        for entries, length in zip(self._lists, savepoint.lengths, strict=True):
             del entries[length:]
         self.must_sync = savepoint.must_sync
         self._origins = {}
-        noted, self.transferred = self.transferred, []
-        for taken in noted:
-            self.note_transferred(taken)
+        for taken in self.transferred:
+            self._add_to_origins(taken)
 
     # -- the record ----------------------------------------------------------------------------
 
@@ -196,7 +201,7 @@ class Commit:
         """The number the next batch of this commit will have."""
         return self.first_batch + len(self.batches)
 
-    def add_batch(self, batch: pa.RecordBatch, whole: "Whole | None" = None) -> int:
+    def add_batch(self, batch: pa.RecordBatch | MessageRows, whole: "Whole | None" = None) -> int:
         """Take a message batch along; return its number."""
         number = self.next_batch
         where = (whole.entity, whole.first_sequence, whole.time) if whole else ()
@@ -214,7 +219,7 @@ class Commit:
     @property
     def can_wait(self) -> bool:
         """Whether it holds nothing but what already happened and nobody relies on yet."""
-        return not (self.must_sync or self.tentative or self.history or self.on_durable)
+        return not (self.must_sync or self.tentative or self.history or self.effects)
 
     @property
     def has_settled(self) -> bool:
@@ -240,7 +245,7 @@ class Commit:
             (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
         ):
             if entries:
-                parts.append(_part(kind, _joined(kind, entries), now))
+                parts.append(_numbers_part(kind, entries, now))
         if self.history:
             parts.append(_part(PartKind.HISTORY, self._history_columns(), now))
         return parts
@@ -258,9 +263,8 @@ class Commit:
             sender, runs = sender_number(source), list(held)
             if sender and len(runs) == 1:
                 ((first, last),) = runs
-                b, sent = self.batches[0], Sent(sender, first, last - first + 1)
-                noted = Part(b.kind, b.columns, b.number, b.entity, b.first_sequence, b.time, sent)
-                return [noted, *self.batches[1:]], facts
+                sent = Sent(sender, first, last - first + 1)
+                return [self.batches[0]._replace(sent=sent), *self.batches[1:]], facts
         facts += [transferred_fact(source, held) for source, (_, held) in self._origins.items()]
         return self.batches, facts
 
@@ -293,13 +297,14 @@ def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
         yield facts[first:]
 
 
-def _joined(kind: PartKind, entries: list[dict[str, Any]]) -> list[Any]:
-    """Return the columns of several entries end to end."""
-    columns = []
-    for name, dtype in _DTYPES[kind]:
+def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Part:
+    """Return the columns of several entries end to end; all of them are numbers."""
+    schema, columns = SCHEMAS[kind], []
+    for name, dtype, type_ in _DTYPES[kind]:
         pieces = [_spread(entry[name], len(entry["sequence"]), dtype) for entry in entries]
-        columns.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
-    return columns
+        column = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        columns.append(column_of(type_, column))
+    return Part(kind, pa.RecordBatch.from_arrays(columns, schema=schema), time=now)
 
 
 def _spread(value: Any, count: int, dtype: Any) -> Any:
@@ -316,6 +321,9 @@ def _part(kind: PartKind, columns: Sequence[Any], now: int) -> Part:
 
 
 _DTYPES = {
-    kind: [(column.name, np.dtype(column.type.to_pandas_dtype())) for column in SCHEMAS[kind]]
+    kind: [
+        (column.name, np.dtype(column.type.to_pandas_dtype()), column.type)
+        for column in SCHEMAS[kind]
+    ]
     for kind in (PartKind.PLACES, PartKind.CHANGES)
 }

@@ -24,7 +24,8 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     +8   8  batch number (MESSAGES)    +40  8  sender             \
     +16  8  length                     +48  8  its first number    | of MESSAGES, else 0
                                        +56  8  how many numbers   /
-    A part is one Arrow IPC record batch of its kind's schema.
+    A part is one Arrow IPC record batch of its kind's schema, or a few messages as rows
+    (message_rows.py). In format version 1 all are columns, and messages have no column `amqp`.
 
     A MESSAGES part with an entity went there whole and in order at that time, each message active
     and without expiry: the common case costs no columns. Everything else is told by PLACES. A part
@@ -58,10 +59,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import xxhash
 
+from twinbus.broker.store.message_rows import MessageRows, rows_in
 from twinbus.broker.store.storage import DiskStorage, Storage
 from twinbus.errors import (
     LogDamagedError,
@@ -71,9 +74,9 @@ from twinbus.errors import (
 )
 from twinbus.files import create_private, make_private, sync_directory
 from twinbus.limits import RESERVE_BYTES, SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
-from twinbus.message import MESSAGE_SCHEMA
+from twinbus.message import MESSAGE_SCHEMA, conform
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 ALIGNMENT = 64
 _SEGMENT_MAGIC = b"TWINBUS\n"
 _RECORD_MAGIC = b"TBR1"
@@ -87,6 +90,7 @@ _SEAL_MAGIC = b"TBSL"
 _SEAL = struct.Struct("<4sIQQQ32x")
 _CHECKED_SEAL = struct.Struct("<IQQ")
 _NEW = "new.spare"  # a segment before it has its name
+_ZEROS = bytes(ALIGNMENT)
 _NAME = re.compile(r"\d{20}\.log")
 
 
@@ -134,12 +138,14 @@ SCHEMAS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+_MESSAGE_SCHEMA_1 = pa.schema([field for field in MESSAGE_SCHEMA if field.name != "amqp"])
+
+
+class Part(NamedTuple):
     """One part of a record, to be written or just read."""
 
     kind: PartKind
-    columns: pa.RecordBatch
+    columns: Any  # a pa.RecordBatch, or a few messages as MessageRows
     number: int = 0  # of the message batch
     entity: int = 0  # that all its messages went to; 0: see PLACES
     first_sequence: int = 0
@@ -147,20 +153,18 @@ class Part:
     sent: "Sent | None" = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """Consecutive numbers of one sender that were taken."""
 
     sender: int  # 0: none
     first: int
-    count: int
+    amount: int
 
 
 _NOT_SENT = Sent(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a part lies."""
 
     segment: int
@@ -176,6 +180,7 @@ class Segment:
     path: Path
     size: int  # up to the end of its last record; space is reserved behind
     salt: int = 0
+    version: int = FORMAT_VERSION
     head: int = ALIGNMENT  # end of its first record, which holds every fact
     ours: bool = False  # begun by this object, so that it knows everyone who looks at it
     first_record: int = 0
@@ -206,8 +211,7 @@ class Segment:
         return content.slice(place.offset, place.length)
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One commit as replay sees it: its parts and where each lies."""
 
     number: int
@@ -345,7 +349,7 @@ class Log:
 
     def _check_segment_header(self, segment: Segment, view: memoryview) -> None:
         magic, version, _, number, first, segment.salt = _SEGMENT_HEADER.unpack_from(view, 0)
-        segment.first_record = int(first)
+        segment.first_record, segment.version = int(first), version
         if magic == _SEGMENT_MAGIC and version > FORMAT_VERSION:
             raise NewerFormatError(
                 f"{segment.path} was written in format {version}; this Twinbus reads up to "
@@ -446,7 +450,7 @@ class Log:
             header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
             kind, entity, batch_number, length, first_sequence, time, *numbers = header
             place = Place(segment.number, at, length)
-            columns = pa.ipc.read_record_batch(content.slice(at, length), SCHEMAS[PartKind(kind)])
+            columns = _read(content.slice(at, length), PartKind(kind), segment.version)
             sent = Sent(*numbers) if numbers[0] else None
             part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time, sent)
             parts.append((part, place))
@@ -454,8 +458,10 @@ class Log:
         return Record(number, tuple(parts))
 
     def read(self, place: Place) -> pa.RecordBatch:
-        """Return the message batch at this place as a view of the file."""
-        return pa.ipc.read_record_batch(self.segments[place.segment].buffer(place), MESSAGE_SCHEMA)
+        """Return the message batch at this place: columns are a view of the file."""
+        segment = self.segments[place.segment]
+        content = _read(segment.buffer(place), PartKind.MESSAGES, segment.version)
+        return content.batch() if isinstance(content, MessageRows) else content
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -483,7 +489,8 @@ class Log:
         if not self.segments or self._soiled:
             return True
         active = self._active()
-        return active.size - active.head >= self._segment_bytes
+        is_old = active.version < FORMAT_VERSION  # its readers would not know what we write
+        return is_old or active.size - active.head >= self._segment_bytes
 
     @property
     def last_record(self) -> int:
@@ -565,35 +572,34 @@ class Log:
             self._storage.rename(draft, self._reserve)
 
     def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
-        table = bytearray(len(parts) * _PART_HEADER.size)
-        offset = segment.size + _RECORD_HEADER.size + len(table)
+        offset = segment.size + _RECORD_HEADER.size + len(parts) * _PART_HEADER.size
         places: list[Place] = []
-        buffers: list[memoryview] = []
-        for index, part in enumerate(parts):
-            body = memoryview(part.columns.serialize())
-            numbers = (part.number, body.nbytes, part.first_sequence, part.time)
+        table: list[bytes] = []
+        buffers: list[Any] = []
+        for part in parts:
+            body = part.columns.serialize()
+            length = body.size
             sent = part.sent or _NOT_SENT
-            at = index * _PART_HEADER.size
-            _PART_HEADER.pack_into(
-                table, at, part.kind, part.entity, *numbers, sent.sender, sent.first, sent.count
-            )
-            places.append(Place(segment.number, offset, body.nbytes))
-            padding = _padded(body.nbytes) - body.nbytes
-            buffers += [body, memoryview(bytes(padding))]
-            offset += body.nbytes + padding
+            numbers = (part.number, length, part.first_sequence, part.time, *sent)
+            table.append(_PART_HEADER.pack(part.kind, part.entity, *numbers))
+            places.append(Place(segment.number, offset, length))
+            buffers += (body, _ZEROS[: -length % ALIGNMENT])
+            offset += _padded(length)
         payload = offset - segment.size - _RECORD_HEADER.size
+        head = b"".join(table)
+        if payload < ZERO_AHEAD_BYTES:  # small: one buffer is cheaper to check and to write
+            head, buffers = b"".join((head, *buffers)), []
         checked = _CHECKED_HEADER.pack(len(parts), payload, self._next_record)
-        digest = xxhash.xxh3_64(checked, seed=segment.salt)
-        digest.update(table)
+        digest = xxhash.xxh3_64(checked + head, seed=segment.salt)
         for buffer in buffers:
             digest.update(buffer)
-        checksum = _CHECKSUM.pack(digest.intdigest())
-        header = (_RECORD_MAGIC + checked + checksum).ljust(_RECORD_HEADER.size, b"\0")
+        header = _RECORD_HEADER.pack(
+            _RECORD_MAGIC, len(parts), payload, self._next_record, digest.intdigest()
+        )
         if offset > self._written_to and payload < ZERO_AHEAD_BYTES:
             self._zero_ahead(offset)
-        self._storage.write(
-            self._descriptor, segment.size, [memoryview(header), memoryview(table), *buffers]
-        )
+        content = [memoryview(header + head), *(memoryview(buffer) for buffer in buffers)]
+        self._storage.write(self._descriptor, segment.size, content)
         self._storage.sync(self._descriptor)
         is_first = segment.head == ALIGNMENT
         if is_first:
@@ -728,13 +734,24 @@ class Log:
             self._lock = -1
 
 
+def _read(content: pa.Buffer, kind: PartKind, version: int) -> Any:
+    """Return what a part holds."""
+    if kind is PartKind.MESSAGES:
+        if version == 1:
+            return conform(pa.ipc.read_record_batch(content, _MESSAGE_SCHEMA_1))
+        rows = rows_in(content)
+        if rows is not None:
+            return rows
+    return pa.ipc.read_record_batch(content, SCHEMAS[kind])
+
+
 def _padded(length: int) -> int:
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 def _header_of(segment: Segment) -> bytes:
     fields = _SEGMENT_HEADER.pack(
-        _SEGMENT_MAGIC, FORMAT_VERSION, 0, segment.number, segment.first_record, segment.salt
+        _SEGMENT_MAGIC, segment.version, 0, segment.number, segment.first_record, segment.salt
     )
     checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields))
     return (

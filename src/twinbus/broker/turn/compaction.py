@@ -15,7 +15,7 @@ import numpy.typing as npt
 from twinbus.broker.lifecycle import DURABLE, State
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.waiting import Indices
-from twinbus.broker.store.commit import Commit
+from twinbus.broker.store.commit import Commit, Effect
 from twinbus.broker.store.log import Log
 from twinbus.broker.turn.namespace import Namespace
 from twinbus.limits import COMPACTION_GARBAGE_RATIO, COMPACTION_STEP_BYTES
@@ -24,10 +24,48 @@ _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class _Moved:
+class _Moved(Effect):
+    """Messages whose bodies were written again."""
+
     queue: Queue
     at: Indices
     rows: npt.NDArray[np.int32]  # in the new batch
+    batch: int  # its number
+
+    def durable(self) -> None:
+        """Have the messages refer to the new batch."""
+        waiting, bodies = self.queue.waiting, self.queue.shared.bodies
+        stays = waiting.get("state", self.at) != State.GONE.value  # some may go in this very commit
+        at, rows = self.at[stays], self.rows[stays]
+        bodies.release(waiting.get("batch", at))
+        waiting.put("batch", at, self.batch)
+        waiting.put("row", at, rows)
+        bodies.retain(waiting.get("batch", at))
+
+
+@dataclass(frozen=True, slots=True)
+class _Emptied(Effect):
+    """A segment that nothing needs once the record is durable."""
+
+    compaction: "Compaction"
+    segment: int
+
+    def durable(self) -> None:
+        """Remove the segment."""
+        self.compaction.drop(self.segment)
+
+
+@dataclass(frozen=True, slots=True)
+class _HistoryCarried(Effect):
+    """Message ids of a segment that were written again."""
+
+    compaction: "Compaction"
+    segment: int
+    span: tuple[int, int]
+
+    def refused(self) -> None:
+        """Remember that the old segment is still needed for them."""
+        self.compaction.note_history(self.segment, *self.span)
 
 
 class Compaction:
@@ -79,7 +117,7 @@ class Compaction:
                 return
             if not self._may_drop_oldest():
                 return
-            self._drop(oldest)
+            self.drop(oldest)
 
     def stage(self, commit: Commit) -> None:
         """Add one step to the commit."""
@@ -87,9 +125,10 @@ class Compaction:
         if self._bodies.live_in(oldest):
             self._move(oldest, commit)
         elif not self._carry_history(oldest, commit):
-            commit.on_durable.append(lambda: self._drop(oldest))
+            commit.effects.append(_Emptied(self, oldest))
 
-    def _drop(self, segment: int) -> None:
+    def drop(self, segment: int) -> None:
+        """Remove a segment that nothing needs."""
         self._bodies.forget(segment)
         self._log.drop(segment)
         self._history.pop(segment, None)
@@ -108,7 +147,7 @@ class Compaction:
                 carried = True
         if carried:
             commit.must_sync = True
-            commit.on_refused.append(lambda: self.note_history(segment, *span))
+            commit.effects.append(_HistoryCarried(self, segment, span))
         return carried
 
     def _move(self, segment: int, commit: Commit) -> None:
@@ -131,28 +170,19 @@ class Compaction:
         number = commit.add_batch(batch)
         start = 0
         for queue, at in chosen:
-            moved = _Moved(queue, at, rows[start : start + len(at)].astype(np.int32))
+            moved = _Moved(queue, at, rows[start : start + len(at)].astype(np.int32), number)
             start += len(at)
-            self._rewrite(moved, number, commit)
+            self._rewrite(moved, commit)
 
-    def _rewrite(self, moved: _Moved, number: int, commit: Commit) -> None:
+    def _rewrite(self, moved: _Moved, commit: Commit) -> None:
         get = moved.queue.waiting.get
         names = ("sequence", "failures", "enqueued", "expires", "due", "size", "death")
         columns: dict[str, Any] = {name: get(name, moved.at) for name in names}
         states = _DURABLE[get("state", moved.at)]
         due = np.where(states == State.SCHEDULED, columns["due"], np.iinfo(np.int64).max)
-        columns |= {"state": states, "due": due, "batch": number, "row": moved.rows}
+        columns |= {"state": states, "due": due, "batch": moved.batch, "row": moved.rows}
         commit.tentative.places.append({"entity": moved.queue.entity, **columns})
-
-        def durable() -> None:
-            stays = get("state", moved.at) != State.GONE.value  # some may go in this very commit
-            at, rows = moved.at[stays], moved.rows[stays]
-            self._bodies.release(get("batch", at))
-            moved.queue.waiting.put("batch", at, number)
-            moved.queue.waiting.put("row", at, rows)
-            self._bodies.retain(get("batch", at))
-
-        commit.on_durable.append(durable)
+        commit.effects.append(moved)
 
 
 def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:

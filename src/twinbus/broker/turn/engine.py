@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.accounts.ledgers import Ledgers, Lineage, Standing
+from twinbus.broker.accounts.meter import SEND
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.accounts.trail import Trail
 from twinbus.broker.entities.entity import Entity
@@ -34,7 +35,7 @@ from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.sending.intake import counted, full
 from twinbus.broker.store.bodies import Bodies
-from twinbus.broker.store.commit import TAKEN, Commit, Entries, Fact
+from twinbus.broker.store.commit import TAKEN, Commit, Effect, Entries, Fact
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill, SpilledSend, StoreHealth
 from twinbus.broker.store.storage import Storage
@@ -151,6 +152,29 @@ class Storages:
 
     log: Storage | None = None
     spill: Storage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _SpillMoved(Effect):
+    """Spilled sends that go to the log."""
+
+    engine: "Engine"
+    positions: Sequence[int]
+
+    def durable(self) -> None:
+        """Take them out of the spill store."""
+        self.engine.spill_moved(self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class _LogRecovered(Effect):
+    """A record that shows whether the log takes records again."""
+
+    health: StoreHealth
+
+    def durable(self) -> None:
+        """End the trouble."""
+        self.health.recovered()
 
 
 class Engine:
@@ -418,7 +442,7 @@ class Engine:
         for path in self.spill.paths:
             self.namespace.keep_alive(path, now)  # it has messages, though it cannot see them
         self.namespace.tick(now, commit)
-        if commit.on_durable:  # the commands of this turn shall see what time has brought
+        if commit.effects:  # the commands of this turn shall see what time has brought
             self._finish(commit, ())
             commit = self._new_commit()
         if self.health.spilling:
@@ -455,7 +479,8 @@ class Engine:
             self._kept = commit.kept  # rather than make the sick log sicker
             self._held += commit.replies
             self._uncounted += commit.operations
-            commit.replies, commit.operations = [], []
+            commit.replies.clear()
+            commit.operations.clear()
             self._answer(commit)
             return
         try:
@@ -464,8 +489,8 @@ class Engine:
         except StoreUnavailableError as error:
             self._refuse(commit, requests, error)
             return
-        for hook in commit.on_durable:
-            hook()
+        for effect in commit.effects:
+            effect.durable()
         self._release_held(commit)
         self._answer(commit)
 
@@ -527,11 +552,12 @@ class Engine:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("a refusal could not be handed on")
-        for operation in commit.operations:
+        for operation in (*commit.operations, *commit.refused_operations):
             self._ledgers.meter.count(operation)
         commit.replies.clear()
         commit.refusals.clear()
         commit.operations.clear()
+        commit.refused_operations.clear()
 
     # -- storage trouble -----------------------------------------------------------------------
 
@@ -540,15 +566,18 @@ class Engine:
     ) -> None:
         """Undo what was tentative, keep the rest for the next record, spill the sends."""
         _log.debug("a commit was refused: %s", error)
-        for hook in reversed(commit.on_refused):
-            hook()
+        for effect in reversed(commit.effects):
+            effect.refused()
         self._kept = commit.kept
         code = error.facts.get("errno")
         cause = os.strerror(code) if isinstance(code, int) else error.text
         self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
         self._release_held(commit)
+        for operation in commit.refused_operations:
+            self._ledgers.meter.count(operation)
         for operation in commit.operations:
-            self._ledgers.meter.count(operation.refused(error))
+            if operation.kind != SEND:  # each send is counted by itself, below
+                self._ledgers.meter.count(operation.refused(error))
         promised = {id(request) for request, _ in commit.replies}
         sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
         left = {id(request) for request in self._spill_sends(sends)}
@@ -623,16 +652,16 @@ class Engine:
         if not taken:
             return
         commit.must_sync = True
+        commit.effects.append(_SpillMoved(self, taken))
 
-        def moved() -> None:
-            done = self.spill.moved(taken)
-            if done:
-                for source in done:
-                    self.namespace.transfers.forget(source)
-                    self._kept.facts.append(Fact(TAKEN, source, None))
-                self.health.recovered()
-
-        commit.on_durable.append(moved)
+    def spill_moved(self, positions: Sequence[int]) -> None:
+        """Let go of spilled sends that the log has; when all have moved, the trouble is over."""
+        done = self.spill.moved(positions)
+        if done:
+            for source in done:
+                self.namespace.transfers.forget(source)
+                self._kept.facts.append(Fact(TAKEN, source, None))
+            self.health.recovered()
 
     def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
         """Return as many spilled sends as a turn moves."""
@@ -653,7 +682,7 @@ class Engine:
         self.health.retry_at = now + SPILL_RETRY_US
         commit.tentative.facts.append(Fact("namespace", "id", self.id.encode()))
         commit.must_sync = True
-        commit.on_durable.append(self.health.recovered)
+        commit.effects.append(_LogRecovered(self.health))
 
     # -- self-healing --------------------------------------------------------------------------
 

@@ -19,8 +19,11 @@ import pyarrow as pa
 
 from twinbus.backoff import Backoff
 from twinbus.broker.accounts.meter import (
+    SEND,
+    Metered,
     found_nothing,
     load_of,
+    load_of_settled,
     load_of_sizes,
     purpose_of,
     purpose_of_send,
@@ -46,7 +49,7 @@ from twinbus.broker.queue.waiters import Waiter
 from twinbus.broker.sending.intake import Intake, SendRequest
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.transfers import Transfers
-from twinbus.broker.store.commit import Commit, Fact, owner_fact, transferred_fact
+from twinbus.broker.store.commit import Commit, Effect, Fact, owner_fact, transferred_fact
 from twinbus.broker.turn.starts import Starts
 from twinbus.clock import from_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
@@ -92,6 +95,19 @@ class NamespaceSettings:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
+@dataclass(frozen=True, slots=True)
+class _DeletedIdle(Effect):
+    """An entity that is deleted because nobody used it."""
+
+    namespace: "Namespace"
+    entity: Entity
+    now: int
+
+    def refused(self) -> None:
+        """Keep it for as long again."""
+        self.namespace.accessed(self.entity, self.now)
+
+
 class Namespace:
     """Entities, and what may be asked of them."""
 
@@ -103,7 +119,7 @@ class Namespace:
         self.storage_bytes = 0  # of the log, told by the writer
         router = Router(self.directory, shared, settings.max_message_bytes)
         self._router = router
-        self._intake = Intake(router, self.transfers, self.meter, settings.max_message_bytes)
+        self._intake = Intake(router, self.transfers, settings.max_message_bytes)
         self._throttle = Throttle(settings.thresholds)
         self._memory_bytes, self._memory_known_at = 0, -NEVER_US
         self.keys = AccessKeys()
@@ -124,7 +140,7 @@ class Namespace:
     def reconfigure(self, settings: NamespaceSettings) -> None:
         """Take new limits; they apply to what is asked from now on."""
         self._router.max_message_bytes = settings.max_message_bytes
-        self._intake.max_message_bytes = settings.max_message_bytes
+        self._intake.reconfigure(settings.max_message_bytes)
         self._throttle.reconfigure(settings.thresholds)
 
     # -- a turn --------------------------------------------------------------------------------
@@ -216,12 +232,11 @@ class Namespace:
         work = partial(self._carry_out, request, command, path, now, commit)
         failure = self._alone(work, commit)
         if failure is not None:
-            error = self._note_failure(failure, row_of(command).kind)
+            kind = row_of(command).kind
+            error = self._note_failure(failure, kind)
             purpose = purpose_of(command, path)
-            self.meter.record(
-                self._metered(path), row_of(command).kind, purpose, error.code, Load()
-            )
-            commit.refuse(request, error)
+            operation = Operation(self._metered(path), kind, purpose, error.code, Load())
+            commit.refuse(request, error, operation)
 
     def _carry_out(
         self, request: Request, command: c.Command[Any], path: str, now: int, commit: Commit
@@ -230,9 +245,10 @@ class Namespace:
         value = self._handlers[type(command)](command, request, now, commit)
         if value is PARKED:
             return  # it is metered when it is served or dismissed
-        load = load_of(value)
-        if isinstance(value, _Settled):
-            load, value = Load(value.messages, 0, max(value.messages, 1)), value.reply
+        if isinstance(value, Metered):
+            value, load = value
+        else:
+            load = load_of(value)
         is_idle = found_nothing(command, value)
         purpose = purpose_of(command, path, is_idle=is_idle)
         outcome = EMPTY if is_idle else "ok"
@@ -266,7 +282,8 @@ class Namespace:
         failure = self._alone(work, commit)
         if failure is None:
             return served[0]
-        commit.refuse(waiter.request, self._note_failure(failure, row_of(waiter.command).kind))
+        error = self._note_failure(failure, row_of(waiter.command).kind)
+        commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
         return True
 
     @property
@@ -315,7 +332,7 @@ class Namespace:
             entity.queue.resend = lambda at, cause, now, commit: self._router.resend(
                 entity, at, cause, now, commit
             )
-        self._accessed(entity, max(entity.accessed_us, entity.updated_us))
+        self.accessed(entity, max(entity.accessed_us, entity.updated_us))
         if entity.queue.waiting.count(State.TRANSFERRING):
             entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
@@ -330,18 +347,19 @@ class Namespace:
             (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
         ]
 
-    def _accessed(self, entity: Entity, now: int) -> None:
+    def accessed(self, entity: Entity, now: int) -> None:
+        """Note that an entity is in use."""
         entity.accessed_us = now
         entity.queue.idle_at = min(now + entity.idle_us, NEVER_US)
 
     def _delete_idle(self, queue: Queue, now: int, commit: Commit) -> None:
         entity = self.directory.entity(queue.path)
         if any(queue.waiters for queue in entity.queues):
-            self._accessed(entity, now)  # somebody waits for a message: that is use
+            self.accessed(entity, now)  # somebody waits for a message: that is use
         else:
             queue.idle_at = NEVER_US
             self._management.delete(entity, commit)
-            commit.on_refused.append(lambda: self._accessed(entity, now))
+            commit.effects.append(_DeletedIdle(self, entity, now))
 
     # -- throttling ----------------------------------------------------------------------------
 
@@ -369,7 +387,8 @@ class Namespace:
         try:
             entity = self.sendable(path)
             self._check_history(entity, now)
-            self._throttle.check_room(self.usage(now))
+            if self._throttle.limits_room:
+                self._throttle.check_room(self.usage(now))
         except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
             refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
@@ -378,7 +397,7 @@ class Namespace:
         if self._throttle.limits_rates:
             asked = [one for one in asked if self._within_rate(one, now, commit)]
         if asked:
-            self._accessed(entity, now)
+            self.accessed(entity, now)
             self._take(entity, asked, now, commit)
 
     def _check_history(self, entity: Entity, now: int) -> None:
@@ -426,46 +445,46 @@ class Namespace:
         return self._intake.check(self.sendable(command.path), command)
 
     def keep_alive(self, path: str, now: int) -> None:
-        """Note that an entity is in use."""
+        """Note that the entity of a path is in use, if there is one."""
         entity = self.directory.find(path)
         if entity is not None:
-            self._accessed(entity, now)
+            self.accessed(entity, now)
 
     def meter_refused(self, send: c.Send, error: MessagingError) -> None:
         """Count a send that neither the log nor the spill store took."""
         purpose = purpose_of_send(send)
-        self.meter.record(self._metered(send.path), row_of(send).kind, purpose, error.code, Load())
+        self.meter.count(Operation(self._metered(send.path), SEND, purpose, error.code, Load()))
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
         """Meter a send that was acknowledged by the spill store."""
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
-        self.meter.record(path, row_of(send).kind, purpose_of_send(send), "ok", load)
+        self.meter.count(Operation(path, SEND, purpose_of_send(send), "ok", load))
 
     def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
         """Take in a send that was acknowledged already: neither throttle nor quota applies."""
         entity = self.directory.find(command.path)
         if entity is not None:  # else deleted meanwhile, and its messages with it
-            self._accessed(entity, now)
-            asked = [Request(command, _Sender(owner))]
-            self._intake.take(entity, asked, now, commit, unbounded=True)
+            self.accessed(entity, now)
+            asked = Request(command, _Sender(owner))
+            self._intake.take_acknowledged(entity, asked, now, commit)
 
     def cancel_scheduled(
         self, command: c.CancelScheduled, request: Request, now: int, commit: Commit
     ) -> Any:
         """Cancel scheduled messages; a repeat of a cancel that was done succeeds."""
         entity = self.directory.entity(command.path)
-        self._accessed(entity, now)
-        if not self._intake.was_done_before(command.origin, request, commit):
+        self.accessed(entity, now)
+        if not self._intake.repeats.was_done_before(command.origin, request, commit):
             entity.queue.cancel(_numbers(command.sequence_numbers), commit)
-            self._intake.note_done(command.origin, request, commit)
-        return _Settled(len(command.sequence_numbers))
+            self._intake.repeats.note_done(command.origin, request, commit)
+        return Metered(None, load_of_settled(len(command.sequence_numbers)))
 
     # -- receiving -----------------------------------------------------------------------------
 
     def _queue(self, path: str, now: int) -> Queue:
         """Return a queue for any use."""
         entity, queue = self.directory.queue(path)
-        self._accessed(entity, now)
+        self.accessed(entity, now)
         queue.touch()
         return queue
 
@@ -491,9 +510,9 @@ class Namespace:
         wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
         queued = queue.waiters.has_receives and command.session is None
-        batch = None if queued else queue.receive(command, now, commit)
-        if batch is not None:
-            return batch
+        delivery = None if queued else queue.receive(command, now, commit)
+        if delivery is not None:
+            return delivery
         return self._park(queue, Waiter(request, command, now + wait), now) if wait else NOTHING
 
     def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
@@ -506,7 +525,7 @@ class Namespace:
 
     def receive_deferred(
         self, command: c.ReceiveDeferred, _: Request, now: int, commit: Commit
-    ) -> pa.RecordBatch:
+    ) -> Metered:
         """Deliver deferred messages by number."""
         check_whole(
             "the count of sequence_numbers", len(command.sequence_numbers), 1, MAX_RECEIVE_MESSAGES
@@ -527,7 +546,7 @@ class Namespace:
             death = Death(command.reason, command.description, queue.path)
             self._check_reason_room(command.path, death.size * len(command.lock_tokens))
         queue.settle(command.lock_tokens, command.disposition, death, commit)
-        return _Settled(len(command.lock_tokens))
+        return Metered(None, load_of_settled(len(command.lock_tokens)))
 
     def _check_reason_room(self, path: str, size: int) -> None:
         """Refuse reasons that do not fit the quota: each message keeps its own."""
@@ -549,7 +568,7 @@ class Namespace:
     def renew_locks(self, command: c.RenewLocks, _: Request, now: int, __: Commit) -> Any:
         """Lock messages for another lock duration."""
         until = self._queue(command.path, now).renew(command.lock_tokens, now)
-        return _Settled(len(command.lock_tokens), from_us(until))
+        return Metered(from_us(until), load_of_settled(len(command.lock_tokens)))
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -632,7 +651,7 @@ class Namespace:
         )
         if size:
             self._check_reason_room(command.path, size)
-        return _Settled(settle_range(queue, command, commit))
+        return Metered(None, load_of_settled(settle_range(queue, command, commit)))
 
     def release_range(self, command: c.ReleaseRange, _: Request, now: int, commit: Commit) -> None:
         """Give a lease back."""
@@ -699,14 +718,6 @@ class Namespace:
         if standing != self.shared.bodies.places:
             found.append(f"{standing} messages stand, but {self.shared.bodies.places} are counted")
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Settled:
-    """A reply, and how many messages the request was about: each is metered."""
-
-    messages: int
-    reply: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Entries
 from twinbus.broker.store.descriptions import description_of
 from twinbus.broker.store.log import SCHEMAS, Log, Part, PartKind, Record
+from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.turn.namespace import Namespace
 from twinbus.errors import LogDamagedError
 from twinbus.intervals import unpack
@@ -63,7 +64,7 @@ class Replay:
                     bodies.add(part.number, place, part.columns.num_rows)
                     if part.sent:
                         sent = part.sent
-                        run = (sent.first, sent.first + sent.count - 1)
+                        run = (sent.first, sent.first + sent.amount - 1)
                         self._take(sender_source(sent.sender), [run])
                     if part.entity:
                         self._places.append(_whole_places(part))
@@ -171,7 +172,8 @@ def _whole_places(part: Part) -> Columns:
         name: np.full(count, value, _DTYPES[name]) for name, value in constants.items()
     }
     columns |= {"sequence": part.first_sequence + numbers, "row": numbers.astype(np.int32)}
-    return columns | {"size": sizes(part.columns).astype(np.int32)}
+    size = part.columns.sizes() if isinstance(part.columns, MessageRows) else sizes(part.columns)
+    return columns | {"size": size.astype(np.int32)}
 
 
 _DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[PartKind.PLACES]}

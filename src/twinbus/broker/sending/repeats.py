@@ -1,0 +1,187 @@
+"""Repeats: which numbered messages came before, so that each is enqueued once.
+
+A send may name origins: who numbered its messages. The broker remembers which numbers it took from
+each origin (transfers.py), in the same record as the messages themselves.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from twinbus.broker.sending.transfers import ANYBODY, Transfers
+from twinbus.broker.store.commit import (
+    Commit,
+    Effect,
+    Transferred,
+    owner_fact,
+    transferred_fact,
+)
+from twinbus.intervals import runs
+from twinbus.limits import KNOWN_GAPS
+from twinbus.protocol.commands import Origin
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.requests import Request
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken(Effect):
+    """Numbers of an origin that a send brings."""
+
+    transfers: Transfers
+    taken: Transferred
+
+    def durable(self) -> None:
+        """Remember them."""
+        self.transfers.take(self.taken.source, self.taken.intervals, self.taken.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(_Taken):
+    """The number of a command whose effect stays even if the log refuses this record."""
+
+    commit: Commit
+
+    def refused(self) -> None:
+        """Remember it all the same, and have the next record say so."""
+        taken, facts = self.taken, self.commit.kept.facts
+        if taken.is_new:
+            facts.append(owner_fact(taken.source, taken.owner))
+        facts.append(transferred_fact(taken.source, taken.intervals))
+        self.durable()
+
+
+class Repeats:
+    """Knows what came before, in earlier turns and in this one."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+
+    def own_origins(self, asked: Request, commit: Commit) -> list[Origin]:
+        """Return the origins of a send that its principal may use; others are passed over.
+
+        A sender belongs to the key that used it first. Only messages that are brought home may
+        name the sender of another key: the primary may have taken them from it before.
+        """
+        origins = list(origins_of(asked.command.origin))
+        if is_brought_home(asked.command.origin):
+            return origins
+        user = asked.principal.id
+        return [one for one in origins if self.may_use(one, user, commit)]
+
+    def may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
+        """Whether an origin is new or belongs to this key."""
+        return self._owner(origin.source, commit) in (None, ANYBODY, user)
+
+    def _owner(self, source: str, commit: Commit) -> str | None:
+        owner = self._transfers.owner(source)
+        return commit.staged_owner(source) if owner is None else owner
+
+    def leave_out(self, origins: Sequence[Origin], wanted: Mask, commit: Commit) -> None:
+        """Unset the rows that were taken from their origin before."""
+        for origin in origins:
+            if not self.is_ahead(origin, commit):
+                wanted &= self.untaken(origin, commit)
+
+    def is_ahead(self, origin: Origin, commit: Commit) -> bool:
+        """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
+        if not isinstance(origin.numbers, range):
+            return False
+        staged = commit.staged(origin.source)
+        if staged is not None and not staged.ends_before(origin.numbers.start):
+            return False
+        return self._transfers.end_before(origin.source, origin.numbers.start)
+
+    def untaken(self, origin: Origin, commit: Commit) -> Mask:
+        """Return which rows were never taken from their origin, before or in this turn."""
+        staged = commit.staged(origin.source)
+        numbers = np.asarray(origin.numbers, np.int64)
+        fresh = np.zeros(len(numbers), bool)
+        fresh[np.unique(numbers, return_index=True)[1]] = True
+        fresh &= ~self._transfers.taken(origin.source, numbers)
+        return fresh if staged is None else fresh & ~staged.contains(numbers)
+
+    def note_send(self, origin: Origin, asked: Request, commit: Commit) -> None:
+        """Remember what was taken from an origin, now or before, in the same commit."""
+        is_home = is_brought_home(asked.command.origin)
+        user = ANYBODY if is_home else asked.principal.id
+        self.note(self.taken(origin, user, commit, bounded_key(asked)), commit)
+
+    def note(self, taken: Transferred, commit: Commit) -> None:
+        """Remember numbers once the commit is durable."""
+        commit.note_transferred(taken)
+        commit.effects.append(_Taken(self._transfers, taken))
+
+    def taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
+        """Return the numbers of an origin; a new sender or sink belongs to its user.
+
+        A new queue counts against the key that names it, if that is a key of one entity.
+        """
+        source, numbers = origin.source, origin.numbers
+        if isinstance(numbers, range):
+            intervals = [(numbers[0], numbers[-1])]
+        else:
+            intervals = runs(np.unique(np.asarray(numbers, np.int64)))
+        kind, known = origin_kind(source), self._owner(source, commit)
+        if kind is OriginKind.TRANSFER:
+            is_new = bool(namer) and known is None and not self._transfers.knows(source)
+            return Transferred(source, namer if is_new else "", is_new, intervals)
+        owner = ""
+        if kind in (OriginKind.SENDER, OriginKind.SINK):
+            owner = user if known is None else known
+        return Transferred(source, owner, known is None and bool(owner), intervals)
+
+    # -- numbered commands ---------------------------------------------------------------------
+
+    def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
+        """Whether the broker carried out this numbered command, and only its reply was lost."""
+        if origin is None or not self.may_use(origin, request.principal.id, commit):
+            return False
+        return not self.untaken(origin, commit).any()
+
+    def note_done(self, origin: Origin | None, request: Request, commit: Commit) -> None:
+        """Remember a numbered command whose effect stays even if the log refuses this record."""
+        if origin is None or not self.may_use(origin, request.principal.id, commit):
+            return
+        taken = self.taken(origin, request.principal.id, commit)
+        commit.note_transferred(taken)
+        commit.effects.append(_Done(self._transfers, taken, commit))
+
+
+def origins_of(origin: Origin | None) -> Iterator[Origin]:
+    """Give an origin and the others its messages may be known by."""
+    while origin is not None:
+        yield origin
+        origin = origin.also
+
+
+def is_brought_home(origin: Origin | None) -> bool:
+    """Whether messages come from a backlog queue or a spill store."""
+    return origin is not None and origin_kind(origin.source) in (
+        OriginKind.TRANSFER,
+        OriginKind.SPILL,
+    )
+
+
+def bounded_key(request: Request) -> str:
+    """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
+    principal = request.principal
+    return "" if principal.may(Claim.TRANSFER, None) else principal.id
+
+
+def has_many_gaps(origin: Origin) -> bool:
+    """Whether its numbers have more gaps than the broker remembers of a sender."""
+    if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
+        return False
+    return run_count(origin) > KNOWN_GAPS + 1
+
+
+def run_count(origin: Origin) -> int:
+    """Return how many runs of consecutive numbers an origin has, at most."""
+    if isinstance(origin.numbers, range):
+        return 1
+    return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))

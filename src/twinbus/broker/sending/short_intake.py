@@ -1,0 +1,146 @@
+"""The short way in: a few message objects to a plain queue.
+
+Nearly every send is one. Its queue has no sessions, no duplicate detection, no forwarding and no
+time to live, its messages have neither a schedule nor a time to live, and their numbers continue
+those of their sender. Nothing about such messages needs columns before the log does, so the broker
+looks at them one by one, and the messages of all sends of a turn go to the log together.
+
+Everything else takes the long way (intake.py), and so does everything that is to be refused. Where
+both ways are open they lead to the same record.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from twinbus.broker.accounts.meter import SEND, units_of
+from twinbus.broker.entities.entity import Entity
+from twinbus.broker.lifecycle import Cause
+from twinbus.broker.queue.waiting import Rows
+from twinbus.broker.sending.repeats import Repeats
+from twinbus.broker.store.commit import Commit, Transferred, Whole
+from twinbus.broker.store.message_rows import MessageRows
+from twinbus.limits import (
+    MAX_BATCH_BYTES,
+    MIN_QUOTA_BYTES,
+    PING_CONTENT_TYPE,
+    ROWS_AS_ROWS,
+    ROWS_IN_LOG,
+)
+from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.commands import Origin, SendReceipt
+from twinbus.protocol.operations import Load, Operation, Purpose
+from twinbus.protocol.origins import OriginKind, origin_kind
+from twinbus.protocol.requests import Request
+
+_MOST_MESSAGES = 1024
+_ROWS = np.arange(_MOST_MESSAGES, dtype=np.int32)
+
+
+class ShortIntake:
+    """Takes single messages in."""
+
+    def __init__(self, repeats: Repeats, max_message_bytes: int) -> None:
+        self._repeats = repeats
+        self.max_message_bytes = max_message_bytes
+
+    def take(self, entity: Entity, asked: Sequence[Request], now: int, commit: Commit) -> bool:
+        """Stage the sends and return True, or do nothing and return False."""
+        if not entity.is_plain:
+            return False
+        messages: list[BrokeredMessage] = []
+        taken: dict[str, Transferred] = {}
+        for one in asked:
+            brought = one.command.messages
+            if type(brought) not in (tuple, list) or not 0 < len(brought) <= ROWS_AS_ROWS:
+                return False
+            origin = one.command.origin
+            if origin is not None and not self._follows(origin, one, taken, commit):
+                return False
+            messages += brought
+        if len(messages) > _MOST_MESSAGES or not all(map(_is_plain, messages)):
+            return False
+        sizes = [message.size for message in messages]
+        total = sum(sizes)
+        if not self._fit(sizes, total, entity.room):
+            return False
+        self._stage(entity, messages, sizes, now, commit)
+        for numbers in taken.values():
+            self._repeats.note(numbers, commit)
+        self._answer(entity, asked, Load(len(sizes), total, units_of(sizes)), commit)
+        return True
+
+    def _follows(
+        self, origin: Origin, asked: Request, taken: dict[str, Transferred], commit: Commit
+    ) -> bool:
+        """Note the numbers of a send; return whether they continue those of its sender."""
+        source, numbers, user = origin.source, origin.numbers, asked.principal.id
+        if type(numbers) is not range or numbers.step != 1 or origin.also is not None:
+            return False
+        if len(numbers) != len(asked.command.messages):
+            return False
+        before = taken.get(source)
+        if before is not None:  # of an earlier send of this turn
+            ((first, last),) = before.intervals
+            if last + 1 != numbers.start or before.owner != user:
+                return False
+            taken[source] = before._replace(intervals=[(first, numbers.stop - 1)])
+            return True
+        if origin_kind(source) is not OriginKind.SENDER:
+            return False
+        if not self._repeats.is_ahead(origin, commit):
+            return False
+        if not self._repeats.may_use(origin, user, commit):
+            return False
+        taken[source] = self._repeats.taken(origin, user, commit)
+        return True
+
+    def _fit(self, sizes: Sequence[int], total: int, room: int) -> bool:
+        """Whether messages are neither too large, one by one or together, nor too many."""
+        most = total if len(sizes) == 1 else max(sizes)
+        if most > self.max_message_bytes or total > MAX_BATCH_BYTES:
+            return False
+        return total + MIN_QUOTA_BYTES * len(sizes) <= room or (
+            sum(max(size, MIN_QUOTA_BYTES) for size in sizes) <= room
+        )
+
+    def _stage(
+        self,
+        entity: Entity,
+        messages: Sequence[BrokeredMessage],
+        sizes: list[int],
+        now: int,
+        commit: Commit,
+    ) -> None:
+        queue, count = entity.queue, len(messages)
+        rows = Rows(
+            sequence=queue.allocate(count),
+            enqueued=now,
+            size=sizes[0] if count == 1 else sizes,
+            batch=commit.next_batch,
+            row=_ROWS[:count],
+        )
+        first_sequence = queue.next_sequence - count
+        brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
+        commit.add_batch(brought, Whole(queue.entity, first_sequence, now))
+        queue.stage(rows, Cause.ENQUEUED, None, commit)
+
+    def _answer(self, entity: Entity, asked: Sequence[Request], load: Load, commit: Commit) -> None:
+        first = entity.queue.next_sequence - load.messages
+        for one in asked:
+            last = first + len(one.command.messages)
+            commit.reply(one, SendReceipt(list(range(first, last))))
+            first = last
+        purpose = Purpose.BACKLOG if entity.is_backlog else Purpose.APPLICATION
+        path = entity.description.path
+        commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(asked)))
+
+
+def _is_plain(message: BrokeredMessage) -> bool:
+    """Whether a message becomes deliverable at once, and whether nothing about it needs a check."""
+    return (
+        message.time_to_live is None
+        and message.scheduled_enqueue_time_utc is None
+        and message.content_type != PING_CONTENT_TYPE
+        and (message.session_id is None or message.partition_key is None)
+    )
