@@ -1,0 +1,70 @@
+"""Numbers on the wire, and the deliveries of a session that are not settled yet.
+
+The wire counts with 32 bits and wraps around (RFC 1982). Inside, deliveries are numbered without an
+end, so that numbers can be compared and sorted.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from typing import Final, Generic, TypeVar
+
+MASK: Final = 2**32 - 1
+_HALF: Final = 2**31
+
+Owner = TypeVar("Owner")
+
+
+def distance(number: int, other: int) -> int:
+    """Return how far one number of 32 bits is ahead of another; negative when it is behind."""
+    return ((number - other + _HALF) & MASK) - _HALF
+
+
+def unwrapped(number: int, near: int) -> int:
+    """Return the number without wrapping that a number of 32 bits means, next to a known one."""
+    return near + distance(number, near)
+
+
+class UnsettledDeliveries(Generic[Owner]):
+    """Deliveries by number, each with the link it belongs to.
+
+    A disposition names a range, and a peer can name any range as often as it likes. So a range
+    costs what it takes out, not its length: `_numbers` is sorted, and a range that was taken is cut
+    out of it. Numbers that were taken one by one stay in it until they are the majority.
+    """
+
+    __slots__ = ("_numbers", "_owners")
+
+    def __init__(self) -> None:
+        self._owners: dict[int, Owner] = {}
+        self._numbers: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._owners
+
+    def add(self, number: int, owner: Owner) -> None:
+        """Add a delivery; usually the newest."""
+        self._owners[number] = owner
+        if self._numbers and number < self._numbers[-1]:
+            insort(self._numbers, number)
+        else:
+            self._numbers.append(number)
+
+    def take(self, number: int) -> Owner | None:
+        """Take one delivery out; return its owner, or None if it is not there."""
+        owner = self._owners.pop(number, None)
+        if owner is not None and len(self._numbers) > 2 * len(self._owners) + 64:
+            self._numbers = sorted(self._owners)
+        return owner
+
+    def take_range(self, first: int, last: int) -> list[tuple[int, Owner]]:
+        """Take the deliveries from one number to another out; return them with their owners."""
+        begin = bisect_left(self._numbers, first)
+        end = bisect_right(self._numbers, last)
+        owners = self._owners
+        found = [
+            (number, owners.pop(number)) for number in self._numbers[begin:end] if number in owners
+        ]
+        del self._numbers[begin:end]
+        return found

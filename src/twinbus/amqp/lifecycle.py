@@ -1,0 +1,78 @@
+"""The states of a connection, a session or a link: three levels, one table.
+
+Each end says open (open, begin, attach) and close (close, end, detach) once. Both may be sent
+before the other end has answered.
+
+    state        we have said    the peer has said
+    NEW          nothing         nothing
+    OPENING      open            nothing
+    OFFERED      nothing         open
+    ACTIVE       open            open
+    CLOSING      open, close     open
+    ABANDONED    open, close     nothing
+    WITHDRAWN    nothing         open, close
+    CLOSED       open            open, close         we must answer, and do so at once
+    ENDED        open, close     open, close
+
+What the peer says at another time is its error; what we say at another time is a mistake of ours.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from twinbus.amqp.conditions import AmqpError, Condition, Scope
+
+
+class EndpointState(Enum):
+    """Where a connection, session or link stands; see the module docstring."""
+
+    NEW = "new"
+    OPENING = "opening"
+    OFFERED = "offered"
+    ACTIVE = "active"
+    CLOSING = "closing"
+    ABANDONED = "abandoned"
+    WITHDRAWN = "withdrawn"
+    CLOSED = "closed"
+    ENDED = "ended"
+
+
+class Saying(Enum):
+    """What one end says to the other."""
+
+    OUR_OPEN = "our open"
+    OUR_CLOSE = "our close"
+    PEER_OPEN = "the peer's open"
+    PEER_CLOSE = "the peer's close"
+
+
+_S, _Y = EndpointState, Saying
+
+TRANSITIONS: Final[Mapping[tuple[EndpointState, Saying], EndpointState]] = {
+    (_S.NEW, _Y.OUR_OPEN): _S.OPENING,
+    (_S.NEW, _Y.PEER_OPEN): _S.OFFERED,
+    (_S.OPENING, _Y.PEER_OPEN): _S.ACTIVE,
+    (_S.OPENING, _Y.OUR_CLOSE): _S.ABANDONED,
+    (_S.OFFERED, _Y.OUR_OPEN): _S.ACTIVE,
+    (_S.OFFERED, _Y.PEER_CLOSE): _S.WITHDRAWN,
+    (_S.ACTIVE, _Y.OUR_CLOSE): _S.CLOSING,
+    (_S.ACTIVE, _Y.PEER_CLOSE): _S.CLOSED,
+    (_S.CLOSING, _Y.PEER_CLOSE): _S.ENDED,
+    (_S.ABANDONED, _Y.PEER_OPEN): _S.CLOSING,
+    (_S.WITHDRAWN, _Y.OUR_OPEN): _S.CLOSED,
+    (_S.CLOSED, _Y.OUR_CLOSE): _S.ENDED,
+}
+
+
+def after(state: EndpointState, saying: Saying) -> EndpointState:
+    """Return the state after something was said; what the peer may not say raises AmqpError."""
+    found = TRANSITIONS.get((state, saying))
+    if found is None:
+        assert saying in {Saying.PEER_OPEN, Saying.PEER_CLOSE}, (state, saying)
+        raise AmqpError(
+            f"{saying.value} came while the state was {state.value}",
+            Condition.ILLEGAL_STATE,
+            Scope.CONNECTION,
+        )
+    return found

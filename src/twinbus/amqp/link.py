@@ -1,0 +1,245 @@
+"""What both ends of a link have in common: how it is attached and detached.
+
+The states are those of lifecycle.py. A program calls `accept` or `refuse` for a link that the peer
+wants, `AmqpSession.attach_sender` and `attach_receiver` for its own, and `detach` to end one.
+
+Credit: the receiver grants it, each delivery uses one up. `delivery_count` counts deliveries, and
+credit that was given back, in 32 bits. Links are not resumed: nothing of a link outlives it. So the
+deliveries that a peer says are unsettled when it attaches are none of ours, our attach says so by
+not naming them, and deliveries that the peer resumes are ignored, as the specification wants.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.events import Attached, AttachRequested, LinkDetached
+from twinbus.amqp.lifecycle import EndpointState, Saying, after
+from twinbus.amqp.options import LinkOptions
+from twinbus.amqp.performatives import (
+    SENDER,
+    AttachFrame,
+    Coordinator,
+    DetachFrame,
+    ErrorCondition,
+    Fields,
+    FlowFrame,
+    ReceiverSettleMode,
+    SenderSettleMode,
+    Source,
+    Target,
+    TransferFrame,
+)
+from twinbus.amqp.types import Described
+from twinbus.limits import AMQP_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from twinbus.amqp.receiver_link import ReceiverLink
+    from twinbus.amqp.sender_link import SenderLink
+    from twinbus.amqp.session import AmqpSession
+
+MAX_CREDIT = 2**31 - 1
+_ACTIVE = EndpointState.ACTIVE
+
+
+def error_condition(error: AmqpError) -> ErrorCondition:
+    """Return an error as the peer reads it."""
+    return ErrorCondition(condition=error.condition, description=error.text[:300], info={})
+
+
+class AmqpLink:
+    """What both ends have in common."""
+
+    __slots__ = (
+        "_is_reported",
+        "context",
+        "credit",
+        "delivery_count",
+        "handle",
+        "kept_bytes",
+        "max_message_bytes",
+        "name",
+        "peer",
+        "peer_handle",
+        "rcv_settle_mode",
+        "session",
+        "snd_settle_mode",
+        "state",
+    )
+
+    ROLE: ClassVar[bool]
+
+    def __init__(self, session: "AmqpSession", name: str, handle: int) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        self.peer: AttachFrame | None = None  # what the peer said: source, target, properties ...
+        self.peer_handle: int | None = None
+        self.kept_bytes = 0  # of the peer's attach
+        self.state = EndpointState.NEW
+        self.snd_settle_mode = SenderSettleMode.MIXED
+        self.rcv_settle_mode = ReceiverSettleMode.FIRST
+        self.max_message_bytes = 0  # of messages on this link; 0: no limit
+        self.credit = 0
+        self.delivery_count = session.connection.options.first_number
+        self.context: Any = None  # for the program that drives the connection
+        self._is_reported = False
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether both ends have attached and neither has detached."""
+        return self.state is _ACTIVE
+
+    # -- what a program calls ------------------------------------------------------------------
+
+    def accept(
+        self,
+        *,
+        source: Source | Described | None = None,
+        target: Target | Coordinator | Described | None = None,
+        max_message_bytes: int | None = None,
+        properties: Fields | None = None,
+    ) -> bool:
+        """Answer an AttachRequested event; return whether the link is attached now.
+
+        It is not when the peer has left meanwhile. Source and target are the peer's unless others
+        are given, so that the peer finds its own.
+        """
+        if self.state is not EndpointState.OFFERED:
+            return False
+        assert self.peer is not None
+        if max_message_bytes is None:
+            max_message_bytes = 0 if self.ROLE is SENDER else AMQP_MESSAGE_BYTES
+        options = LinkOptions(
+            source=self.peer.source if source is None else source,
+            target=self.peer.target if target is None else target,
+            snd_settle_mode=self.peer.snd_settle_mode,
+            rcv_settle_mode=self.peer.rcv_settle_mode,
+            max_message_bytes=max_message_bytes,
+            properties=properties,
+        )
+        self.say_attach(options)
+        return self.is_attached
+
+    def refuse(self, error: ErrorCondition) -> None:
+        """Answer an AttachRequested event with an error: attach without termini, then detach."""
+        if self.state is EndpointState.OFFERED:
+            self._refuse(error)
+
+    def detach(self, error: ErrorCondition | None = None, *, is_closed: bool = True) -> None:
+        """End the link; LinkDetached follows when the peer has answered."""
+        if self.state is EndpointState.OFFERED:
+            self._refuse(error)
+        elif self.state in {EndpointState.ACTIVE, EndpointState.OPENING}:
+            self._say_detach(error, is_closed=is_closed)
+
+    # -- what the session calls ----------------------------------------------------------------
+
+    def say_attach(self, options: LinkOptions) -> None:
+        """Send our attach, as a request or as an answer."""
+        self.snd_settle_mode = options.snd_settle_mode
+        self.rcv_settle_mode = options.rcv_settle_mode
+        if self.ROLE is not SENDER:
+            self.max_message_bytes = options.max_message_bytes
+        attach = AttachFrame(
+            name=self.name,
+            handle=self.handle,
+            role=self.ROLE,
+            snd_settle_mode=options.snd_settle_mode,
+            rcv_settle_mode=options.rcv_settle_mode,
+            source=options.source,
+            target=options.target,
+            initial_delivery_count=self.delivery_count if self.ROLE is SENDER else None,
+            max_message_size=options.max_message_bytes,
+            desired_capabilities=options.desired_capabilities,
+            properties=options.properties,
+        )
+        self.state = after(self.state, Saying.OUR_OPEN)
+        self.session.write(attach)
+
+    def take_attach(self, frame: AttachFrame, size: int) -> None:
+        """Take the peer's attach, as a request or as an answer."""
+        self.state = after(self.state, Saying.PEER_OPEN)
+        self.peer, self.peer_handle, self.kept_bytes = frame, frame.handle, size
+        self.note_peer(frame)
+        if self.state is EndpointState.OFFERED:
+            self.session.connection.emit(AttachRequested(self._end()))
+        elif self.state is _ACTIVE:
+            self.snd_settle_mode = frame.snd_settle_mode
+            self.rcv_settle_mode = frame.rcv_settle_mode
+            is_refused = (frame.target if self.ROLE is SENDER else frame.source) is None
+            if not is_refused:  # a detach with the reason follows
+                self.session.connection.emit(Attached(self._end()))
+
+    def take_detach(self, frame: DetachFrame) -> None:
+        """Take the peer's detach, and answer it."""
+        self.state = after(self.state, Saying.PEER_CLOSE)
+        if self.state is EndpointState.WITHDRAWN:
+            self._say_empty_attach()
+        if self.state is EndpointState.CLOSED:
+            self._say_detach(None, is_closed=frame.closed)
+        self._report(frame.error, is_closed=frame.closed)
+        self.session.release(self)
+
+    def fail(self, error: AmqpError) -> None:
+        """End the link because the peer has broken a rule."""
+        condition = error_condition(error)
+        self.detach(condition)
+        self._report(condition)
+
+    def end(self, error: ErrorCondition | None) -> None:
+        """Take note that the session has ended, and the link with it."""
+        self.state = EndpointState.ENDED
+        self.leave()
+        self._report(error)
+
+    def _refuse(self, error: ErrorCondition | None) -> None:
+        self._say_empty_attach()
+        self._say_detach(error)
+
+    def _say_empty_attach(self) -> None:
+        self.state = after(self.state, Saying.OUR_OPEN)
+        self.session.write(
+            AttachFrame(
+                name=self.name,
+                handle=self.handle,
+                role=self.ROLE,
+                initial_delivery_count=self.delivery_count if self.ROLE is SENDER else None,
+            )
+        )
+
+    def _say_detach(self, error: ErrorCondition | None, *, is_closed: bool = True) -> None:
+        self.session.outcomes.flush()
+        self.leave()
+        self.state = after(self.state, Saying.OUR_CLOSE)
+        self.session.write(DetachFrame(handle=self.handle, closed=is_closed, error=error))
+
+    def _report(self, error: ErrorCondition | None, *, is_closed: bool = True) -> None:
+        if not self._is_reported:
+            self._is_reported = True
+            self.session.connection.emit(LinkDetached(self, error, is_closed))
+
+    def _end(self) -> "SenderLink | ReceiverLink":
+        return cast("SenderLink | ReceiverLink", self)
+
+    # -- what the two ends do differently ------------------------------------------------------
+
+    def leave(self) -> None:
+        """Forget the deliveries of a link that ends, and free its name.
+
+        A link that the peer has not answered keeps its name: the answer is still to come.
+        """
+        self.credit = 0
+        if self.peer is not None:
+            self.session.connection.free_name(self)
+
+    def note_peer(self, frame: AttachFrame) -> None:
+        """Take over what the peer's attach says about deliveries."""
+        raise NotImplementedError
+
+    def take_flow(self, frame: FlowFrame) -> None:
+        """Take the peer's view of the link."""
+        raise NotImplementedError
+
+    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+        """Take a delivery, or a part of it."""
+        raise NotImplementedError

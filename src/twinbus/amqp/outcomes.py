@@ -1,0 +1,194 @@
+"""What became of the deliveries of a session: who has settled them, and what is still to be said.
+
+A delivery that we sent is `sent` until the receiver reports an outcome, then `reported` until one
+of the two settles it. So a disposition that is repeated finds nothing, and costs nothing. Outcomes
+that we report are gathered while they are equal and their numbers follow each other; the frame is
+written when the next bytes leave.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp.conditions import AmqpError, Condition, Scope
+from twinbus.amqp.deliveries import MASK, UnsettledDeliveries, distance, unwrapped
+from twinbus.amqp.encoder import write_boolean, write_compound, write_uint
+from twinbus.amqp.events import DeliveriesSettled, OutcomeReported
+from twinbus.amqp.performatives import RECEIVER, DeliveryState, DispositionFrame, Received
+from twinbus.amqp.receiver_link import ReceiverLink
+from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.transfers import state_bytes
+
+if TYPE_CHECKING:
+    from twinbus.amqp.session import AmqpSession
+
+
+@dataclass(slots=True)
+class GatheredOutcome:
+    """A disposition that may still grow."""
+
+    role: bool
+    first: int
+    last: int
+    is_settled: bool
+    state: DeliveryState | None
+
+
+class Outcomes:
+    """The deliveries of a session that are not settled, in both directions."""
+
+    __slots__ = ("_gathered", "_last_received", "_received", "_reported", "_sent", "_session")
+
+    def __init__(self, session: "AmqpSession") -> None:
+        self._session = session
+        self._received: UnsettledDeliveries[ReceiverLink] = UnsettledDeliveries()
+        self._last_received: int | None = None
+        self._sent: UnsettledDeliveries[SenderLink] = UnsettledDeliveries()
+        self._reported: UnsettledDeliveries[SenderLink] = UnsettledDeliveries()
+        self._gathered: GatheredOutcome | None = None
+
+    # -- what links call -----------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more delivery may be sent unsettled."""
+        return len(self._sent) + len(self._reported) < self._max_unsettled
+
+    @property
+    def _max_unsettled(self) -> int:
+        return self._session.connection.options.max_unsettled
+
+    def add_sent(self, number: int, link: SenderLink) -> None:
+        """Note a delivery that is sent unsettled."""
+        self._sent.add(number, link)
+
+    def forget_sent(self, number: int) -> None:
+        """Forget a delivery that we sent."""
+        if self._sent.take(number) is None:
+            self._reported.take(number)
+
+    def number_received(self, delivery_id: int) -> int:
+        """Return the number of a delivery that begins to arrive; delivery-ids must ascend."""
+        last = self._last_received
+        number = delivery_id if last is None else unwrapped(delivery_id, last)
+        if last is not None and number <= last:
+            raise AmqpError(
+                f"the delivery-id {delivery_id} does not follow {last & MASK}",
+                Condition.INVALID_FIELD,
+                Scope.SESSION,
+            )
+        self._last_received = number
+        return number
+
+    def add_received(self, number: int, link: ReceiverLink) -> None:
+        """Note a delivery that has arrived unsettled."""
+        if len(self._received) >= self._max_unsettled:
+            raise AmqpError(
+                f"{len(self._received)} deliveries of the session are unsettled; wait for outcomes",
+                Condition.RESOURCE_LIMIT_EXCEEDED,
+                Scope.SESSION,
+            )
+        self._received.add(number, link)
+
+    def forget_received(self, number: int) -> None:
+        """Forget a delivery that we received."""
+        self._received.take(number)
+
+    def report(
+        self,
+        role: bool,  # noqa: FBT001 - as on the wire
+        number: int,
+        state: DeliveryState | None,
+        *,
+        is_settled: bool,
+    ) -> None:
+        """Report the state of a delivery; it leaves together with others of the same state."""
+        gathered = self._gathered
+        if gathered is not None:
+            if (
+                number == gathered.last + 1
+                and role is gathered.role
+                and is_settled is gathered.is_settled
+                and (state is gathered.state or state == gathered.state)
+            ):
+                gathered.last = number
+                return
+            self.flush()
+        self._gathered = GatheredOutcome(role, number, number, is_settled, state)
+        self._session.connection.note_unflushed(self._session)
+
+    def flush(self) -> None:
+        """Write the disposition that was gathered."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is None:
+            return
+        content = b"%b%b%b%b%b" % (
+            write_boolean(gathered.role),
+            write_uint(gathered.first & MASK),
+            write_uint(gathered.last & MASK),
+            write_boolean(gathered.is_settled),
+            b"\x40" if gathered.state is None else state_bytes(gathered.state),
+        )
+        body = b"\x00\x53\x15" + write_compound(0xC0, 5, content)
+        self._session.connection.write_body(self._session.channel, body)
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def take(self, frame: DispositionFrame) -> None:
+        """Take what the peer says about deliveries."""
+        first = frame.first
+        length = 0 if frame.last is None else distance(frame.last, first)
+        if length < 0:
+            raise AmqpError(
+                f"a disposition goes from {first} back to {frame.last}",
+                Condition.INVALID_FIELD,
+                Scope.SESSION,
+            )
+        if frame.role is RECEIVER:
+            number = unwrapped(first, self._session.transfers.next_number)
+            self._take_outcome(frame, number, number + length)
+        elif frame.settled and self._last_received is not None:
+            number = unwrapped(first, self._last_received)
+            self._take_settled(number, number + length)
+
+    def _take_outcome(self, frame: DispositionFrame, first: int, last: int) -> None:
+        """Take what a receiver says about deliveries that we sent."""
+        state, is_settled = frame.state, frame.settled
+        if not is_settled and (state is None or isinstance(state, Received)):
+            return  # the delivery goes on
+        if first == last:
+            link = self._sent.take(first)
+            if link is None and is_settled:
+                link = self._reported.take(first)
+            found = [] if link is None else [(first, link)]
+        else:
+            found = self._sent.take_range(first, last)
+            if is_settled:
+                found += self._reported.take_range(first, last)
+                found.sort(key=lambda pair: pair[0])
+        if not is_settled:
+            for number, link in found:
+                self._reported.add(number, link)
+        for link, numbers in _by_link(found).items():
+            tags = link.unsettled
+            deliveries = [
+                (number, tags.pop(number) if is_settled else tags[number]) for number in numbers
+            ]
+            self._session.connection.emit(OutcomeReported(link, deliveries, state, is_settled))
+
+    def _take_settled(self, first: int, last: int) -> None:
+        """Take what a sender says about deliveries that we received."""
+        for link, numbers in _by_link(self._received.take_range(first, last)).items():
+            for number in numbers:
+                del link.unsettled[number]
+            self._session.connection.emit(DeliveriesSettled(link, numbers))
+
+
+def _by_link(found: list[tuple[int, Any]]) -> Mapping[Any, list[int]]:
+    """Return the numbers of deliveries by link."""
+    if len(found) == 1:
+        return {found[0][1]: [found[0][0]]}
+    grouped: dict[Any, list[int]] = {}
+    for number, link in found:
+        grouped.setdefault(link, []).append(number)
+    return grouped

@@ -1,0 +1,164 @@
+"""Authentication by SASL, both sides as state machines: frames in, frames out.
+
+    server             takes             becomes
+    OFFERING           init              DONE, or CHALLENGING when PLAIN brings no credentials yet
+    CHALLENGING        response          DONE
+
+    client             takes             becomes
+    CHOOSING           mechanisms        ANSWERING
+    ANSWERING          outcome           DONE
+
+A frame that is not in the table is an error of the peer. ANONYMOUS, EXTERNAL and MSSBCBS (which
+.NET clients of Service Bus choose; it is followed by tokens like ANONYMOUS) need no password. A
+server has one function that decides about credentials, and a client has one try.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from twinbus.amqp.composites import Composite
+from twinbus.amqp.conditions import AmqpError, Condition
+from twinbus.amqp.performatives import (
+    SaslChallenge,
+    SaslCode,
+    SaslInit,
+    SaslMechanisms,
+    SaslOutcome,
+    SaslResponse,
+)
+from twinbus.errors import InvalidArgumentError
+
+ANONYMOUS: Final = "ANONYMOUS"
+PLAIN: Final = "PLAIN"
+EXTERNAL: Final = "EXTERNAL"
+MSSBCBS: Final = "MSSBCBS"
+MECHANISMS: Final = (MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
+
+
+@dataclass(frozen=True, slots=True)
+class SaslCredentials:
+    """What a client presents."""
+
+    mechanism: str
+    hostname: str | None = None
+    identity: str = ""  # who is authenticated; what ANONYMOUS and EXTERNAL clients say is a hint
+    password: str = field(default="", repr=False)
+    acts_for: str = ""  # whom the client wants to act for (PLAIN)
+
+
+Authenticate = Callable[[SaslCredentials], bool]
+
+
+class SaslState(Enum):
+    """Where an authentication stands; see the module docstring."""
+
+    OFFERING = "offering"
+    CHALLENGING = "challenging"
+    CHOOSING = "choosing"
+    ANSWERING = "answering"
+    DONE = "done"
+
+
+class SaslServer:
+    """Authenticates one client."""
+
+    def __init__(self, mechanisms: Sequence[str], authenticate: Authenticate) -> None:
+        unknown = set(mechanisms) - set(MECHANISMS)
+        if unknown or not mechanisms:
+            raise InvalidArgumentError(
+                f"SASL mechanisms are some of {', '.join(MECHANISMS)}, not {list(mechanisms)}"
+            )
+        self._mechanisms = tuple(mechanisms)
+        self._authenticate = authenticate
+        self._init: SaslInit | None = None
+        self.state = SaslState.OFFERING
+        self.credentials: SaslCredentials | None = None  # of a client that was let in
+
+    def begin(self) -> SaslMechanisms:
+        """Return the offer that a server begins with."""
+        return SaslMechanisms(sasl_server_mechanisms=self._mechanisms)
+
+    def take(self, frame: Composite) -> SaslChallenge | SaslOutcome:
+        """Take a frame of the client; return the answer."""
+        if self.state is SaslState.OFFERING and isinstance(frame, SaslInit):
+            if (
+                frame.mechanism == PLAIN
+                and not frame.initial_response
+                and PLAIN in self._mechanisms
+            ):
+                self._init, self.state = frame, SaslState.CHALLENGING
+                return SaslChallenge(challenge=b"")
+            return self._decide(frame, frame.initial_response or b"")
+        if self.state is SaslState.CHALLENGING and isinstance(frame, SaslResponse):
+            assert self._init is not None
+            return self._decide(self._init, frame.response)
+        raise _unexpected(frame, self.state)
+
+    def _decide(self, init: SaslInit, response: bytes) -> SaslOutcome:
+        self.state = SaslState.DONE
+        credentials = _credentials(init, response) if init.mechanism in self._mechanisms else None
+        if credentials is None or not self._authenticate(credentials):
+            return SaslOutcome(code=SaslCode.AUTH)
+        self.credentials = credentials
+        return SaslOutcome(code=SaslCode.OK)
+
+
+def _credentials(init: SaslInit, response: bytes) -> SaslCredentials | None:
+    """Return what a client presents; None if it is malformed."""
+    try:
+        text = response.decode()
+    except UnicodeDecodeError:
+        return None
+    if init.mechanism != PLAIN:
+        return SaslCredentials(init.mechanism, init.hostname, identity=text)
+    parts = text.split("\0")
+    if len(parts) != 3:
+        return None
+    acts_for, identity, password = parts
+    return SaslCredentials(PLAIN, init.hostname, identity, password, acts_for)
+
+
+class SaslClient:
+    """Presents credentials to a server."""
+
+    def __init__(self, credentials: SaslCredentials) -> None:
+        if credentials.mechanism not in MECHANISMS:
+            raise InvalidArgumentError(
+                f"{credentials.mechanism!r} is not one of {', '.join(MECHANISMS)}"
+            )
+        self._credentials = credentials
+        self.state = SaslState.CHOOSING
+        self.outcome: SaslCode | None = None
+
+    def take(self, frame: Composite) -> SaslInit | None:
+        """Take a frame of the server; return the answer, if it needs one."""
+        if self.state is SaslState.CHOOSING and isinstance(frame, SaslMechanisms):
+            self.state = SaslState.ANSWERING
+            return self._choose(frame.sasl_server_mechanisms)
+        if self.state is SaslState.ANSWERING and isinstance(frame, SaslOutcome):
+            self.state, self.outcome = SaslState.DONE, frame.code
+            return None
+        raise _unexpected(frame, self.state)
+
+    def _choose(self, offered: Sequence[str]) -> SaslInit:
+        mine = self._credentials
+        if mine.mechanism not in offered:
+            raise AmqpError(
+                f"the server offers SASL {', '.join(offered) or 'nothing':.200}, and this client "
+                f"has credentials for {mine.mechanism}",
+                Condition.UNAUTHORIZED_ACCESS,
+            )
+        text = mine.identity
+        if mine.mechanism == PLAIN:
+            text = f"{mine.acts_for}\0{mine.identity}\0{mine.password}"
+        return SaslInit(
+            mechanism=mine.mechanism, initial_response=text.encode(), hostname=mine.hostname
+        )
+
+
+def _unexpected(frame: Composite, state: SaslState) -> AmqpError:
+    return AmqpError(
+        f"{frame.NAME} came while authentication was {state.value}", Condition.ILLEGAL_STATE
+    )

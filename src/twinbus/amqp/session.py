@@ -1,0 +1,356 @@
+"""A session: links share its windows, its numbering of deliveries, and its dispositions.
+
+Windows count transfer frames. Our own window opens again when bytes leave for the peer, so a peer
+that sends without reading runs into it; what bounds a sender otherwise is the credit of its link.
+transfers.py keeps to the window of the peer, outcomes.py knows what is unsettled.
+
+Whatever arrives is about a link that exists, a window that has room, or a delivery that is known;
+else the session ends with an error. When we have ended it, what arrives is dropped until the peer
+answers.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from twinbus.amqp.conditions import AmqpError, Condition, Scope
+from twinbus.amqp.deliveries import MASK
+from twinbus.amqp.events import SessionBegun, SessionEnded, WindowOpened
+from twinbus.amqp.lifecycle import EndpointState, Saying, after
+from twinbus.amqp.link import AmqpLink, error_condition
+from twinbus.amqp.options import LinkOptions
+from twinbus.amqp.outcomes import Outcomes
+from twinbus.amqp.performatives import (
+    RECEIVER,
+    AttachFrame,
+    BeginFrame,
+    DetachFrame,
+    DispositionFrame,
+    EndFrame,
+    ErrorCondition,
+    FlowFrame,
+    TransferFrame,
+)
+from twinbus.amqp.receiver_link import ReceiverLink
+from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.transfers import OutgoingTransfers
+from twinbus.errors import InvalidOperationError
+from twinbus.limits import AMQP_OUTGOING_WINDOW, MAX_AMQP_KEPT_BYTES
+
+if TYPE_CHECKING:
+    from twinbus.amqp.composites import Composite
+    from twinbus.amqp.connection import AmqpConnection
+
+_ACTIVE = EndpointState.ACTIVE
+
+
+class AmqpSession:
+    """One session of a connection."""
+
+    __slots__ = (
+        "_by_peer_handle",
+        "_incoming_window",
+        "_links",
+        "_next_incoming_id",
+        "channel",
+        "connection",
+        "outcomes",
+        "peer",
+        "peer_channel",
+        "state",
+        "transfers",
+    )
+
+    def __init__(self, connection: "AmqpConnection", channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.peer: BeginFrame | None = None
+        self.peer_channel: int | None = None
+        self.state = EndpointState.NEW
+        self._links: dict[int, AmqpLink] = {}  # by our handle
+        self._by_peer_handle: dict[int, AmqpLink] = {}
+        self._incoming_window = connection.options.incoming_window
+        self._next_incoming_id = 0
+        self.transfers = OutgoingTransfers(connection, channel)
+        self.outcomes = Outcomes(self)
+
+    # -- what a program calls ------------------------------------------------------------------
+
+    @property
+    def links(self) -> Iterator[AmqpLink]:
+        """The links that have not ended."""
+        return iter(tuple(self._links.values()))
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the session takes a transfer now."""
+        return self.transfers.may_send and self.outcomes.has_room
+
+    def attach_sender(self, name: str, options: LinkOptions) -> SenderLink:
+        """Ask for a link that we send on; Attached or LinkDetached follows."""
+        link = SenderLink(self, name, self._free_handle())
+        self._add(link)
+        link.say_attach(options)
+        return link
+
+    def attach_receiver(self, name: str, options: LinkOptions) -> ReceiverLink:
+        """Ask for a link that we receive on; Attached or LinkDetached follows."""
+        link = ReceiverLink(self, name, self._free_handle())
+        self._add(link)
+        link.say_attach(options)
+        return link
+
+    def end(self, error: ErrorCondition | None = None) -> None:
+        """End the session; SessionEnded follows when the peer has answered."""
+        if self.state in {EndpointState.ACTIVE, EndpointState.OPENING}:
+            self.leave()
+            self.state = after(self.state, Saying.OUR_CLOSE)
+            self.write(EndFrame(error=error))
+
+    # -- beginning and ending ------------------------------------------------------------------
+
+    def say_begin(self) -> None:
+        """Send our begin, as a request or as an answer."""
+        self.state = after(self.state, Saying.OUR_OPEN)
+        self.write(
+            BeginFrame(
+                remote_channel=self.peer_channel,
+                next_outgoing_id=self.transfers.next_id,
+                incoming_window=self._incoming_window,
+                outgoing_window=AMQP_OUTGOING_WINDOW,
+                handle_max=self.connection.options.max_session_links - 1,
+            )
+        )
+
+    def take_begin(self, frame: BeginFrame, channel: int) -> None:
+        """Take the peer's begin, as a request or as an answer."""
+        self.state = after(self.state, Saying.PEER_OPEN)
+        self.peer, self.peer_channel = frame, channel
+        self._next_incoming_id = frame.next_outgoing_id
+        self.transfers.open_window(frame.incoming_window)
+        if self.state is EndpointState.OFFERED:
+            self.say_begin()
+        if self.state is _ACTIVE:
+            self.connection.emit(SessionBegun(self))
+
+    def leave(self) -> None:
+        """Say what is still to be said, and forget the deliveries: the end comes next."""
+        self.outcomes.flush()
+        for link in self.links:
+            link.leave()
+
+    def _take_end(self, frame: EndFrame) -> None:
+        self.state = after(self.state, Saying.PEER_CLOSE)
+        if self.state is EndpointState.CLOSED:
+            self.outcomes.flush()
+            self.state = after(self.state, Saying.OUR_CLOSE)
+            self.write(EndFrame())
+        self.terminate(frame.error)
+
+    def _fail(self, error: AmqpError) -> None:
+        """End the session because the peer has broken a rule."""
+        self.end(error_condition(error))
+        for link in self.links:
+            link.end(error_condition(error))
+
+    def terminate(self, error: ErrorCondition | None) -> None:
+        """Take note that the session is over: by both ends, or with its connection."""
+        self.state = EndpointState.ENDED
+        for link in self.links:
+            link.end(error)
+            self.release(link)
+        self.connection.release(self)
+        self.connection.emit(SessionEnded(self, error))
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def _free_handle(self) -> int:
+        if self.state not in {EndpointState.ACTIVE, EndpointState.OPENING}:
+            raise InvalidOperationError(
+                f"the session is {self.state.value}; begin another one for new links"
+            )
+        handle = 0
+        while handle in self._links:
+            handle += 1
+        if self.peer is not None and handle > self.peer.handle_max:
+            raise InvalidOperationError(
+                f"the peer takes no more than {self.peer.handle_max + 1} links in a session; "
+                "begin another one"
+            )
+        return handle
+
+    def _add(self, link: AmqpLink) -> None:
+        self.connection.take_name(link)
+        self.connection.link_count += 1
+        self._links[link.handle] = link
+
+    def _take_attach(self, frame: AttachFrame, size: int) -> None:
+        highest = self.connection.options.max_session_links - 1
+        if frame.handle > highest:
+            raise AmqpError(
+                f"attach uses the handle {frame.handle}; the highest is {highest}",
+                Condition.FRAMING_ERROR,
+            )
+        if frame.handle in self._by_peer_handle:
+            raise AmqpError(
+                f"attach uses the handle {frame.handle}, which is in use",
+                Condition.HANDLE_IN_USE,
+                Scope.SESSION,
+            )
+        link = self.connection.link_named(frame.name, not frame.role)
+        if link is not None and (link.session is not self or link.peer is not None):
+            text = f"the peer has attached the link {frame.name!r:.80} once more"
+            link.fail(AmqpError(text, Condition.STOLEN, Scope.LINK))
+            self.connection.free_name(link)
+            link = None
+        if link is None:
+            link = self._offered(frame, size)
+        self._by_peer_handle[frame.handle] = link
+        self.connection.kept_bytes += size
+        link.take_attach(frame, size)
+
+    def _offered(self, frame: AttachFrame, size: int) -> AmqpLink:
+        """Return a new link that the peer asks for."""
+        connection = self.connection
+        if (
+            connection.link_count >= connection.options.max_links
+            or connection.kept_bytes + size > MAX_AMQP_KEPT_BYTES
+        ):
+            raise AmqpError(
+                f"the connection has {connection.link_count} links, as many as it may have",
+                Condition.RESOURCE_LIMIT_EXCEEDED,
+                Scope.SESSION,
+            )
+        try:
+            handle = self._free_handle()
+        except InvalidOperationError as error:
+            raise AmqpError(error.text, Condition.RESOURCE_LIMIT_EXCEEDED, Scope.SESSION) from error
+        kind = SenderLink if frame.role is RECEIVER else ReceiverLink
+        link = kind(self, frame.name, handle)
+        self._add(link)
+        return link
+
+    def release(self, link: AmqpLink) -> None:
+        """Free the handles of a link that has ended."""
+        if self._links.pop(link.handle, None) is None:
+            return
+        self.connection.free_name(link)
+        self.connection.link_count -= 1
+        if link.peer_handle is not None:
+            del self._by_peer_handle[link.peer_handle]
+            self.connection.kept_bytes -= link.kept_bytes
+
+    # -- what arrives --------------------------------------------------------------------------
+
+    def take(self, frame: "Composite", size: int) -> None:
+        """Take a frame that carries no message."""
+        if isinstance(frame, EndFrame):
+            self._take_end(frame)
+            return
+        if self.state is not _ACTIVE:
+            return  # we have ended the session; the peer had not read that yet
+        try:
+            if isinstance(frame, DispositionFrame):
+                self.outcomes.take(frame)
+            elif isinstance(frame, FlowFrame):
+                self._take_flow(frame)
+            elif isinstance(frame, AttachFrame):
+                self._take_attach(frame, size)
+            elif isinstance(frame, DetachFrame):
+                self._linked(frame.handle).take_detach(frame)
+            else:
+                _refuse(frame)
+        except AmqpError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            self._fail(error)
+
+    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+        """Take a frame that carries a message, or a part of it."""
+        if self.state is not _ACTIVE:
+            return  # we have ended the session; the peer had not read that yet
+        link: AmqpLink | None = None
+        try:
+            self._use_window()
+            link = self._linked(frame.handle)
+            link.take_transfer(frame, payload)
+        except AmqpError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            if error.scope is Scope.SESSION or link is None:
+                self._fail(error)
+                return
+            link.fail(error)
+        if self._is_window_low:
+            self.connection.note_unflushed(self)
+
+    @property
+    def _is_window_low(self) -> bool:
+        return self._incoming_window * 2 <= self.connection.options.incoming_window
+
+    def flush(self) -> None:
+        """Write what was left for the moment when bytes leave: an outcome, an opened window."""
+        self.outcomes.flush()
+        if self._is_window_low and self.state is _ACTIVE:
+            self._incoming_window = self.connection.options.incoming_window
+            self.say_flow()
+
+    def _use_window(self) -> None:
+        if not self._incoming_window:
+            raise AmqpError(
+                "a transfer came beyond the incoming window",
+                Condition.WINDOW_VIOLATION,
+                Scope.SESSION,
+            )
+        self._incoming_window -= 1
+        self._next_incoming_id = (self._next_incoming_id + 1) & MASK
+
+    def _linked(self, handle: int) -> AmqpLink:
+        link = self._by_peer_handle.get(handle)
+        if link is None:
+            raise AmqpError(
+                f"no link has the handle {handle}", Condition.UNATTACHED_HANDLE, Scope.SESSION
+            )
+        return link
+
+    # -- flow ----------------------------------------------------------------------------------
+
+    def say_flow(self, **link_fields: Any) -> None:
+        """Send the state of the session, and of a link."""
+        self.write(
+            FlowFrame(
+                next_incoming_id=self._next_incoming_id,
+                incoming_window=self._incoming_window,
+                next_outgoing_id=self.transfers.next_id,
+                outgoing_window=AMQP_OUTGOING_WINDOW,
+                **link_fields,
+            )
+        )
+
+    def _take_flow(self, frame: FlowFrame) -> None:
+        transfers = self.transfers
+        could_send = transfers.may_send
+        seen = frame.next_incoming_id
+        if seen is None:  # the peer had not read our begin
+            seen = self.connection.options.first_number
+        unsent = transfers.open_window(frame.incoming_window, seen)
+        if unsent:
+            raise AmqpError(
+                f"flow says that {unsent} transfers arrived which were not sent",
+                Condition.INVALID_FIELD,
+                Scope.SESSION,
+            )
+        self._next_incoming_id = frame.next_outgoing_id
+        if frame.handle is not None:
+            self._linked(frame.handle).take_flow(frame)
+        elif frame.echo:
+            self.say_flow()
+        if transfers.may_send and not could_send:
+            self.connection.emit(WindowOpened(self))
+
+    def write(self, frame: "Composite") -> None:
+        """Send a frame on the channel of this session."""
+        self.connection.write(self.channel, frame)
+
+
+def _refuse(frame: "Composite") -> None:
+    raise AmqpError(f"{frame.NAME} cannot come on the channel of a session", Condition.NOT_ALLOWED)

@@ -1,0 +1,167 @@
+"""How a session sends deliveries: as one frame or as several, never beyond the peer's window.
+
+At most one delivery waits for the window to open, and nothing is sent past it: so a peer that does
+not read makes nothing grow here. Transfers are written by hand and not by their row of the table,
+because everything that is sent passes here.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from twinbus.amqp.decoder import Buffer
+from twinbus.amqp.deliveries import MASK, distance
+from twinbus.amqp.encoder import encode, write_binary, write_boolean, write_compound, write_uint
+from twinbus.amqp.frames import FRAME_HEAD_BYTES, pack_head
+from twinbus.amqp.performatives import ACCEPTED, DeliveryState
+from twinbus.amqp.sender_link import SenderLink
+from twinbus.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from twinbus.amqp.connection import AmqpConnection
+
+_MAX_WINDOW = 2**31 - 1
+_OVERHEAD = FRAME_HEAD_BYTES + 16  # of a transfer beside its fields: heads, and one flag
+_ACCEPTED_BYTES = ACCEPTED.encode()
+_NO_STATE_BUT_ABORTED = b"\x40\x40\x42\x41"  # the fields behind `more`: ..., resume, aborted
+
+
+@dataclass(slots=True)
+class WaitingDelivery:
+    """A delivery of which frames wait for the peer's window."""
+
+    link: SenderLink
+    number: int
+    fields: bytes  # of its transfers, up to the flag whether more will follow
+    rest: bytes  # the fields behind that flag
+    count: int  # of all fields
+    payload: memoryview
+
+
+class OutgoingTransfers:
+    """The outgoing half of a session."""
+
+    __slots__ = ("_channel", "_connection", "_waiting", "next_id", "next_number", "peer_window")
+
+    def __init__(self, connection: "AmqpConnection", channel: int) -> None:
+        self._connection = connection
+        self._channel = channel
+        self._waiting: WaitingDelivery | None = None
+        self.next_id = connection.options.first_number  # of a transfer, in 32 bits
+        self.next_number = connection.options.first_number  # of a delivery
+        self.peer_window = 0  # transfers that the peer takes
+
+    @property
+    def may_send(self) -> bool:
+        """Whether the peer takes a transfer now, and none waits."""
+        return self.peer_window > 0 and self._waiting is None
+
+    def open_window(self, window: int, seen: int | None = None) -> int:
+        """Take the window of the peer; return how many transfers it saw that were not sent.
+
+        `seen` is the id of the transfer that the peer expects next.
+        """
+        ahead = 0 if seen is None else distance(seen, self.next_id)
+        if ahead <= 0:
+            self.peer_window = max(0, min(ahead + window, _MAX_WINDOW))
+            self._pump()
+        return max(ahead, 0)
+
+    def send(  # noqa: PLR0913 - the parts of a transfer, in the hot path
+        self,
+        link: SenderLink,
+        payload: Buffer | list[Buffer],
+        size: int,
+        tag: bytes | None,
+        message_format: int,
+        *,
+        is_settled: bool,
+        state: DeliveryState | None,
+    ) -> int:
+        """Send a delivery; return its number."""
+        number = self.next_number
+        wire_number = number & MASK
+        if tag is None:
+            tag = wire_number.to_bytes(4)
+        fields = b"%b%b%b%b%b" % (
+            link.handle_bytes,
+            write_uint(wire_number),
+            write_binary(tag),
+            write_uint(message_format),
+            b"\x41" if is_settled else b"\x42",
+        )
+        rest, count = (b"", 6) if state is None else (b"\x40" + state_bytes(state), 8)
+        room = self._connection.peer_frame_bytes - _OVERHEAD - len(fields) - len(rest)
+        if room <= 0:
+            raise InvalidArgumentError(
+                f"the state of the delivery takes {len(rest)} bytes, and a frame of the peer "
+                f"{self._connection.peer_frame_bytes}"
+            )
+        self.next_number = number + 1
+        if not is_settled:
+            link.session.outcomes.add_sent(number, link)
+            link.unsettled[number] = tag
+        if size <= room:
+            self._write(fields, rest, count, payload, size)
+        else:
+            whole = memoryview(b"".join(payload) if isinstance(payload, list) else payload)
+            self._waiting = WaitingDelivery(link, number, fields, rest, count, whole)
+            self._pump()
+        return number
+
+    def _write(
+        self,
+        fields: bytes,
+        rest: bytes,
+        count: int,
+        payload: Buffer | list[Buffer],
+        size: int,
+        *,
+        has_more: bool = False,
+    ) -> None:
+        if has_more or rest:
+            fields = fields + write_boolean(has_more) + rest
+        else:
+            count -= 1
+        head = b"\x00\x53\x14" + write_compound(0xC0, count, fields)
+        length = FRAME_HEAD_BYTES + len(head) + size
+        self.next_id = (self.next_id + 1) & MASK
+        self.peer_window -= 1
+        head = pack_head(length, 2, 0, self._channel) + head
+        self._connection.write_buffers(head, payload, length)
+
+    def _pump(self) -> None:
+        """Send frames of the delivery that waits, as far as the peer's window goes."""
+        while (waiting := self._waiting) is not None and self.peer_window > 0:
+            overhead = _OVERHEAD + len(waiting.fields) + len(waiting.rest)
+            room = self._connection.peer_frame_bytes - overhead
+            piece, waiting.payload = waiting.payload[:room], waiting.payload[room:]
+            has_more = bool(waiting.payload)
+            if not has_more:
+                self._waiting = None
+            self._write(
+                waiting.fields, waiting.rest, waiting.count, piece, len(piece), has_more=has_more
+            )
+
+    def abort(self, link: SenderLink, number: int) -> bool:
+        """Abort the delivery that waits, if it is this one."""
+        waiting = self._waiting
+        if waiting is None or waiting.link is not link or waiting.number != number:
+            return False
+        if waiting.rest == _NO_STATE_BUT_ABORTED:
+            return False
+        waiting.rest, waiting.count = _NO_STATE_BUT_ABORTED, 10
+        waiting.payload = memoryview(b"")
+        if link.unsettled.pop(number, None) is not None:  # an aborted delivery is settled
+            link.session.outcomes.forget_sent(number)
+        self._pump()
+        return True
+
+    def forget(self, link: SenderLink) -> None:
+        """Drop what waits of a link that ends."""
+        if self._waiting is not None and self._waiting.link is link:
+            self._waiting = None
+
+
+def state_bytes(state: DeliveryState) -> bytes:
+    """Return an encoded delivery state."""
+    return _ACCEPTED_BYTES if state is ACCEPTED else encode(state)
