@@ -288,6 +288,9 @@ SERVER_READ_BYTES: Final = 128 * 1024  # by a server; a flood of small requests 
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
 QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there
 DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
+BURST_BYTES: Final = 4 * 1024 * 1024  # read and written: less leaves little free memory behind
+QUIET_TICK_BYTES: Final = 1024 * 1024  # read and written in a tick of a server: a burst is over
+RELEASE_INTERVAL_US: Final = 60 * SECOND_US  # between releases of free memory, if never quiet
 GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
 
 # AMQP

@@ -320,6 +320,7 @@ class SimulatedDoor:
         self.orphaned: list[tuple[ServerRequest, Any]] = []  # locks that must be given back
         self.connections: list[ObservedConnection] = []
         self.refusals = 0
+        self.moved_bytes = 0
         self._keys_version = namespace.keys.version
         self._replying: dict[ObservedConnection, None] = {}
         self._next_tick = 0

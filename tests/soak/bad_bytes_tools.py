@@ -38,6 +38,8 @@ QUEUE, POISON, LARGE = "orders", "poison", "large"
 SEND = {"$": "Send", "path": QUEUE, "origin": None}
 HANG_UP = 0  # stands for the request id of a goodbye, which has none
 BROKEN = (OSError,)
+_CALM_KB = 1024  # a server that gives back less is done with it
+_CALM_LOOKS = 15  # in a row, 0.2 s apart
 _COMMANDS = {row.kind: row.command for row in ROWS}
 
 
@@ -249,17 +251,27 @@ class Target:
         return self._standing
 
     def let_go(self) -> Footprint:
-        """Let go of everything; measure the server when it has noticed."""
+        """Let go of everything; measure the server when it has noticed.
+
+        A second without large requests passes before it returns free memory: wait for three.
+        """
         self.stand_anew()
         while self.held:
             self.held.pop()()
-        before = self.server.footprint()
-        for _ in range(50):
+        before, calm = self.server.footprint(), 0
+        for _ in range(100):
             time.sleep(0.2)
             now = self.server.footprint()
-            if now.descriptors >= before.descriptors and now.threads >= before.threads:
-                return now
+            calm += 1
+            if (
+                now.descriptors < before.descriptors
+                or now.threads < before.threads
+                or now.memory_kb < before.memory_kb - _CALM_KB
+            ):
+                calm = 0
             before = now
+            if calm == _CALM_LOOKS:
+                break
         return before
 
     def stand_anew(self) -> None:

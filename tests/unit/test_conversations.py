@@ -502,6 +502,40 @@ def test_the_bookkeeping_of_a_conversation_returns_to_zero() -> None:
     assert conversation._fetching == conversation._unanswered == conversation.unread_bytes == 0
 
 
+def test_a_reply_that_has_left_is_not_kept_while_later_ones_are_unread() -> None:
+    server = Server()
+    server.receive(asked(1, SOON) + asked(2, SOON))
+    server.deliver(server.at_broker[0], LOCKED)
+    server.deliver(server.at_broker[0], LOCKED)
+    size = len(b"".join(server.conversation.take_outgoing()))
+    server.conversation.note_buffered(size // 2 + 1)  # a byte of the first has not left
+    assert len(server.conversation._unsent) == 2
+    server.conversation.note_buffered(size // 2)
+    assert [request.number for _, request, _ in server.conversation._unsent] == [2]
+    server.apply(server.conversation.lose())
+    assert [type(command) for command in server.undone] == [c.Settle]
+
+
+def test_replies_that_hold_no_locks_are_not_kept() -> None:
+    server = Server()
+    server.receive(asked(1, PEEK) + asked(2, SEND))
+    server.deliver(server.at_broker[0], LOCKED)
+    server.deliver(server.at_broker[0], c.SendReceipt([1]))
+    assert not server.conversation._unsent
+
+
+def test_a_conversation_without_a_connection_keeps_no_bytes() -> None:
+    server = Server()
+    server.receive(asked(1, PEEK) + asked(2, SEND)[:-1])
+    server.deliver(server.at_broker[0], LOCKED)
+    assert server.conversation.unread_bytes
+    assert server.conversation.incomplete_bytes
+    server.conversation.lose()
+    assert not server.conversation.unread_bytes
+    assert not server.conversation.has_outgoing
+    assert not server.conversation.incomplete_bytes
+
+
 # -- tokens and keys -------------------------------------------------------------------------------
 
 

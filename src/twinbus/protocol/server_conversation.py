@@ -12,14 +12,18 @@ The driver (server/native.py, or a simulation) hands in what it has read, hands 
 
 Memory is bounded: a client that does not read its replies gets no more (credit), one that sends
 faster than the broker works is read no further (`may_read`), and an incomplete frame must go on.
+A conversation keeps no reply that has left. When the connection is gone it keeps nothing large: it
+is part of a reference cycle, which Python frees much later.
 A token is checked when it is presented, with every request, and for requests that wait also when it
 expires or its key changes. Locks that a client never heard of are given back.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
+from operator import itemgetter
 from typing import Any, Protocol
 
 from twinbus.clock import to_us
@@ -49,7 +53,7 @@ from twinbus.limits import (
 from twinbus.protocol.access import Admission, Principal
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import largest_reply, size_of, undo_of, waits
+from twinbus.protocol.table import holds_locks, largest_reply, size_of, undo_of, waits
 from twinbus.protocol.wire import (
     MAGIC,
     Buffers,
@@ -171,7 +175,9 @@ class ServerConversation:
         self._unanswered = 0  # bytes that open requests brought
         self._outgoing: Buffers = []
         self._outgoing_bytes = 0
-        self._unsent: list[tuple[ServerRequest, Any]] = []  # replies that may not have left
+        self._queued_bytes = 0  # of everything that was to be written so far
+        # Replies with locks that may not have left, each with `_queued_bytes` behind its last byte.
+        self._unsent: list[tuple[int, ServerRequest, Any]] = []
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -380,8 +386,8 @@ class ServerConversation:
         except MessagingError as unsendable:
             self._queue(encode_reply(request.number, unsendable))
             return undo_request(request, value)
-        if not isinstance(value, MessagingError):
-            self._unsent.append((request, value))
+        if holds_locks(request.command, value):
+            self._unsent.append((self._queued_bytes, request, value))
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
@@ -411,8 +417,10 @@ class ServerConversation:
         self._queue(frame(head))
 
     def _queue(self, pieces: Buffers) -> None:
+        size = sum(map(len, pieces))
         self._outgoing += pieces
-        self._outgoing_bytes += sum(map(len, pieces))
+        self._outgoing_bytes += size
+        self._queued_bytes += size
 
     @property
     def has_outgoing(self) -> bool:
@@ -427,8 +435,9 @@ class ServerConversation:
     def note_buffered(self, size: int) -> None:
         """Note how many bytes the driver has taken and not yet written."""
         self._buffered = size
-        if not size and not self._outgoing:
-            self._unsent.clear()
+        if self._unsent:
+            written = self._queued_bytes - self._outgoing_bytes - size
+            del self._unsent[: bisect_right(self._unsent, written, key=itemgetter(0))]
 
     # -- withdrawing and ending ----------------------------------------------------------------
 
@@ -496,8 +505,9 @@ class ServerConversation:
     def lose(self) -> list[Event]:
         """Take note that the connection is gone; locks of replies that did not leave are undone."""
         events = [] if self._is_ended else self._close()
-        undos = [undo_request(request, value) for request, value in self._unsent]
+        undos = [undo_request(request, value) for _, request, value in self._unsent]
         self._unsent.clear()
+        self._outgoing, self._outgoing_bytes, self._buffered = [], 0, 0
         given_back = [undo for undo in undos if undo is not None]
         return [*events, Arrived(given_back)] if given_back else events
 
@@ -506,6 +516,7 @@ class ServerConversation:
         events = self._withdraw_all()
         self._held.clear()
         self._open.clear()
+        self._reader.discard()
         self._fetching = self._unanswered = 0
         return events
 

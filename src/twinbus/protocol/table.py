@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinbus.errors import InvalidArgumentError
+from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import body_bytes
 from twinbus.protocol import commands as c
@@ -155,6 +155,11 @@ def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
     """Return what gives back the locks a reply holds, for a caller that never got it."""
     undo = row_of(command).undo
     return None if undo is None else undo(command, value)
+
+
+def holds_locks(command: c.Command[Any], value: object) -> bool:
+    """Whether a reply may hold locks, which `undo_of` gives back."""
+    return row_of(command).undo is not None and not isinstance(value, MessagingError)
 
 
 def size_of(command: c.Command[Any]) -> int:

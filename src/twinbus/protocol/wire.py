@@ -153,6 +153,10 @@ class FrameReader:
         """How many bytes of a frame that is not whole have arrived."""
         return self._filled
 
+    def discard(self) -> None:
+        """Give up the bytes of a frame that will never be whole."""
+        self._pieces, self._filled, self._size = [], 0, 0
+
     def feed(self, data: bytes) -> Iterator[tuple[list[Any], memoryview]]:
         """Give the frames that are whole now: head and body of each."""
         at = 0

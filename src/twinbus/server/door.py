@@ -57,7 +57,8 @@ from twinbus.protocol.access import Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
 from twinbus.server.latencies import Latencies
-from twinbus.server.native import NativeConnection
+from twinbus.server.memory import FreeMemory
+from twinbus.server.native import NativeConnection, now_us
 from twinbus.server.turns import Turns
 from twinbus.server.web import Web
 
@@ -114,6 +115,7 @@ class Door(Closable):
             self.admin_port = self._listeners[1].getsockname()[1]
         self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
         self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # of the connection being read
+        self.moved_bytes = 0  # read and written since the last tick
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()  # the last connection has gone
@@ -140,10 +142,13 @@ class Door(Closable):
         for listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
         started.set()
+        free_memory = FreeMemory(now_us())
         while not self.is_stopping:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), DOOR_TICK_S)
             self._tick()
+            moved, self.moved_bytes = self.moved_bytes, 0
+            free_memory.tick(now_us(), moved)
         await self._stop()
 
     def _on_advance(self) -> None:

@@ -97,6 +97,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def take(self, data: bytes) -> None:
         """Take bytes of the client."""
         conversation = self.conversation
+        self._door.moved_bytes += len(data)
         events = conversation.receive(data, now_us())
         if events:
             self._apply(events)
@@ -167,7 +168,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         conversation, transport = self.conversation, self.transport
         if conversation.has_outgoing and not self._is_full and not transport.is_closing():
             pieces = conversation.take_outgoing()
-            transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._door.moved_bytes += len(data)
+            transport.write(data)
         conversation.note_buffered(transport.get_write_buffer_size())
         self._apply(conversation.balance(now_us()))
         if conversation.is_done and not conversation.has_outgoing:

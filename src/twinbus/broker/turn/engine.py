@@ -491,6 +491,7 @@ class Engine:
             return
         for effect in commit.effects:
             effect.durable()
+        commit.effects.clear()  # some refer to the commit, and to entities that are gone
         self._release_held(commit)
         self._answer(commit)
 
@@ -568,6 +569,7 @@ class Engine:
         _log.debug("a commit was refused: %s", error)
         for effect in reversed(commit.effects):
             effect.refused()
+        commit.effects.clear()
         self._kept = commit.kept
         code = error.facts.get("errno")
         cause = os.strerror(code) if isinstance(code, int) else error.text

@@ -201,12 +201,13 @@ class Namespace:
     def _note_failure(self, error: Exception, what: str) -> MessagingError:
         """Return the answer to a command that raised; an error of the broker's own is logged."""
         if isinstance(error, MessagingError) and not isinstance(error, BrokenInvariantError):
+            drop_frames(error)
             return error
         cause = cause_of(error)
         self.failures[cause] += 1
         if self.failures[cause] == 1:
             _log.error("%s failed, and nothing of it was done", what, exc_info=error)
-        error.__traceback__ = None  # its frames hold messages
+        drop_frames(error)
         return CommandFailedError(
             f"the broker failed to carry out {what} ({type(error).__name__}); nothing of it was "
             "done, and trying again will not help. The log of the broker says where it failed"
@@ -419,6 +420,7 @@ class Namespace:
             error = self._note_failure(failure, f"a send to {entity.description.path}")
             self._intake.refuse(asked[0], error, commit)
             return
+        drop_frames(failure)
         for one in asked:
             self._take(entity, [one], now, commit)
 
@@ -736,6 +738,17 @@ def cause_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__} {where}".rstrip()
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Remove the tracebacks of an error and of its causes.
+
+    Their frames hold the messages of the turn, and callers may keep the error. A frame that has the
+    error in a variable even makes a reference cycle, which Python frees much later.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _numbers(sequence_numbers: Sequence[int]) -> Int64s:
