@@ -89,8 +89,8 @@ docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.syphon.syphon twinbus.datasource.source
 	@echo "open build/docs/index.html"
 
-lock: ## pin and hash the dependencies anew (needs uv)
-	for name in runtime spark java dev bench; do \
+lock: ## pin and hash the dependencies (needs uv)
+	for name in runtime cli metrics server spark java dev bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

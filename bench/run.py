@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("broker", "stores", "client", "connections", "pairing", "syphon", "report")
+BENCHMARKS = ("imports", "broker", "stores", "client", "connections", "pairing", "syphon", "report")
 
 
 def main() -> None:

@@ -4,6 +4,8 @@
     ├── InvalidArgumentError         caller    no    a value breaks a rule: the text names it
     │   └── MessageSizeExceededError caller    no
     ├── InvalidOperationError        caller    no    right values, wrong time or entity
+    ├── MissingExtraError            operator  no    install the extra that the text names; also an
+    │                                                ImportError
     ├── EntityNotFoundError          caller    no
     ├── EntityAlreadyExistsError     caller    no
     ├── MessageNotFoundError         caller    no
@@ -90,6 +92,12 @@ class InvalidOperationError(MessagingError):
     """The operation does not fit the entity or its state."""
 
     fault = Fault.CALLER
+
+
+class MissingExtraError(MessagingError, ImportError):
+    """An optional part of Twinbus is not installed; the text has the command that installs it."""
+
+    fault = Fault.OPERATOR
 
 
 class EntityNotFoundError(MessagingError):

@@ -28,8 +28,8 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from twinbus import compute as pc
 from twinbus.clock import MICROSECOND, from_us, moment_us, to_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (

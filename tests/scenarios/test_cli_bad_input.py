@@ -293,30 +293,10 @@ def test_a_line_as_long_as_a_message_may_be_is_sent() -> None:
     assert run("send", QUEUE, "--lines", "lines", "--json").json == {"sent": 2}
 
 
-# -- without Spark ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["syphon", "report"])
-def test_without_spark_a_command_says_at_once_what_to_install(
-    command: str, tmp_path: Path, silent_port: int
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pyspark'] = None\n")
-    (tmp_path / "shop" / "ledger").mkdir(parents=True)
-    where = f"Endpoint=twinbus://127.0.0.1:{silent_port}"  # a command that connects would wait
-    arguments = {
-        "syphon": ["--primary", where, "--secondary", where],
-        "report": [str(tmp_path / "shop")],
-    }
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = run_process(command, *arguments[command], environment={"PYTHONPATH": path})
-    assert done.code == 2
-    assert "not installed: pip install 'twinbus[spark]'" in done.err
-
-
 # -- Ctrl-C ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "pyarrow", "rich", "sqlglot"])
+@pytest.mark.parametrize("module", ["click", "numpy", "pyarrow", "rich"])
 def test_an_interrupt_during_the_imports_is_one_line(module: str, tmp_path: Path) -> None:
     interrupting = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     (tmp_path / f"{module}.py").write_text(interrupting)

@@ -9,8 +9,16 @@ import pdoc.doc
 import pytest
 
 import twinbus
+from twinbus.extras import EXTRAS
 
 SOURCE = Path(twinbus.__file__)
+NEVER = {
+    "asyncio",
+    "http",
+    "multiprocessing",
+    *(name for names in EXTRAS.values() for name in names),
+}
+NOT_FOR_CLIENTS = {"importlib.metadata", "pyarrow.parquet", "sqlglot"}  # the broker needs them
 
 
 def run_python(program: str) -> str:
@@ -20,6 +28,17 @@ def run_python(program: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def imported(program: str) -> set[str]:
+    """Run a program in a new interpreter; return the modules that it loaded."""
+    return set(run_python(f"{program}\nimport sys; print(*sys.modules)").split())
+
+
+def rooms(loaded: set[str]) -> set[str]:
+    """Return the packages of Twinbus that modules are from."""
+    parts = [name.split(".") for name in loaded]
+    return {names[1] for names in parts if names[0] == "twinbus" and len(names) > 2}
 
 
 def imports_for_type_checkers() -> dict[str, str]:
@@ -55,15 +74,58 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 
 def test_importing_the_package_or_its_command_line_imports_nothing_heavy() -> None:
-    program = "import sys, twinbus, twinbus.cli; print(*sorted(sys.modules))"
-    imported = run_python(program).split()
-    assert {name.partition(".")[0] for name in imported}.isdisjoint(
-        {"click", "numpy", "prometheus_client", "pyarrow", "rich", "sqlglot"}
-    )
-    assert [name for name in imported if name.startswith("twinbus.")] == [
+    loaded = imported("import twinbus, twinbus.cli")
+    assert loaded.isdisjoint({"dataclasses", "logging", "msgspec", "numpy", "pyarrow", "xxhash"})
+    assert loaded.isdisjoint(NEVER | NOT_FOR_CLIENTS)
+    assert sorted(name for name in loaded if name.startswith("twinbus.")) == [
         "twinbus.cli",
         "twinbus.cli.main",
+        "twinbus.errors",
+        "twinbus.extras",
     ]
+
+
+OPEN_AND_SEND = """
+from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
+connection = "Endpoint=embedded://{folder}/shop"
+with (
+    NamespaceManager.from_connection_string(connection) as manager,
+    MessagingFactory.from_connection_string(connection) as factory,
+):
+    manager.create_queue("orders")
+    factory.create_queue_client("orders").send(BrokeredMessage(b"tea"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager",
+            {"client", "namespace", "protocol"},
+        ),
+        ("from twinbus import *", {"client", "namespace", "pairing", "protocol"}),
+    ],
+)
+def test_importing_names_loads_neither_a_broker_nor_a_connection(
+    statement: str, expected: set[str]
+) -> None:
+    loaded = imported(statement)
+    assert rooms(loaded) == expected
+    assert loaded.isdisjoint({*NEVER, *NOT_FOR_CLIENTS, "hashlib", "msgspec", "ssl"})
+    assert "pyarrow.compute" not in loaded
+
+
+def test_the_connection_to_a_server_loads_no_broker() -> None:
+    loaded = imported("import twinbus, twinbus.namespace.server")
+    assert rooms(loaded) == {"namespace", "protocol"}
+    assert loaded.isdisjoint({*NEVER, *NOT_FOR_CLIENTS, "pyarrow.compute"})
+
+
+def test_an_embedded_namespace_without_rules_loads_no_sql_parser(tmp_path: Path) -> None:
+    loaded = imported(OPEN_AND_SEND.format(folder=tmp_path))
+    assert rooms(loaded) == {"broker", "client", "namespace", "protocol"}
+    assert loaded.isdisjoint({*NEVER, "sqlglot"})
 
 
 def test_every_public_module_can_be_the_first_to_be_imported() -> None:

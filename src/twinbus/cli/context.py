@@ -33,6 +33,7 @@ from twinbus.errors import (
     InvalidOperationError,
     MessageNotFoundError,
     MessagingError,
+    MissingExtraError,
     TransientError,
     UnauthorizedError,
 )
@@ -61,7 +62,7 @@ class ExitCode:
 
 def exit_code(error: MessagingError) -> int:
     """Return the exit code of an error."""
-    if isinstance(error, InvalidArgumentError):
+    if isinstance(error, InvalidArgumentError | MissingExtraError):
         return ExitCode.USAGE
     if isinstance(error, EntityNotFoundError | MessageNotFoundError):
         return ExitCode.NOT_FOUND

@@ -1,28 +1,41 @@
 """Runs the command line, and turns every error into one line and an exit code.
 
-Importing the commands takes most of a second, because they need pyarrow, numpy and sqlglot. This
+Importing the commands takes some tenths of a second, because they need pyarrow and numpy. This
 module therefore imports nothing of the kind: `main` imports the commands itself, so that Ctrl-C
 during the imports ends the process as it does at any other time: exit code 130, at most one line.
+
+Before that, `main` checks that the extras of the command are installed. A command whose extra is
+missing ends with exit code 2 and one line, and touches no file and no server.
 """
 
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from twinbus.errors import MissingExtraError
+from twinbus.extras import require_for_command
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_NOT_INSTALLED = 2  # as for wrong usage
+_HELP = {"-h", "--help"}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line of this process, or the given arguments."""
     owns_process = arguments is None and _has_default_interrupt()
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         with _ending_at_once(is_on=owns_process):
-            from twinbus.cli.root import run  # noqa: PLC0415 - takes most of a second
-        code = run(sys.argv[1:] if arguments is None else arguments)
+            require_for_command(_command(given))
+            from twinbus.cli.root import run  # noqa: PLC0415 - takes some tenths of a second
+        code = run(given)
+    except MissingExtraError as error:
+        print(error.text, file=sys.stderr)  # noqa: T201 - click may be what is missing
+        code = _NOT_INSTALLED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201 - click may not be imported yet
         code = INTERRUPTED
@@ -30,6 +43,11 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     if code:
         sys.exit(code)
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Return the command that is to run; empty for help, which needs no more than click."""
+    return arguments[0] if arguments and _HELP.isdisjoint(arguments) else ""
 
 
 def _has_default_interrupt() -> bool:

@@ -1,16 +1,21 @@
-"""`twinbus restored`: check a directory that was restored, or that lost a part of its log."""
+"""`twinbus restored`: check a directory that was restored, or that lost a part of its log.
+
+The command imports the broker when it runs: other commands do not wait for it.
+"""
 
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
+from twinbus import compute as pc
 from twinbus.cli.context import examples
 from twinbus.ledger import ACCEPTED, DELETED, ENDED, ENDINGS, FOLDER, LedgerKind
-from twinbus.namespace.embedded import EmbeddedNamespace, EngineSettings, Lineage
+
+if TYPE_CHECKING:
+    from twinbus.namespace.embedded import Lineage
 
 
 @click.command(
@@ -29,6 +34,8 @@ def restored(directory: Path, accept_damage: bool) -> None:
     lost, and prints what is there. The server does the same at its next start; run the command to
     know before, and with --accept-damage when the server refuses to start.
     """
+    from twinbus.namespace.embedded import EmbeddedNamespace, EngineSettings  # noqa: PLC0415
+
     settings = EngineSettings(directory=directory, accept_damage=accept_damage)
     with EmbeddedNamespace(settings) as namespace:
         entities = namespace.snapshot().entities
@@ -52,11 +59,13 @@ def restored(directory: Path, accept_damage: bool) -> None:
     click.echo("`twinbus report` names them, as far as the ledger knows them.")
 
 
-def _lost(directory: Path, lineage: Lineage) -> Counter[str]:
+def _lost(directory: Path, lineage: "Lineage") -> Counter[str]:
     """Return how many messages that the lost records accepted and did not end, by path."""
     folder = directory / FOLDER / LedgerKind.MESSAGES.value
     if not folder.is_dir():
         return Counter()
+    import pyarrow.dataset as ds  # noqa: PLC0415 - other commands need none
+
     rows = ds.dataset(folder, format="parquet", exclude_invalid_files=True).filter(
         (pc.field("record") > lineage.last_record) & (pc.field("record") <= lineage.lost_until)
     )

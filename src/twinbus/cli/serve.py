@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
+from twinbus.extras import require_for_command
 from twinbus.limits import DEFAULT_PORT
 from twinbus.server.logs import LogFormat, configure_logging
-from twinbus.server.process import Server, ServerSettings
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
@@ -83,6 +83,9 @@ def serve(
 
     The first start creates a root key and prints the connection string with it, once.
     """
+    require_for_command("serve")
+    from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
+
     configure_logging(LogFormat(log_format), verbose=verbose)
     signals = _Signals()
     settings = ServerSettings(

@@ -9,7 +9,6 @@ import click
 
 from twinbus.cli.context import ExitCode, Number
 from twinbus.limits import MAX_INT64
-from twinbus.testing.outage import OutageSimulation
 
 _ROWS = {
     "messages sent": "sent",
@@ -62,6 +61,8 @@ def simulate(seed: int | None, hours: float, quiet: bool) -> None:
     namespaces, backlog queues, replies and clocks fail at times that the seed decides. The same
     seed tells the same story.
     """
+    from twinbus.testing.outage import OutageSimulation  # noqa: PLC0415 - loads a broker
+
     seed = secrets.randbelow(10**6) if seed is None else seed
     with _without_log():
         simulation = OutageSimulation(seed=seed, hours=hours, tell=None if quiet else click.echo)

@@ -1,9 +1,9 @@
 """Managing a namespace: entities, rules, what they hold, and the keys that open it."""
 
 import base64
-import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from os import urandom
 from random import Random
 from typing import Literal, Self, TypeVar
 
@@ -51,7 +51,7 @@ R = TypeVar("R")
 
 def new_secret() -> str:
     """Return a secret nobody can guess."""
-    return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+    return base64.b64encode(urandom(KEY_BYTES)).decode()
 
 
 def _kind(description: type[object]) -> str:

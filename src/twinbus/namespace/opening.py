@@ -1,21 +1,12 @@
-"""From a connection string to a namespace."""
+"""From a connection string to a namespace.
 
-import threading
-from concurrent.futures import Future
-from pathlib import Path
-from typing import TypeVar
+Each way to reach a namespace is imported when a namespace is first opened that way. A client of a
+server then never loads the broker, and a program that only imports `twinbus` loads neither.
+"""
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
-from twinbus.errors import NamespaceClosedError
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.namespace.server import ServerNamespace
-from twinbus.protocol.commands import Command
-from twinbus.protocol.requests import BlockingRequest
-from twinbus.protocol.table import waits
-
-R = TypeVar("R")
 
 
 def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> Namespace:
@@ -25,65 +16,10 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
     """
     clock = clock or SystemClock()
     if connection.place is Place.SERVER:
+        from twinbus.namespace.server import ServerNamespace  # noqa: PLC0415 - see above
+
         return ServerNamespace(connection, clock)
+    from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
+
     assert connection.directory is not None
-    return _Share(connection.directory.resolve(), clock)
-
-
-class _Share:
-    """One of several users of an embedded namespace."""
-
-    _opened: dict[Path, tuple[EmbeddedNamespace, int]] = {}  # noqa: RUF012 - the process's, on purpose
-    _lock = threading.Lock()
-
-    def __init__(self, directory: Path, clock: Clock) -> None:
-        self._directory = directory
-        self._closed = False
-        self._requests: set[BlockingRequest] = set()
-        with self._lock:
-            held = self._opened.get(directory)
-            namespace, users = held or (EmbeddedNamespace(directory, clock), 0)
-            self._opened[directory] = (namespace, users + 1)
-        self._namespace = namespace
-
-    @property
-    def id(self) -> str:
-        """The unique id that the namespace has from its birth."""
-        return self._namespace.id
-
-    def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks on the disk, never raises."""
-        if self._closed:
-            refused: Future[R] = Future()
-            refused.set_exception(NamespaceClosedError("the namespace was closed"))
-            return refused
-        return self._namespace.submit(command)
-
-    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
-        request = BlockingRequest(command)
-        self._requests.add(request)
-        if self._closed:
-            raise NamespaceClosedError("the namespace was closed")
-        try:
-            self._namespace.hand_over([request])
-            return request.result(timeout_s)  # type: ignore[no-any-return]
-        finally:
-            self._requests.discard(request)
-
-    def close(self) -> None:
-        """Let go; the last one closes the namespace."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            _, users = self._opened[self._directory]
-            if users > 1:
-                self._opened[self._directory] = (self._namespace, users - 1)
-                waiting = [request for request in self._requests if waits(request.command)]
-                self._namespace.withdraw(waiting)
-                for request in waiting:
-                    request.fail(NamespaceClosedError("the namespace was closed"))
-                return
-            del self._opened[self._directory]
-            self._namespace.close()
+    return SharedNamespace(connection.directory.resolve(), clock)

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from twinbus import compute as pc
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import Clock, to_us
 from twinbus.entities import QueueDescription, backlog_queue_path

@@ -1,25 +1,37 @@
 """A pairing's numbers for Prometheus.
 
 prometheus_client.REGISTRY.register(PairingCollector(pairing))
+
+prometheus_client is an extra, so a collector imports it when it is read: `from twinbus import *`
+works without it. A registry calls `collect` and looks at nothing else, so at run time the class
+needs no base class of prometheus_client; type checkers see one.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from twinbus.extras import require
 from twinbus.pairing.health import HealthState
 from twinbus.pairing.pairing import SendAvailabilityPairing
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+else:
+    Collector = object
 
 
 class PairingCollector(Collector):
     """Reads a pairing's status at each scrape."""
 
     def __init__(self, pairing: SendAvailabilityPairing) -> None:
+        require("PairingCollector", "metrics")
         self._pairing = pairing
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> "Iterable[Metric]":
         """Give every metric; an entity that never failed has none."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
         yield GaugeMetricFamily(
             "twinbus_pairing_protected",
             "1 while there are backlog queues, so that sends that fail are diverted",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from twinbus.client.courier import Courier, NamespaceUser
@@ -24,6 +24,7 @@ from twinbus.errors import (
     InvalidOperationError,
     MessagingError,
 )
+from twinbus.extras import require
 from twinbus.limits import CREATE_PAUSE, NEVER_US, SECOND_US
 from twinbus.pairing import lifecycle
 from twinbus.pairing.backlog import PreparedBacklog, prepare_backlog
@@ -37,7 +38,6 @@ from twinbus.pairing.events import (
 )
 from twinbus.pairing.health import HealthState, Sign, Timing
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.pairing.ledger import TransitionLedger
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
@@ -45,6 +45,7 @@ from twinbus.pairing.ticker import Ticker
 from twinbus.protocol.commands import Send
 
 if TYPE_CHECKING:
+    from twinbus.pairing.ledger import TransitionLedger
     from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 
 _log = logging.getLogger("twinbus.pairing")
@@ -76,9 +77,7 @@ class SendAvailabilityPairing:
         self.identity = identity  # of the primary, as the backlog queues name it
         courier = primary.courier
         self._clock = courier.clock
-        self._ledger = (
-            TransitionLedger(options.ledger, primary.name) if options.ledger is not None else None
-        )
+        self._ledger = _ledger_of(primary.name, options.ledger)
         self._announcer = Announcer(self._keep)
         timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
         self._board = Board(timing, courier.clock, self._announcer)
@@ -107,6 +106,8 @@ class SendAvailabilityPairing:
     ) -> "SendAvailabilityPairing":
         """Prepare the backlog queues, start the syphon, and put the pairing under all clients."""
         _check_partners(primary, options)
+        if options.enable_syphon and options.syphon is None:
+            require("enable_syphon=True", "spark")
         pairing = cls(primary, options, PrimaryIdentity.of_factory(primary))
         pairing._start()
         return pairing
@@ -369,8 +370,19 @@ def _about_secondary(secondary: MessagingFactory, error: E) -> E:
     return named
 
 
+def _ledger_of(primary: str, folder: Path | None) -> "TransitionLedger | None":
+    """Return the ledger that an application asked for. Only then is Parquet imported."""
+    if folder is None:
+        return None
+    from twinbus.pairing.ledger import TransitionLedger  # noqa: PLC0415 - see above
+
+    return TransitionLedger(folder, primary)
+
+
 def _installed_syphon() -> SyphonStarter:
     """Return the syphon that came with Twinbus: pairing works without the pipeline above it."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - only a syphon needs it
+
     for found in entry_points(group="twinbus.syphon"):
         starter: SyphonStarter = found.load()
         return starter

@@ -10,11 +10,11 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from twinbus.errors import InvalidOperationError
+from twinbus.extras import require
 from twinbus.limits import TASK_TRIES
 from twinbus.spark.gateway import GatewayLaunch, end_jvm
 from twinbus.spark.java import find_java, make_java_home
@@ -29,7 +29,6 @@ _ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
-_MISSING = "the pipeline runs on Spark, which is not installed: pip install 'twinbus[spark]'"
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
@@ -131,17 +130,15 @@ def _first_line(error: Exception) -> str:
 
 def check_installed() -> None:
     """Raise if Spark cannot be started here, and say what to install."""
-    if find_spec("pyspark") is None:
-        raise InvalidOperationError(_MISSING)
+    require("a Spark job", "spark")
     if not _is_submitted():
         find_java()
 
 
 def _session_class() -> "type[SparkSession]":
-    try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
-    except ImportError as error:
-        raise InvalidOperationError(_MISSING) from error
+    require("a Spark job", "spark")
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
+
     return SparkSession
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.entities.filters import compile_action, compile_filter, failed_rows
+from twinbus.broker.entities.rules import compile_action, compile_filter, failed_rows
 from twinbus.entities import (
     FalseFilter,
     RuleDescription,

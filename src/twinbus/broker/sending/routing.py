@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.entities.filters import failed_rows
+from twinbus.broker.entities.rules import failed_rows
 from twinbus.broker.entities.topic import Copy, Rule, Subscription, Topic, shown_error
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue.dead_letter import (
