@@ -3,6 +3,7 @@
     Endpoint=embedded:///var/lib/orders                      in this process, on a directory
     Endpoint=twinbus://host:4617;SharedAccessKeyName=...;SharedAccessKey=...     a server
     Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
+    Endpoint=twinbus+unix:///run/orders/door;...             a door on this machine, at a socket
     Endpoint=sb://...                                        Azure Service Bus: not supported yet
 
 `Name` is the first label of the host, or the directory's name, unless it is given: an IP address
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote_plus, unquote_plus, urlsplit
 
 from twinbus.errors import InvalidArgumentError, UnauthorizedError
@@ -47,6 +48,7 @@ class ConnectionString:
     directory: Path | None = None  # of an embedded namespace
     host: str = ""  # of a server
     port: int = DEFAULT_PORT
+    socket: Path | None = None  # in the file system, in place of host and port
     name: str = ""  # of the namespace; the paths of its backlog queues begin with it
     namespace_id: str = ""  # from the birth of the namespace; empty: unknown
     entity_path: str | None = None  # the entity that the key belongs to, if it is not the namespace
@@ -72,14 +74,14 @@ class ConnectionString:
             return cls._embedded(endpoint, parts)
         if scheme in ("twinbus", "twinbus+tls"):
             return cls._server(endpoint, parts, tls=scheme.endswith("+tls"))
+        if scheme == _SOCKET_SCHEME:
+            return cls._local(endpoint, parts)
         if scheme == "sb":
             raise InvalidArgumentError(
                 "The `Endpoint` is an Azure Service Bus (sb://), which this version cannot reach "
-                "yet. Use twinbus://, twinbus+tls:// or embedded://."
+                f"yet. Use {_SCHEMES}."
             )
-        raise InvalidArgumentError(
-            "The `Endpoint` has an unknown scheme. Use twinbus://, twinbus+tls:// or embedded://."
-        )
+        raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme. Use {_SCHEMES}.")
 
     @classmethod
     def _embedded(cls, endpoint: str, parts: dict[str, str]) -> Self:
@@ -92,6 +94,22 @@ class ConnectionString:
             )
         where = Path(directory)
         return cls(place=Place.EMBEDDED, directory=where, name=parts.get("name", where.name))
+
+    @classmethod
+    def _local(cls, endpoint: str, parts: dict[str, str]) -> Self:
+        _check_known(parts, _SERVER_PARTS - _TLS_PARTS, "a socket in the file system")
+        path = endpoint.partition("://")[2]
+        if not path.startswith("/") or path.endswith("/"):
+            raise InvalidArgumentError(
+                "The `Endpoint` of a socket must be its absolute path. Write it with three "
+                "slashes, as in twinbus+unix:///run/orders/door."
+            )
+        return cls(
+            place=Place.SERVER,
+            socket=Path(path),
+            name=parts.get("name", ""),
+            **_identity(parts),
+        )
 
     @classmethod
     def _server(cls, endpoint: str, parts: dict[str, str], *, tls: bool) -> Self:
@@ -109,37 +127,13 @@ class ConnectionString:
                 "The `Endpoint` must be scheme://host:port and nothing else. Put the key into "
                 "`SharedAccessKeyName` and `SharedAccessKey`."
             )
-        key, token = parts.get("sharedaccesskey", ""), parts.get("sharedaccesssignature", "")
-        key_name = parts.get("sharedaccesskeyname", "")
-        if bool(key) != bool(key_name):
-            given, missing = "SharedAccessKey", "SharedAccessKeyName"
-            if key_name:
-                given, missing = missing, given
-            raise InvalidArgumentError(
-                f"The connection string has a `{given}` but no `{missing}`. Give both or neither."
-            )
-        if key and token:
-            raise InvalidArgumentError(
-                "The connection string has a `SharedAccessKey` and a `SharedAccessSignature`. "
-                "Remove one."
-            )
-        namespace_id = parts.get("namespaceid", "")
-        if not re.fullmatch(r"[0-9A-Za-z-]{0,64}", namespace_id):
-            raise InvalidArgumentError(
-                "`NamespaceId` of the connection string must have at most 64 letters, digits and "
-                "'-'. Copy it from the connection string that `twinbus serve` prints."
-            )
         ca_file = parts.get("cafile")
         return cls(
             place=Place.SERVER,
             host=host,
             port=port,
             name=parts.get("name", _first_label(host)),
-            namespace_id=namespace_id,
-            entity_path=parts.get("entitypath"),
-            key_name=key_name,
-            key=key,
-            token=token,
+            **_identity(parts),
             tls=_tls(parts.get("tls", ""), by_scheme=tls),
             ca_file=Path(ca_file) if ca_file else None,
             tls_host_name=parts.get("tlshostname"),
@@ -147,10 +141,15 @@ class ConnectionString:
 
     @property
     def address(self) -> str:
-        """The directory, or host and port: equal for two connection strings of one namespace."""
+        """Where the namespace is: equal for two connection strings of one namespace.
+
+        A directory, host and port, or the path of a socket.
+        """
         if self.place is Place.EMBEDDED:
             assert self.directory is not None
             return str(self.directory.resolve())
+        if self.socket is not None:
+            return str(self.socket)
         return f"{self._bracketed_host.lower()}:{self.port}"
 
     @property
@@ -164,8 +163,9 @@ class ConnectionString:
             named = f";Name={self.name}" if self.name != self.directory.name else ""
             return f"Endpoint=embedded://{self.directory}{named}"
         scheme = "twinbus+tls" if self.tls else "twinbus"
+        endpoint = f"{scheme}://{self._bracketed_host}:{self.port}"
         shown = {
-            "Endpoint": f"{scheme}://{self._bracketed_host}:{self.port}",
+            "Endpoint": endpoint if self.socket is None else f"{_SOCKET_SCHEME}://{self.socket}",
             "Name": self.name,
             "NamespaceId": self.namespace_id,
             "SharedAccessKeyName": self.key_name,
@@ -194,6 +194,40 @@ _PARTS = {
     )
 }
 _SERVER_PARTS = set(_PARTS) - {"endpoint"}
+_TLS_PARTS = {"tls", "cafile", "tlshostname"}
+_SOCKET_SCHEME = "twinbus+unix"
+_SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix:// or embedded://"
+
+
+def _identity(parts: dict[str, str]) -> dict[str, Any]:
+    """Return which namespace is meant, and the key or token that opens it."""
+    key, token = parts.get("sharedaccesskey", ""), parts.get("sharedaccesssignature", "")
+    key_name = parts.get("sharedaccesskeyname", "")
+    if bool(key) != bool(key_name):
+        given, missing = "SharedAccessKey", "SharedAccessKeyName"
+        if key_name:
+            given, missing = missing, given
+        raise InvalidArgumentError(
+            f"The connection string has a `{given}` but no `{missing}`. Give both or neither."
+        )
+    if key and token:
+        raise InvalidArgumentError(
+            "The connection string has a `SharedAccessKey` and a `SharedAccessSignature`. "
+            "Remove one."
+        )
+    namespace_id = parts.get("namespaceid", "")
+    if not re.fullmatch(r"[0-9A-Za-z-]{0,64}", namespace_id):
+        raise InvalidArgumentError(
+            "`NamespaceId` of the connection string must have at most 64 letters, digits and "
+            "'-'. Copy it from the connection string that `twinbus serve` prints."
+        )
+    return {
+        "namespace_id": namespace_id,
+        "entity_path": parts.get("entitypath"),
+        "key_name": key_name,
+        "key": key,
+        "token": token,
+    }
 
 
 def _first_label(host: str) -> str:

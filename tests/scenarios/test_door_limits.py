@@ -452,6 +452,7 @@ def test_a_reader_of_another_machine_is_not_trusted_for_its_host_header(
     enter: Callable[..., Entrance],
 ) -> None:
     pages = enter().door._web
+    assert pages is not None
 
     def asked_from(address: str) -> Request:
         headers = [(b"host", b"localhost")]

@@ -5,12 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from tests.spark.twins import PRIMARY, QUEUE, Twins, numbered, until
+from tests.spark.twins import QUEUE, Twins, numbered, until
 from twinbus import (
     BrokeredMessage,
     FactoryState,
     HealthState,
-    InvalidArgumentError,
     MessagingFactory,
     NamespaceManager,
     RetryPolicy,
@@ -110,14 +109,3 @@ def test_closing_the_primary_stops_the_syphon_and_leaves_nothing_leased(
     # A poll that the planner began before it ended may lease the message, and releases it at once.
     until(lambda: taken or taken.__iadd__(twins.secondary.ids(twins.queues[0])), "it is free")
     assert taken == ["later"]
-
-
-def test_an_embedded_namespace_cannot_be_reached_by_workers_and_that_is_told(
-    twins: Twins, tmp_path: object
-) -> None:
-    embedded = f"Endpoint=embedded://{tmp_path}/here;Name={PRIMARY}"
-    with (
-        MessagingFactory.from_connection_string(embedded) as factory,
-        pytest.raises(InvalidArgumentError, match="twinbus serve"),
-    ):
-        factory.pair_namespace(options(twins))

@@ -112,6 +112,29 @@ def test_parts_may_come_in_any_case_and_order_with_spaces_around_them() -> None:
     assert (connection.host, connection.key_name, connection.key) == ("contoso", "Root", KEY)
 
 
+def test_a_door_on_this_machine_is_a_socket_in_the_file_system() -> None:
+    text = f"Endpoint=twinbus+unix:///run/orders/door;NamespaceId=5f0c;{CREDENTIALS};EntityPath=o/x"
+    connection = ConnectionString.parse(text)
+    assert connection.place is Place.SERVER
+    assert connection.socket == Path("/run/orders/door")
+    assert (connection.name, connection.namespace_id) == ("", "5f0c")
+    assert (connection.key_name, connection.key, connection.entity_path) == ("Root", KEY, "o/x")
+    assert connection.address == "/run/orders/door"
+    assert ConnectionString.parse(connection.to_text()) == connection
+    assert ConnectionString.parse(f"{text};Name=contoso").name == "contoso"
+
+
+@pytest.mark.parametrize("where", ["run/door", "", "/", "/run/"])
+def test_a_socket_is_named_by_its_absolute_path(where: str) -> None:
+    assert "absolute path" in refusal(f"Endpoint=twinbus+unix://{where}")
+
+
+@pytest.mark.parametrize("part", ["Tls=true", "CaFile=/etc/ca.pem", "TlsHostName=contoso"])
+def test_a_socket_in_the_file_system_has_no_tls(part: str) -> None:
+    said = refusal(f"Endpoint=twinbus+unix:///run/door;{part}")
+    assert f"cannot have `{part.partition('=')[0]}`" in said
+
+
 def test_azure_service_bus_is_refused_with_the_word_that_it_cannot_be_reached_yet() -> None:
     said = refusal(f"Endpoint=sb://contoso.servicebus.windows.net/;{CREDENTIALS}")
     assert "not" in said or "cannot" in said

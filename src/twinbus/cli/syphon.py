@@ -14,7 +14,7 @@ import click
 from twinbus.cli.context import ExitCode, Span, check_spark, find_connection, spark_conf
 from twinbus.cli.syphon_display import SyphonDisplay
 from twinbus.client.manager import NamespaceManager
-from twinbus.connection import ConnectionString
+from twinbus.connection import ConnectionString, Place
 from twinbus.limits import (
     DEFAULT_BACKLOG_QUEUES,
     DEFAULT_RETRY_INTERVAL,
@@ -151,7 +151,8 @@ def syphon(
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)
-        if not found.paths and not once:
+        is_shared = ConnectionString.parse(away).place is Place.SERVER  # others may create queues
+        if not found.paths and not once and is_shared:
             found = _await_queues(manager, identity, backlog_queue_count)
     extra = tuple(found.extra.values()) if include_extra_queues else ()
     queues = (*found.paths.values(), *extra)

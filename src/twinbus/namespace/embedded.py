@@ -1,6 +1,7 @@
 """A namespace in this process, on a directory."""
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,7 @@ from twinbus.broker.turn.engine import EngineSettings, Flushes, Recovery, Snapsh
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.broker.turn.writer import InlineWriter, ThreadedWriter, Writer
 from twinbus.clock import Clock, SystemClock
+from twinbus.errors import NamespaceClosedError
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
 from twinbus.protocol.access import AccessKeys
@@ -40,6 +42,8 @@ class EmbeddedNamespace(Closable):
             directory = EngineSettings(directory=Path(directory))
         kind: type[Writer] = ThreadedWriter if threaded else InlineWriter
         self._writer = kind(directory, clock or SystemClock(), storages)
+        self._before_close: list[Callable[[], None]] | None = []  # None: it is closing
+        self._closing = threading.Lock()
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks on the disk, never raises."""
@@ -112,6 +116,23 @@ class EmbeddedNamespace(Closable):
         """The unique id that the namespace has from its birth."""
         return self._writer.engine.id
 
+    def before_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back once when the namespace closes, while it still works; return how to stop."""
+        with self._closing:
+            if self._before_close is None:
+                raise NamespaceClosedError("the namespace was closed")
+            self._before_close.append(callback)
+        return lambda: self._forget(callback)
+
+    def _forget(self, callback: Callable[[], None]) -> None:
+        with self._closing:
+            if self._before_close is not None and callback in self._before_close:
+                self._before_close.remove(callback)
+
     def close(self) -> None:
         """Finish what was handed over and let go of the directory."""
+        with self._closing:
+            callbacks, self._before_close = self._before_close or [], None
+        for callback in callbacks:
+            callback()
         self._writer.close()

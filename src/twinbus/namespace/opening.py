@@ -4,9 +4,15 @@ Each way to reach a namespace is imported when a namespace is first opened that 
 server then never loads the broker, and a program that only imports `twinbus` loads neither.
 """
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.namespace.contract import Namespace
+
+if TYPE_CHECKING:
+    from twinbus.namespace.embedded import EmbeddedNamespace
 
 
 def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> Namespace:
@@ -23,3 +29,10 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
 
     assert connection.directory is not None
     return SharedNamespace(connection.directory.resolve(), clock)
+
+
+def find_embedded(directory: Path) -> "EmbeddedNamespace | None":
+    """Return the namespace that this process has open on a directory; None: it has none."""
+    from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
+
+    return SharedNamespace.find(directory.resolve())

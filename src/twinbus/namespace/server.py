@@ -1,4 +1,4 @@
-"""A namespace on a server, over one TCP connection that all callers of it share.
+"""A namespace on a server, over one connection that all callers of it share.
 
 The connection is opened when it is first needed, and another one after it broke. What is said on it
 is decided by the conversation (protocol/client_conversation.py); this module moves the bytes.
@@ -251,7 +251,7 @@ class _Link:
             self._submitted += 1
             self._write()
             if self._thread is None:
-                name = f"twinbus-link-{self._connection.host}:{self._connection.port}"
+                name = f"twinbus-link-{self._connection.address}"
                 self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
                 self._thread.start()
         self._thread_wakeup.set()
@@ -450,13 +450,13 @@ class _Link:
         left_s = min((deadline - now) / SECOND_US, CONNECT_TIMEOUT_S)
         if left_s <= 0:
             raise unanswered(0)
-        where = (self._connection.host, self._connection.port)
         try:
-            connected = socket.create_connection(where, timeout=left_s)
+            connected = _reach(self._connection, left_s)
         except TimeoutError:
             raise unanswered((_now_us() - now) / SECOND_US) from None
         try:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._connection.socket is None:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._connection.tls:
                 connected.settimeout(max((deadline - _now_us()) / SECOND_US, 0.001))
                 connected = _encrypted(connected, self._connection)
@@ -545,6 +545,21 @@ def _do_nothing() -> None:
 
 def _now_us() -> int:
     return time.monotonic_ns() // 1000
+
+
+def _reach(connection: ConnectionString, timeout_s: float) -> socket.socket:
+    """Return a socket that is connected to the server."""
+    if connection.socket is None:
+        where = (connection.host, connection.port)
+        return socket.create_connection(where, timeout=timeout_s)
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(timeout_s)
+        connected.connect(str(connection.socket))
+    except BaseException:
+        connected.close()
+        raise
+    return connected
 
 
 def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SSLSocket:

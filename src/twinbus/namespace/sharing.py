@@ -35,6 +35,13 @@ class SharedNamespace:
             self._opened[directory] = (namespace, users + 1)
         self._namespace = namespace
 
+    @classmethod
+    def find(cls, directory: Path) -> EmbeddedNamespace | None:
+        """Return what the users of a directory share."""
+        with cls._lock:
+            held = cls._opened.get(directory)
+        return None if held is None else held[0]
+
     @property
     def id(self) -> str:
         """The unique id that the namespace has from its birth."""

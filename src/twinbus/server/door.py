@@ -9,18 +9,24 @@ The first bytes of a connection say what it speaks:
 The loop runs in a thread of its own and owns the turn of the broker (turns.py). Strangers, those
 who have not shown a token yet, are few and must hurry; keys and addresses have a share of the
 connections, and keys that manage the namespace have a reserve.
+
+A private door (private.py) listens on a socket in the file system, knows keys of its own only, and
+speaks the native protocol alone: it needs none of the packages that web pages need.
 """
 
 import asyncio
 import errno
 import logging
+import os
 import resource
 import socket
 import ssl
 import threading
 from collections import Counter
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twinbus.clock import Clock
 from twinbus.connection import Token
@@ -32,6 +38,7 @@ from twinbus.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
+from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     ACCEPTS_PER_ROUND,
@@ -53,18 +60,29 @@ from twinbus.limits import (
 )
 from twinbus.loglines import LineRate, facts
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.access import Admission
+from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
 from twinbus.server.latencies import Latencies
 from twinbus.server.memory import FreeMemory
 from twinbus.server.native import NativeConnection, now_us
 from twinbus.server.turns import Turns
-from twinbus.server.web import Web
+
+if TYPE_CHECKING:
+    from twinbus.server.web import Web
 
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+_LOCAL = "local"  # the address of every client of a socket in the file system
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateEntrance:
+    """What makes a door private."""
+
+    socket: Path  # where it listens; its folder decides who gets there
+    keys: AccessKeys  # in place of those of the namespace
 
 
 class Door(Closable):
@@ -80,9 +98,11 @@ class Door(Closable):
         port: int = 0,
         admin: tuple[str, int] | None = None,  # another address for health and metrics alone
         tls: ssl.SSLContext | None = None,
+        private: PrivateEntrance | None = None,  # in place of host, port, admin and tls
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.namespace = namespace
+        self.keys = namespace.keys if private is None else private.keys
         self.clock = clock
         self.max_connections = max_connections
         self.latencies = Latencies()
@@ -101,10 +121,11 @@ class Door(Closable):
         self._by_address: Counter[str] = Counter()
         self._incomplete: Counter[str] = Counter()  # bytes of unfinished frames, by key
         self._replying: set[NativeConnection] = set()
-        self._keys_version = namespace.keys.version
-        self._web = Web(namespace, self, name)
-        self._listeners = [_listener(host, port)]
-        self.port: int = self._listeners[0].getsockname()[1]
+        self._keys_version = self.keys.version
+        self._web = _web(namespace, self, name) if private is None else None
+        listener = _listener(host, port) if private is None else _local_listener(private.socket)
+        self._listeners = [listener]
+        self.port: int = listener.getsockname()[1] if private is None else 0
         self.admin_port = self.port
         if admin is not None:
             try:
@@ -113,7 +134,9 @@ class Door(Closable):
                 self._listeners[0].close()
                 raise
             self.admin_port = self._listeners[1].getsockname()[1]
-        self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
+        self._most_descriptors = max_connections  # the limit of the process is the application's
+        if private is None:
+            self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
         self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # of the connection being read
         self.moved_bytes = 0  # read and written since the last tick
         self._loop = asyncio.new_event_loop()
@@ -126,6 +149,7 @@ class Door(Closable):
         self._thread.start()
         started.wait()
         self._stop_listening = clock.on_advance(self._on_advance)
+        on_fork(self._after_fork)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -167,8 +191,8 @@ class Door(Closable):
 
     def _after_turn(self) -> None:
         """Write the replies of a turn."""
-        if self.namespace.keys.version != self._keys_version:
-            self._keys_version = self.namespace.keys.version
+        if self.keys.version != self._keys_version:
+            self._keys_version = self.keys.version
             for connection in [*self._connections]:
                 connection.tick()
         replying, self._replying = self._replying, set()
@@ -193,7 +217,8 @@ class Door(Closable):
                 self._rest(listener)
                 return
             accepted.setblocking(False)
-            self._admit_socket(accepted, str(peer[0]), is_admin=listener is not self._listeners[0])
+            address = str(peer[0]) if peer else _LOCAL
+            self._admit_socket(accepted, address, is_admin=listener is not self._listeners[0])
 
     def _rest(self, listener: socket.socket) -> None:
         """Accept nothing for a second: the process has no descriptors left."""
@@ -270,7 +295,7 @@ class Door(Closable):
         self, first: bytes, address: str, *, is_admin: bool, needs_tls: bool
     ) -> asyncio.BaseProtocol | None:
         """Return the protocol that speaks what a connection begins with; None: nobody does."""
-        if any(first.startswith(verb) for verb in _HTTP_VERBS):
+        if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
             return self._web.protocol(self._loop)
         if first.startswith(MAGIC) and not is_admin:
             return NativeConnection(self, address, refusal=_needs_tls() if needs_tls else None)
@@ -278,7 +303,8 @@ class Door(Closable):
 
     def begins_like_one(self, first: bytes) -> bool:
         """Whether a connection may still turn out to speak one of the protocols."""
-        return any(known.startswith(first) for known in (MAGIC, *_HTTP_VERBS))
+        spoken = (MAGIC,) if self._web is None else (MAGIC, *_HTTP_VERBS)
+        return any(known.startswith(first) for known in spoken)
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -364,14 +390,14 @@ class Door(Closable):
     def admit(self, token: str) -> Admission:
         """Check a token."""
         try:
-            return self.namespace.keys.admit(token, self.clock.wall_us())
+            return self.keys.admit(token, self.clock.wall_us())
         except UnauthorizedError as error:
             self.note_refused_key(_presented_name(token), error.text)
             raise
 
     def recheck(self, admission: Admission) -> Admission:
         """Check that an admission still holds."""
-        return self.namespace.keys.recheck(admission, self.clock.wall_us())
+        return self.keys.recheck(admission, self.clock.wall_us())
 
     def note_refusal(self, admission: Admission | None, error: MessagingError) -> None:
         """Log that a connection or a request was refused."""
@@ -440,8 +466,24 @@ class Door(Closable):
             await asyncio.wait_for(self._deserted.wait(), GRACE_S if self._connections else 0)
         for connection in [*self._connections]:
             connection.abort()
-        await self._web.close()
+        if self._web is not None:
+            await self._web.close()
         await asyncio.sleep(0)
+
+    def _after_fork(self) -> None:
+        """Let go of every socket in a forked process: the parent has the loop that serves them.
+
+        Something harmless takes the place of each, so that to close it later does no harm either.
+        """
+        self.is_stopping = True
+        transports = [*self._strangers.values(), *(one.transport for one in self._connections)]
+        sockets: list[Any] = [*self._listeners, *filter(None, self._arriving.values())]
+        sockets += [transport.get_extra_info("socket") for transport in transports]
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        for one in sockets:
+            if one is not None and one.fileno() >= 0:
+                os.dup2(nothing, one.fileno(), inheritable=False)
+        os.close(nothing)
 
 
 class _Sniffer(asyncio.Protocol):
@@ -504,6 +546,27 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _local_listener(path: Path) -> socket.socket:
+    """Listen at a socket in the file system that only this user may connect to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)  # before it listens
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _web(namespace: EmbeddedNamespace, door: Door, name: str) -> "Web":
+    """Return the web pages of a server."""
+    from twinbus.server.web import Web  # noqa: PLC0415 - a private door does without its packages
+
+    return Web(namespace, door, name)
 
 
 def _raise_descriptor_limit() -> int:

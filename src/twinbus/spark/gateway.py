@@ -15,7 +15,8 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,6 +37,27 @@ def silence_py4j() -> None:
     """Have py4j log nothing in this process. A command calls this; an application keeps its log."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_SILENCE)
+
+
+class _NoCommandsOfPy4j(logging.Filter):
+    """Drops the commands that py4j logs at DEBUG before it sends them to the JVM."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno > logging.DEBUG
+
+
+@contextmanager
+def unlogged_commands() -> Iterator[None]:
+    """Keep py4j from logging what it sends meanwhile: options that hold connection strings."""
+    quiet = _NoCommandsOfPy4j()
+    loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
+    for logger in loggers:
+        logger.addFilter(quiet)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(quiet)
 
 
 class GatewayLaunch:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.backoff import Backoff
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import to_us
-from twinbus.connection import ConnectionString, Place
+from twinbus.entities import is_backlog_folder
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
@@ -41,8 +41,12 @@ from twinbus.limits import (
 )
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.protocol.keys import Claim
+from twinbus.server.private import Access
+from twinbus.spark.gateway import unlogged_commands
 from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.desk import Desk, SyphonProgress
+from twinbus.syphon.doors import WorkerDoors, check_master
 from twinbus.syphon.planner import PlannerSettings
 from twinbus.syphon.queue_watch import QueueWatch
 from twinbus.syphon.transfers import TransferLedger
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from twinbus.syphon.transform_query import Transform
 
 _log = logging.getLogger("twinbus.syphon")
+_PRIMARY_ACCESS = Access((Claim.SEND, Claim.TRANSFER))  # to any entity
 _RESTARTS = Backoff(SECOND_US, to_us(MAX_RESTART_PAUSE))  # of a query that failed
 
 
@@ -77,12 +82,7 @@ class SyphonSettings:
     def __post_init__(self) -> None:
         _check_span("retry_interval", self.retry_interval, MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL)
         _check_span("lease", self.lease, MIN_SYPHON_LEASE, MAX_LEASE_DURATION)
-        for name, text in (("primary", self.primary), ("secondary", self.secondary)):
-            if ConnectionString.parse(text).place is Place.EMBEDDED:
-                raise InvalidArgumentError(
-                    f"the {name} is embedded in a process, where the workers of Spark, which are "
-                    "processes of their own, cannot reach it; serve it with `twinbus serve`"
-                )
+        check_master(self.master or "local", self.primary, self.secondary)
         _check_count("ranges_per_queue", self.ranges_per_queue, MAX_RANGES_PER_QUEUE)
         _check_count("range_messages", self.range_messages, MAX_LEASE_MESSAGES)
         if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
@@ -94,6 +94,13 @@ class SyphonSettings:
                 "there are no backlog queues; pairing makes them, or name the primary as the "
                 "paired applications do (Name=... in the connection string)"
             )
+
+    @property
+    def secondary_access(self) -> Access:
+        """What the workers may do on the secondary: read and settle the backlog."""
+        folders = {queue.lower().rpartition("/")[0] for queue in self.queues}
+        folder = folders.pop() if len(folders) == 1 else ""
+        return Access((Claim.LISTEN,), folder if is_backlog_folder(folder) else None)
 
     def planner(self, owner: str) -> PlannerSettings:
         """Return what the planner needs of them."""
@@ -153,8 +160,10 @@ class Syphon(Closable):
         self._last_progress: SyphonProgress | None = None
         self._query: StreamingQuery | None = None
         self._spark: BorrowedSession | None = None
+        self._doors = WorkerDoors()
         try:
             self._spark = BorrowedSession(settings.master, settings.conf)
+            self._open_doors(self._spark.session.sparkContext.master or "")
             self._query = self._start_query(self._spark.session)
         except BaseException as error:
             self._clear_away()
@@ -167,6 +176,13 @@ class Syphon(Closable):
             threading.Thread(
                 target=self._watch_queues, args=(watch,), name="twinbus-syphon-queues", daemon=True
             ).start()
+
+    def _open_doors(self, master: str) -> None:
+        """Let workers in where a namespace is embedded in this process."""
+        settings, doors = self._settings, self._doors
+        check_master(master, settings.primary, settings.secondary)
+        self._primary = doors.connection_for(settings.primary, _PRIMARY_ACCESS)
+        self._secondary = doors.connection_for(settings.secondary, settings.secondary_access)
 
     def _start_query(self, session: "SparkSession") -> "StreamingQuery":
         from twinbus.syphon import (  # noqa: PLC0415 - Spark is there only now
@@ -183,22 +199,20 @@ class Syphon(Closable):
         session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
         session.dataSource.register(source)
         options = syphon_query.SyphonOptions(
-            settings.primary,
-            settings.secondary,
+            self._primary,
+            self._secondary,
             self._desk.folder,
             settings.planner(self._owner),
             settings.ledger.absolute() if settings.ledger is not None else None,
         ).to_options()
-        rows = session.readStream.format(source.name()).options(**options).load()
+        with unlogged_commands():
+            rows = session.readStream.format(source.name()).options(**options).load()
         if transform is not None:
             rows = transform(rows)
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
-        writer = (
-            rows.writeStream.format(source.name())
-            .options(**options)
-            .queryName(self._owner)
-            .option("checkpointLocation", str(checkpoint))
-        )
+        with unlogged_commands():
+            writer = rows.writeStream.format(source.name()).options(**options)
+        writer = writer.queryName(self._owner).option("checkpointLocation", str(checkpoint))
         if self._once:
             writer = writer.trigger(availableNow=True)
         return writer.start()
@@ -329,6 +343,7 @@ class Syphon(Closable):
                 self._query.stop()
         if self._spark is not None:
             self._spark.give_back()
+        self._doors.close()
         self._roll_ledger(at_once=True)
         self._last_progress = self.progress
         self._folder.cleanup()

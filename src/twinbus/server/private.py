@@ -1,0 +1,125 @@
+"""A private door: lets other processes of this user reach a namespace that is embedded in this one.
+
+The workers of Spark need it: they are processes, and the directory is open in the application. The
+door is a socket of mode 600 in a new folder of mode 700, so that only this user gets there. Who
+gets there must also show a token of the door's only key. The key is random, is held in memory and
+nowhere else, allows what the caller names, and ends with the door. The keys of the namespace do
+not open this door, and the key of this door does not open another.
+
+The door closes with the namespace, if it was not closed before. A process that is killed leaves the
+folder behind: nobody listens there any more.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import finalize
+
+from twinbus.client.manager import new_secret
+from twinbus.clock import SystemClock
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import MessagingError
+from twinbus.forking import on_fork
+from twinbus.lifetimes import Closable
+from twinbus.limits import MAX_SOCKET_PATH_BYTES, PRIVATE_CONNECTIONS
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.access import AccessKeys
+from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.server.door import Door, PrivateEntrance
+
+_KEY_NAME = "private-door"
+_PREFIX = "twinbus-door-"
+_SOCKET = "door"
+_ELSEWHERE = "/tmp"  # noqa: S108 - short everywhere; the folder made there has an unknown name
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What those who come through a private door may do."""
+
+    claims: tuple[Claim, ...]
+    entity_path: str | None = None  # an entity or a folder of backlog queues; None: everywhere
+
+
+class PrivateDoor(Closable):
+    """Serves an embedded namespace to other processes of this user until it is closed."""
+
+    def __init__(self, namespace: EmbeddedNamespace, access: Access) -> None:
+        key = SharedAccessKey(
+            name=_KEY_NAME,
+            claims=access.claims,
+            primary=new_secret(),
+            secondary=new_secret(),
+            entity_path=access.entity_path,
+        )
+        keys = AccessKeys()
+        keys.put(key)
+        folder = _make_folder()
+        self._remove_folder = finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        on_fork(self._after_fork)
+        self.connection = ConnectionString(
+            place=Place.SERVER,
+            socket=folder / _SOCKET,
+            namespace_id=namespace.id,
+            entity_path=access.entity_path,
+            key_name=key.name,
+            key=key.primary,
+        )
+        try:
+            entrance = PrivateEntrance(folder / _SOCKET, keys)
+            self._door = Door(
+                namespace, SystemClock(), private=entrance, max_connections=PRIVATE_CONNECTIONS
+            )
+        except OSError as error:
+            self._remove_folder()
+            raise MessagingError(
+                f"no socket can be made at {folder / _SOCKET}: {error.strerror or error}. Set "
+                "TMPDIR to a folder on a local disk"
+            ) from error
+        self._forget: Callable[[], None] = lambda: None
+        try:
+            self._forget = namespace.before_close(self.close)
+        except BaseException:
+            self._door.close()
+            self._remove_folder()
+            raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lets anybody in."""
+        return not self._door.is_stopping
+
+    def close(self) -> None:
+        """Let every client know, stop, and remove the socket; the namespace stays open."""
+        self._forget()
+        self._door.close()
+        self._remove_folder()
+
+    def _after_fork(self) -> None:
+        """Leave the socket to the process that this one was forked from."""
+        self._remove_folder.detach()
+
+
+def _make_folder() -> Path:
+    """Make a folder that only this user can enter, with a path short enough for a socket in it."""
+    for parent in _parents():
+        try:
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # of mode 700
+        except OSError as error:
+            trouble = error
+    raise MessagingError(
+        f"no folder for a socket can be made: {trouble.strerror or trouble}. Set TMPDIR to a "
+        "folder with a short path where this process may write"
+    ) from trouble
+
+
+def _parents() -> Iterator[str]:
+    """Give the folders that may hold it, the best first."""
+    usual = tempfile.gettempdir()
+    rest = len(f"/{_PREFIX}12345678/{_SOCKET}")
+    if len(os.fsencode(usual)) + rest <= MAX_SOCKET_PATH_BYTES:
+        yield usual
+    yield _ELSEWHERE

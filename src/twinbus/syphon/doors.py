@@ -1,0 +1,54 @@
+"""How the workers of Spark reach the namespaces of a syphon.
+
+A server has an address. An embedded namespace has none, so the syphon opens a private door to it:
+in this process, which has the directory open, for as long as the syphon runs. Workers need a socket
+on the same machine, so Spark must run there as well.
+"""
+
+from contextlib import ExitStack
+
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError
+from twinbus.lifetimes import Closable
+from twinbus.namespace.opening import find_embedded, open_namespace
+from twinbus.server.private import Access, PrivateDoor
+
+
+def check_master(master: str, *connections: str) -> None:
+    """Refuse a Spark on other machines if one of the namespaces can be reached from here only."""
+    for connection in map(ConnectionString.parse, connections):
+        if connection.place is Place.EMBEDDED and not master.startswith("local"):
+            raise InvalidArgumentError(
+                f"the namespace {connection.name} is embedded in this process, and the workers of "
+                f"Spark at {master} may run on other machines, which cannot reach it. Serve it "
+                "with `twinbus serve`, or run Spark on this machine: master local[*]"
+            )
+
+
+class WorkerDoors(Closable):
+    """The private doors of one syphon; as a context manager it closes them."""
+
+    def __init__(self) -> None:
+        self._opened = ExitStack()
+
+    def connection_for(self, connection: str, access: Access) -> str:
+        """Return a connection string with which workers reach a namespace.
+
+        A namespace that this process has open stays the property of its users: when they close it,
+        its door closes. Another one is opened here, and closed with the doors.
+        """
+        parsed = ConnectionString.parse(connection)
+        if parsed.place is not Place.EMBEDDED:
+            return connection
+        assert parsed.directory is not None
+        namespace = find_embedded(parsed.directory)
+        if namespace is None:
+            share = open_namespace(parsed)
+            self._opened.callback(share.close)
+            namespace = find_embedded(parsed.directory)
+            assert namespace is not None  # the share keeps it open
+        return self._opened.enter_context(PrivateDoor(namespace, access)).connection.to_text()
+
+    def close(self) -> None:
+        """Close the doors, and the namespaces that were opened for them."""
+        self._opened.close()
