@@ -237,7 +237,7 @@ REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in l
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
 PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent
-CHART_LANES: Final = 20  # of one chart; more cannot be told apart
+CHART_LANES: Final = 20  # of one chart; a reader cannot distinguish more
 CHART_LETTERS: Final = 40  # of a name in a chart
 
 # The command line

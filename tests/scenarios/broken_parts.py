@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.scenarios.site import Site
-from twinbus.broker.accounts.meter import Meter
 from twinbus.broker.accounts.throttle import Throttle
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.duplicates import DuplicateHistory
@@ -24,6 +23,7 @@ from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.queue.waiters import Waiters
 from twinbus.broker.queue.waiting import Waiting
 from twinbus.broker.sending import intake as intake_module
+from twinbus.broker.sending.repeats import Repeats
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
@@ -48,7 +48,7 @@ PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, o
     *((AccessKeys, "all"), (Directory, "make"), (Directory, "entity"), (Subscription, "copies")),
     (Throttle, "check_room"),
     *((Deaths, "number"), (Bodies, "release"), (Bodies, "fetch"), (DuplicateHistory, "fresh")),
-    *((LockNumbers, "next"), (Meter, "record"), (queue_module, "delivered")),
+    *((LockNumbers, "next"), (Repeats, "note"), (queue_module, "delivered")),
     *((namespace_module, name) for name in ("lease_range", "settle_range", "renew_range")),
     *((intake_module, name) for name in ("to_batch", "sizes_of", "check_values")),
 ]

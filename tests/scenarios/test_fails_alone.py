@@ -26,6 +26,7 @@ from tests.scenarios.broken_parts import (
 from tests.scenarios.command_stories import MINUTE, STORIES, TIMERS, Story
 from tests.scenarios.site import Site
 from twinbus.broker.sending.routing import Router
+from twinbus.broker.sending.short_intake import ShortIntake
 from twinbus.broker.store.storage import DiskStorage
 from twinbus.errors import CommandFailedError
 from twinbus.protocol import commands as c
@@ -185,7 +186,12 @@ POISON = b"poison"
 @pytest.fixture
 def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch that holds a certain message break the broker, after it was taken in."""
-    stage = Router.stage
+    stage, stage_few = Router.stage, ShortIntake._stage
+
+    def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> None:
+        stage_few(self, entity, messages, *args)
+        if POISON in [message.body for message in messages]:
+            raise RuntimeError("a message nobody can store")
 
     def fail(self: Router, outbound: Any, *args: Any) -> Any:
         staged = stage(self, outbound, *args)
@@ -194,6 +200,7 @@ def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
         return staged
 
     monkeypatch.setattr(Router, "stage", fail)
+    monkeypatch.setattr(ShortIntake, "_stage", fail_few)
 
 
 @pytest.mark.usefixtures("poisonous")

@@ -285,9 +285,9 @@ class _Job:
             .drop("grouping", "place"),
             _Sum,
         )
-        self._tell_apart(sums)
+        self._sort(sums)
 
-    def _tell_apart(self, sums: Sequence[_Sum]) -> None:
+    def _sort(self, sums: Sequence[_Sum]) -> None:
         """Put each sum where it belongs, by the columns that it was added up by."""
         report = self._report
         months: dict[str, dict[str, Billed]] = {}

@@ -7,11 +7,22 @@ cut, and played to a fresh end of either role. A failure names its seed.
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
-from tests.unit.amqp.ends import Pair, receiver_options, sender_options
+from tests.unit.amqp.ends import (
+    BEGIN,
+    OPEN,
+    Pair,
+    attach,
+    receiver_options,
+    sender_options,
+    transfer,
+)
+from twinbus.amqp.composites import Composite
 from twinbus.amqp.connection import AmqpConnection
 from twinbus.amqp.events import (
     AttachRequested,
@@ -23,12 +34,26 @@ from twinbus.amqp.events import (
     OutcomeReported,
     SessionEnded,
 )
+from twinbus.amqp.frames import AMQP_HEADER, frame
 from twinbus.amqp.link import AmqpLink
 from twinbus.amqp.options import ConnectionOptions
-from twinbus.amqp.performatives import RELEASED, ErrorCondition, ReceiverSettleMode
+from twinbus.amqp.performatives import (
+    ACCEPTED,
+    RECEIVER,
+    RELEASED,
+    SENDER,
+    CloseFrame,
+    DetachFrame,
+    DispositionFrame,
+    EndFrame,
+    ErrorCondition,
+    FlowFrame,
+    ReceiverSettleMode,
+)
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sasl import MECHANISMS, SaslClient, SaslCredentials, SaslServer
 from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.types import Described, ULong
 from twinbus.limits import NEVER_US
 
 MUTATIONS = 400  # of each seed and role
@@ -253,3 +278,127 @@ def test_random_bytes_behind_a_header_end_properly(seed: int) -> None:
         connection = fresh("server")
         data = start + generator.randbytes(generator.randrange(300))
         check(connection, play(connection, [data], generator))
+
+
+class Noise:
+    """Valid frames in any order; most of them are about sessions and links that there are."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.generator = generator
+        self.delivery_id = 0
+
+    def pick(self, *values: Any) -> Any:
+        """Return one of some values."""
+        return self.generator.choice(values)
+
+    def frames(self, count: int) -> list[bytes]:
+        """Return frames, as they are read."""
+        made = [AMQP_HEADER + frame(0, OPEN.encode())]
+        for channel in range(3):
+            made += [frame(channel, BEGIN.encode()), frame(channel, attach("a", 0).encode())]
+            made.append(frame(channel, attach(f"b{channel}", 1, role=RECEIVER).encode()))
+        for _ in range(count):
+            made.append(frame(self.pick(0, 1, 2), self.any_frame().encode()))
+        return made
+
+    def any_frame(self) -> Composite:
+        """Return a frame."""
+        usual = [self.flow, self.transfer, self.transfer, self.disposition, self.credit]
+        rare = [self.begin, self.attach, self.detach, self.end, self.close]
+        chosen: Composite = self.pick(*(rare if self.generator.random() < 0.1 else usual))()
+        return chosen
+
+    def handle(self) -> int:
+        """Return a handle, which is almost always in use."""
+        return int(self.pick(0, 0, 0, 1, 1, 1) if self.generator.random() < 0.97 else 7)
+
+    def number(self) -> int:
+        """Return a number that a counter may have."""
+        if self.generator.random() < 0.9:
+            return self.generator.randrange(5)
+        return int(self.pick(7, 2**31, 2**32 - 1))
+
+    def error(self) -> ErrorCondition | None:
+        """Return why, or nothing."""
+        return self.pick(None, ErrorCondition(condition="amqp:not-found"))  # type: ignore[no-any-return]
+
+    def begin(self) -> Composite:
+        """Return a begin, mostly for a channel that is in use."""
+        return replace(BEGIN, remote_channel=self.pick(None, None, 1))
+
+    def attach(self) -> Composite:
+        """Return an attach with a name and a handle that may be in use."""
+        role = self.pick(RECEIVER, SENDER)
+        return attach(self.pick("a", "c", "b0"), self.pick(0, 2, 3, 4), role=role)
+
+    def detach(self) -> Composite:
+        """Return a detach."""
+        return DetachFrame(handle=self.handle(), closed=self.pick(True, False), error=self.error())
+
+    def end(self) -> Composite:
+        """Return an end."""
+        return EndFrame(error=self.error())
+
+    def close(self) -> Composite:
+        """Return what ends the connection, seldom."""
+        return CloseFrame(error=self.error()) if self.generator.random() < 0.1 else self.flow()
+
+    def flow(self) -> Composite:
+        """Return the flow of a session."""
+        return FlowFrame(
+            next_incoming_id=self.pick(None, None, None, None, 0, self.number()),
+            incoming_window=self.number(),
+            next_outgoing_id=self.number(),
+            outgoing_window=self.number(),
+            echo=self.pick(True, False),
+        )
+
+    def credit(self) -> Composite:
+        """Return the flow of a link."""
+        return FlowFrame(
+            next_incoming_id=None,
+            incoming_window=max(self.number(), 5),
+            next_outgoing_id=self.number(),
+            outgoing_window=self.number(),
+            handle=self.handle(),
+            link_credit=self.number(),
+            delivery_count=self.pick(None, self.number()),
+            drain=self.pick(True, False),
+            echo=self.pick(True, False),
+        )
+
+    def transfer(self) -> Composite:
+        """Return a transfer, mostly with the next delivery-id."""
+        self.delivery_id += self.pick(1, 1, 1, 1, 1, 1, 0)
+        return transfer(
+            self.delivery_id,
+            handle=0 if self.generator.random() < 0.97 else 1,
+            delivery_tag=b"t",
+            more=self.generator.random() < 0.1,
+            aborted=self.generator.random() < 0.1,
+            settled=self.pick(True, False, None),
+            resume=self.generator.random() < 0.1,
+            state=self.pick(None, ACCEPTED, Described(ULong(0x999), [])),
+        )
+
+    def disposition(self) -> Composite:
+        """Return a disposition of a range."""
+        return DispositionFrame(
+            role=self.pick(RECEIVER, SENDER),
+            first=self.number(),
+            last=self.pick(None, 9, 2**31 - 1, self.number()),
+            settled=self.pick(True, False),
+            state=self.pick(None, ACCEPTED, RELEASED, Described(ULong(0x999), [])),
+        )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_sequence_of_valid_frames_ends_properly(seed: int) -> None:
+    generator = random.Random(seed)
+    kinds: Counter[str] = Counter()
+    for _ in range(150):
+        connection = fresh("server")
+        found = play(connection, Noise(generator).frames(80), generator)
+        check(connection, found)
+        kinds.update(type(event).__name__ for event in found)
+    assert min(kinds[kind] for kind in ("Delivery", "OutcomeReported", "WindowOpened")) > 15, kinds

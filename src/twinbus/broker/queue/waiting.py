@@ -201,9 +201,9 @@ class Waiting:
             self.size_in_bytes += rows.size
         else:
             self.size_in_bytes += int(columns["size"][new].sum())
-        if rows.due is not NEVER_US:
+        if count and rows.due is not NEVER_US:
             self.next_due = min(self.next_due, int(np.min(rows.due)))
-        if rows.expires is not NEVER_US:
+        if count and rows.expires is not NEVER_US:
             self.next_expiry = min(self.next_expiry, int(np.min(rows.expires)))
         self._first_active = min(self._first_active, start)
         return start

@@ -27,12 +27,15 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class MessageRows:
-    """A few messages on their way to the log."""
+    """A few messages on their way to the log, encoded at once: a failure is that of their send."""
 
-    __slots__ = ("_messages",)
+    __slots__ = ("_content", "_messages")
 
     def __init__(self, messages: Sequence[BrokeredMessage]) -> None:
         self._messages = messages
+        rows, bodies = encode_rows(messages)
+        head = _encode(rows)
+        self._content = b"".join((_HEAD.pack(_MAGIC, len(head)), head, *bodies))
 
     @property
     def messages(self) -> Sequence[BrokeredMessage]:
@@ -46,9 +49,7 @@ class MessageRows:
 
     def serialize(self) -> pa.Buffer:
         """Return them as the log keeps them."""
-        rows, bodies = encode_rows(self._messages)
-        head = _encode(rows)
-        return pa.py_buffer(b"".join((_HEAD.pack(_MAGIC, len(head)), head, *bodies)))
+        return pa.py_buffer(self._content)
 
     def ids(self) -> tuple[str | None, ...]:
         """Return the id of each."""
