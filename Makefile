@@ -27,13 +27,15 @@ help: ## list the targets
 
 setup: $(READY) ## make the virtual environment
 
-$(READY): requirements/dev.txt requirements/java.txt pyproject.toml
+$(READY): requirements/dev.txt requirements/java.txt requirements/proton.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Twinbus needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(RUN) -m twinbus.spark.java >/dev/null 2>&1 || { echo "no Java 17 or newer here: bringing one for Spark"; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt; }
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/proton.txt >/dev/null 2>&1 \
+	|| echo "no C compiler here: the tests against Qpid Proton will be skipped"
 	@touch $@
 
 $(BENCH_READY): $(READY) requirements/bench.txt
@@ -51,7 +53,7 @@ test: check ## run the checks and every test, in four processes side by side (10
 	@mkdir -p build; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
-	$(RUN) -m pytest tests/contracts tests/simulation >build/test-contracts.txt 2>&1 & contracts=$$!; \
+	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
 	$(RUN) -m pytest tests/unit tests/browser $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
@@ -92,7 +94,7 @@ docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime cli metrics server spark java dev bench; do \
+	for name in runtime cli metrics server spark java dev proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

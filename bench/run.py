@@ -9,7 +9,17 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-BENCHMARKS = ("imports", "broker", "stores", "client", "connections", "pairing", "syphon", "report")
+BENCHMARKS = (
+    "imports",
+    "amqp",
+    "broker",
+    "stores",
+    "client",
+    "connections",
+    "pairing",
+    "syphon",
+    "report",
+)
 
 
 def main() -> None:

@@ -218,7 +218,7 @@ LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
-LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
+LEDGER_FILE_ROWS: Final = 262_144  # two row groups; until then their ids, 36 bytes each, are held
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
@@ -307,17 +307,22 @@ MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # that is decoded: values take up to
 MAX_AMQP_TAG_BYTES: Final = 32  # of a delivery tag, as the specification says
 MAX_AMQP_SESSIONS: Final = 1024  # of one connection; some SDKs begin one for each link
 MAX_AMQP_SESSION_LINKS: Final = 256  # as Service Bus
-MAX_AMQP_LINKS: Final = 2048  # of one connection; each takes some 2 KB
+MAX_AMQP_LINKS: Final = 2048  # of one connection; each takes some 1 KB
 MAX_AMQP_KEPT_FRAME_BYTES: Final = 16 * 1024  # of an open, begin or attach; its values are kept
 MAX_AMQP_KEPT_BYTES: Final = 2 * 1024 * 1024  # of attaches of one connection
 AMQP_INCOMING_WINDOW: Final = 2048  # transfers that a peer may send before it reads
-AMQP_OUTGOING_WINDOW: Final = 2048  # that peers are told; their own window is what counts
+AMQP_OUTGOING_WINDOW: Final = 2048  # that our frames name; the window of the peer is what counts
 MAX_AMQP_UNSETTLED: Final = 10_000  # deliveries of one session and direction; some 300 bytes each
 MAX_AMQP_PARTIAL_BYTES: Final = 64 * 1024 * 1024  # of unfinished deliveries of one connection
 AMQP_MESSAGE_BYTES: Final = 1024 * 1024  # of one message, where a link sets no other limit
 AMQP_OPEN_US: Final = AUTHENTICATION_US  # for protocol headers, SASL and open
 AMQP_CLOSE_US: Final = 2 * SECOND_US  # that a peer has to answer a close
 AMQP_IDLE_US: Final = 120 * SECOND_US  # that peers may be silent; SDKs send every 30 s at best
+SERVICE_BUS_IDLE_US: Final = 240 * SECOND_US  # announced to SDKs, which send when they get to it
+SERVICE_BUS_CREDIT: Final = 1000  # sends under way on one link
+SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at once
+SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
+SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
 # Self-healing

@@ -40,7 +40,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import EntityKind, ListEntities, Peek, Receive
 from twinbus.protocol.requests import BlockingRequest
 
-pytestmark = pytest.mark.timeout(5)  # a broker that heals for ever never ends
+pytestmark = pytest.mark.timeout(30)  # a broker that heals for ever never ends
 SELF_CHECK = timedelta(microseconds=SELF_CHECK_INTERVAL_US)
 PRIVATE = "the body nobody may read"
 

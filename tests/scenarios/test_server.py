@@ -42,11 +42,15 @@ def open_receives(server: Server) -> float:
 # -- starting --------------------------------------------------------------------------------------
 
 
-def test_the_first_start_prints_the_connection_string_and_one_ready_line(server: Server) -> None:
-    first, ready = server.start()
+def test_the_first_start_prints_both_connection_strings_and_one_ready_line(server: Server) -> None:
+    first, second, ready = server.start()
     parsed = ConnectionString.parse(first)
     assert (parsed.host, parsed.port, parsed.name) == ("127.0.0.1", server.port, "shop")
     assert parsed.key_name == ROOT_KEY
+    assert second == (
+        f"Endpoint=sb://127.0.0.1:{server.port};SharedAccessKeyName={ROOT_KEY};"
+        f"SharedAccessKey={parsed.key};UseDevelopmentEmulator=true"
+    )
     assert ready.startswith("shop is ready at twinbus://127.0.0.1:")
     with server.manager() as manager:
         assert manager.list_queues() == []
@@ -73,7 +77,7 @@ def test_a_start_that_failed_does_not_swallow_the_root_key(server: Server) -> No
 
 
 def test_the_name_is_the_given_one_and_part_of_the_connection_string(server: Server) -> None:
-    first, ready = server.start("", "--name", "contoso")
+    first, _, ready = server.start("", "--name", "contoso")
     assert ready.startswith("contoso is ready")
     assert ConnectionString.parse(first).name == "contoso"
     assert json.loads(server.get("/health")[2])["name"] == "contoso"

@@ -62,7 +62,7 @@ class ServerProcess:
             )
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("Endpoint="):
+            if line.startswith("Endpoint=twinbus"):
                 self.connection_string = line.strip()
             ready = _READY.search(line)
             if ready:

@@ -233,6 +233,7 @@ class AmqpConnection:
             self._say_close(error)
 
     def _say_close(self, error: ErrorCondition | None) -> None:
+        closing = CloseFrame(error=error).encode()  # raises before anything has changed
         if self.state in {EndpointState.NEW, EndpointState.OFFERED}:
             self._say_open()
         for session in self.sessions:
@@ -240,7 +241,6 @@ class AmqpConnection:
         self._held.clear()
         self._closing_at = self._now
         self.state = after(self.state, Saying.OUR_CLOSE)
-        closing = CloseFrame(error=error).encode()
         if error is not None and len(closing) + FRAME_HEAD_BYTES > self.peer_frame_bytes:
             closing = CloseFrame(error=ErrorCondition(condition=error.condition)).encode()
         self._queue(frame(0, closing))
@@ -390,10 +390,6 @@ class AmqpConnection:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, channel: int, composite: Composite) -> None:
-        """Send a frame, as soon as the peer has opened the connection."""
-        self.write_body(channel, composite.encode())
-
     def write_body(self, channel: int, body: bytes) -> None:
         """Send an encoded frame, as soon as the peer has opened the connection."""
         if self._closing_at is not None or self.is_done or self._misfit is not None:
@@ -478,7 +474,7 @@ class AmqpConnection:
 
     @property
     def _silent_at(self) -> int:
-        """When the peer has been silent for too long: twice what it was told, to be lenient."""
+        """When the peer has been silent for too long: twice what our open says, to be lenient."""
         return self._heard_at + 2 * self.options.idle_timeout_us
 
     def tick(self, now: int) -> list[Event]:

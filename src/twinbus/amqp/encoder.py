@@ -28,12 +28,13 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_AMQP_DEPTH, MAX_AMQP_ITEMS
 
 Writer = Callable[[Any], bytes]
+_DEPTH: Final = 2 * MAX_AMQP_DEPTH  # more than is ever read: what a peer sent can be sent back
 
 
 def encode(value: object) -> bytes:
     """Encode a value in its smallest form."""
     try:
-        return _encoded(value, MAX_AMQP_DEPTH)
+        return _encoded(value, _DEPTH)
     except (struct.error, UnicodeEncodeError, OverflowError) as error:
         raise unencodable(value, error) from error
 
@@ -53,7 +54,7 @@ def _encoded(value: object, depth: int) -> bytes:
     if compound is not None:
         if not depth:
             raise InvalidArgumentError(
-                f"lists and maps are nested deeper than {MAX_AMQP_DEPTH}; AMQP peers refuse that"
+                f"lists and maps are nested deeper than {_DEPTH}; AMQP peers refuse that"
             )
         return compound(value, depth - 1)
     for ancestor in kind.__mro__:  # such as str of a StrEnum
@@ -223,7 +224,7 @@ def _variable_elements(
 
 def _compound_elements(items: Sequence[Any], element: type, depth: int) -> tuple[int, bytes]:
     if items and not depth:
-        raise InvalidArgumentError(f"arrays are nested deeper than {MAX_AMQP_DEPTH}")
+        raise InvalidArgumentError(f"arrays are nested deeper than {_DEPTH}")
     encoded = [_encoded(item, depth - 1) for item in items]
     code = _COMPOUND_ELEMENTS[element]
     if any(piece[0] == code + 0x10 for piece in encoded):

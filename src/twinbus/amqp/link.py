@@ -42,8 +42,9 @@ _ACTIVE = EndpointState.ACTIVE
 
 
 def error_condition(error: AmqpError) -> ErrorCondition:
-    """Return an error as the peer reads it."""
-    return ErrorCondition(condition=error.condition, description=error.text[:300], info={})
+    """Return an error as the peer reads it; short, so that it fits the smallest frame."""
+    text = error.text.encode("ascii", "backslashreplace").decode()
+    return ErrorCondition(condition=error.condition, description=text[:300], info={})
 
 
 class AmqpLink:
@@ -136,10 +137,6 @@ class AmqpLink:
 
     def say_attach(self, options: LinkOptions) -> None:
         """Send our attach, as a request or as an answer."""
-        self.snd_settle_mode = options.snd_settle_mode
-        self.rcv_settle_mode = options.rcv_settle_mode
-        if self.ROLE is not SENDER:
-            self.max_message_bytes = options.max_message_bytes
         attach = AttachFrame(
             name=self.name,
             handle=self.handle,
@@ -153,8 +150,13 @@ class AmqpLink:
             desired_capabilities=options.desired_capabilities,
             properties=options.properties,
         )
+        body = attach.encode()  # raises before anything has changed
         self.state = after(self.state, Saying.OUR_OPEN)
-        self.session.write(attach)
+        self.snd_settle_mode = options.snd_settle_mode
+        self.rcv_settle_mode = options.rcv_settle_mode
+        if self.ROLE is not SENDER:
+            self.max_message_bytes = options.max_message_bytes
+        self.session.write_body(body)
 
     def take_attach(self, frame: AttachFrame, size: int) -> None:
         """Take the peer's attach, as a request or as an answer."""
@@ -164,8 +166,10 @@ class AmqpLink:
         if self.state is EndpointState.OFFERED:
             self.session.connection.emit(AttachRequested(self._end()))
         elif self.state is _ACTIVE:
-            self.snd_settle_mode = frame.snd_settle_mode
-            self.rcv_settle_mode = frame.rcv_settle_mode
+            if self.ROLE is SENDER:  # each end decides about its own mode
+                self.rcv_settle_mode = frame.rcv_settle_mode
+            else:
+                self.snd_settle_mode = frame.snd_settle_mode
             is_refused = (frame.target if self.ROLE is SENDER else frame.source) is None
             if not is_refused:  # a detach with the reason follows
                 self.session.connection.emit(Attached(self._end()))
@@ -193,6 +197,7 @@ class AmqpLink:
         self._report(error)
 
     def _refuse(self, error: ErrorCondition | None) -> None:
+        DetachFrame(handle=self.handle, error=error).encode()  # raises before anything has changed
         self._say_empty_attach()
         self._say_detach(error)
 
@@ -208,10 +213,11 @@ class AmqpLink:
         )
 
     def _say_detach(self, error: ErrorCondition | None, *, is_closed: bool = True) -> None:
+        body = DetachFrame(handle=self.handle, closed=is_closed, error=error).encode()
         self.session.outcomes.flush()
         self.leave()
         self.state = after(self.state, Saying.OUR_CLOSE)
-        self.session.write(DetachFrame(handle=self.handle, closed=is_closed, error=error))
+        self.session.write_body(body)
 
     def _report(self, error: ErrorCondition | None, *, is_closed: bool = True) -> None:
         if not self._is_reported:

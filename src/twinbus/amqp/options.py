@@ -44,6 +44,7 @@ class ConnectionOptions:
     max_partial_bytes: int = MAX_AMQP_PARTIAL_BYTES
     incoming_window: int = AMQP_INCOMING_WINDOW
     tolerates_overrun: bool = False  # deliveries beyond the credit: some SDKs ignore it
+    rejects_too_large: bool = False  # a delivery alone: by the standard, it ends its link
     first_number: int = 0  # where our counting begins; tests begin before the numbers wrap around
 
     def __post_init__(self) -> None:

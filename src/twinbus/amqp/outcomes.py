@@ -31,7 +31,7 @@ class GatheredOutcome:
     first: int
     last: int
     is_settled: bool
-    state: DeliveryState | None
+    state: bytes  # encoded
 
 
 class Outcomes:
@@ -103,18 +103,19 @@ class Outcomes:
         is_settled: bool,
     ) -> None:
         """Report the state of a delivery; it leaves together with others of the same state."""
+        encoded = b"\x40" if state is None else state_bytes(state)
         gathered = self._gathered
         if gathered is not None:
             if (
                 number == gathered.last + 1
                 and role is gathered.role
                 and is_settled is gathered.is_settled
-                and (state is gathered.state or state == gathered.state)
+                and encoded == gathered.state
             ):
                 gathered.last = number
                 return
             self.flush()
-        self._gathered = GatheredOutcome(role, number, number, is_settled, state)
+        self._gathered = GatheredOutcome(role, number, number, is_settled, encoded)
         self._session.connection.note_unflushed(self._session)
 
     def flush(self) -> None:
@@ -127,7 +128,7 @@ class Outcomes:
             write_uint(gathered.first & MASK),
             write_uint(gathered.last & MASK),
             write_boolean(gathered.is_settled),
-            b"\x40" if gathered.state is None else state_bytes(gathered.state),
+            gathered.state,
         )
         body = b"\x00\x53\x15" + write_compound(0xC0, 5, content)
         self._session.connection.write_body(self._session.channel, body)

@@ -13,8 +13,10 @@ from twinbus.amqp.performatives import (
     RECEIVER,
     AttachFrame,
     DeliveryState,
+    ErrorCondition,
     FlowFrame,
     ReceiverSettleMode,
+    Rejected,
     SenderSettleMode,
     TransferFrame,
 )
@@ -37,6 +39,7 @@ class PartialDelivery:
     state: DeliveryState | None
     is_resumed: bool
     content: bytearray
+    size: int = 0  # of all frames, also of those whose content is not kept
 
 
 class ReceiverLink(AmqpLink):
@@ -92,10 +95,10 @@ class ReceiverLink(AmqpLink):
             return False
         if is_settled is None:
             is_settled = settles_first
+        self.session.outcomes.report(RECEIVER, number, state, is_settled=is_settled)
         if is_settled:
             del self.unsettled[number]
             self.session.outcomes.forget_received(number)
-        self.session.outcomes.report(RECEIVER, number, state, is_settled=is_settled)
         return True
 
     # -- what the session calls ----------------------------------------------------------------
@@ -151,6 +154,8 @@ class ReceiverLink(AmqpLink):
                         state=frame.state,
                         mode=frame.rcv_settle_mode,
                     )
+                elif self._is_draining:
+                    self._check_drained()
                 return
             partial = self._partial = PartialDelivery(
                 number=number,
@@ -211,16 +216,20 @@ class ReceiverLink(AmqpLink):
             self._drop_partial()
             self._check_drained()
             return
-        size = len(partial.content) + len(payload)
-        self._check_size(size)
-        if not partial.is_resumed:
+        partial.size += len(payload)
+        if self._is_too_large(partial.size, is_settled=partial.is_settled):
+            self.session.connection.add_partial_bytes(-len(partial.content))
+            partial.content.clear()
+        elif not partial.is_resumed:
             self.session.connection.add_partial_bytes(len(payload))
             partial.content += payload
         if frame.more:
             return
         content = bytes(partial.content)
         self._drop_partial()
-        if not partial.is_resumed:
+        if self._is_too_large(partial.size, is_settled=partial.is_settled):
+            self._reject_too_large(partial.number, partial.size)
+        elif not partial.is_resumed:
             self._deliver(
                 partial.number,
                 partial.tag,
@@ -236,14 +245,28 @@ class ReceiverLink(AmqpLink):
             self.session.connection.add_partial_bytes(-len(self._partial.content))
             self._partial = None
 
-    def _check_size(self, size: int) -> None:
-        if 0 < self.max_message_bytes < size:
-            raise AmqpError(
-                f"a message on the link {self.name!r:.80} has {size} bytes or more; "
-                f"{self.max_message_bytes} may be",
-                Condition.MESSAGE_SIZE_EXCEEDED,
-                Scope.LINK,
-            )
+    def _is_too_large(self, size: int, *, is_settled: bool) -> bool:
+        """Whether a delivery is to be rejected for its size; raise where that ends the link."""
+        if not 0 < self.max_message_bytes < size:
+            return False
+        if self.session.connection.options.rejects_too_large and not is_settled:
+            return True
+        raise AmqpError(self._too_large(size), Condition.MESSAGE_SIZE_EXCEEDED, Scope.LINK)
+
+    def _too_large(self, size: int) -> str:
+        return (
+            f"a message on the link {self.name!r:.80} has {size} bytes or more; "
+            f"{self.max_message_bytes} may be"
+        )
+
+    def _reject_too_large(self, number: int, size: int) -> None:
+        error = ErrorCondition(
+            condition=Condition.MESSAGE_SIZE_EXCEEDED, description=self._too_large(size), info={}
+        )
+        outcome = Rejected(error=error)
+        self.session.outcomes.report(RECEIVER, number, outcome, is_settled=True)
+        if self._is_draining:
+            self._check_drained()
 
     def _deliver(  # noqa: PLR0913 - the parts of a delivery, in the hot path
         self,
@@ -256,7 +279,9 @@ class ReceiverLink(AmqpLink):
         state: DeliveryState | None,
         mode: ReceiverSettleMode | None,
     ) -> None:
-        self._check_size(len(payload))
+        if self._is_too_large(len(payload), is_settled=is_settled):
+            self._reject_too_large(number, len(payload))
+            return
         if self.snd_settle_mode is SenderSettleMode.SETTLED:
             is_settled = True
         session = self.session

@@ -69,6 +69,8 @@ class SenderLink(AmqpLink):
             raise InvalidArgumentError(
                 f"a delivery tag has 1 to {MAX_AMQP_TAG_BYTES} bytes, not {len(tag)}"
             )
+        if not 0 <= message_format <= MASK:
+            raise InvalidArgumentError(f"a message format has 32 bits; {message_format} has more")
         size = len(payload) if type(payload) is not list else sum(map(len, payload))
         if 0 < self.max_message_bytes < size:
             raise MessageSizeExceededError(
@@ -92,10 +94,11 @@ class SenderLink(AmqpLink):
 
     def settle(self, number: int, state: DeliveryState | None = ACCEPTED) -> bool:
         """Settle a delivery whose outcome the receiver has reported; false: it is gone."""
-        if self.unsettled.pop(number, None) is None:
+        if number not in self.unsettled:
             return False
-        self.session.outcomes.forget_sent(number)
         self.session.outcomes.report(SENDER, number, state, is_settled=True)
+        del self.unsettled[number]
+        self.session.outcomes.forget_sent(number)
         return True
 
     def drained(self) -> None:
@@ -112,7 +115,6 @@ class SenderLink(AmqpLink):
             handle=self.handle,
             delivery_count=self.delivery_count,
             link_credit=self.credit,
-            available=0,
             drain=is_draining,
         )
 

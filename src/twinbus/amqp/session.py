@@ -102,9 +102,10 @@ class AmqpSession:
     def end(self, error: ErrorCondition | None = None) -> None:
         """End the session; SessionEnded follows when the peer has answered."""
         if self.state in {EndpointState.ACTIVE, EndpointState.OPENING}:
+            body = EndFrame(error=error).encode()  # raises before anything has changed
             self.leave()
             self.state = after(self.state, Saying.OUR_CLOSE)
-            self.write(EndFrame(error=error))
+            self.write_body(body)
 
     # -- beginning and ending ------------------------------------------------------------------
 
@@ -349,7 +350,11 @@ class AmqpSession:
 
     def write(self, frame: "Composite") -> None:
         """Send a frame on the channel of this session."""
-        self.connection.write(self.channel, frame)
+        self.connection.write_body(self.channel, frame.encode())
+
+    def write_body(self, body: bytes) -> None:
+        """Send an encoded frame on the channel of this session."""
+        self.connection.write_body(self.channel, body)
 
 
 def _refuse(frame: "Composite") -> None:

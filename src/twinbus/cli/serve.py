@@ -102,6 +102,8 @@ def serve(
     server = Server(settings)
     if server.root_key is not None:
         click.echo(server.connection_string)
+        if tls_certificate is None:
+            click.echo(server.service_bus_connection_string)
     scheme = "twinbus+tls" if tls_certificate else "twinbus"
     at = f"[{host}]" if ":" in host else host
     web = f"http{'s' if tls_certificate else ''}://{at}:{server.door.port}"

@@ -11,6 +11,7 @@ from twinbus.broker.turn.engine import EngineSettings, Flushes, Recovery, Snapsh
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.broker.turn.writer import InlineWriter, ThreadedWriter, Writer
 from twinbus.clock import Clock, SystemClock
+from twinbus.entities import EntityDescription
 from twinbus.errors import NamespaceClosedError
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
@@ -95,6 +96,19 @@ class EmbeddedNamespace(Closable):
         Whether a ledger is written at all, and how finely it counts, stays until the next start.
         """
         self._writer.reconfigure(namespace, ledger)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message that it takes."""
+        return self._writer.engine.settings.namespace.max_message_bytes
+
+    def describe(self, path: str) -> EntityDescription | None:
+        """Return the description of an entity, if there is one: a look, and no operation."""
+        engine = self._writer.engine
+        if engine.is_healing:
+            return None
+        entity = engine.namespace.directory.find(path)
+        return None if entity is None else entity.description
 
     @property
     def keys(self) -> AccessKeys:

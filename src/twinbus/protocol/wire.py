@@ -463,12 +463,15 @@ def _plain_origin(origin: c.Origin | None, writing: _Writing) -> Any:
     return writing.dump(origin)
 
 
-def _origin_of(plain: Any, reading: "_Reading") -> c.Origin | None:
+def _origin_of(plain: Any, body: memoryview) -> c.Origin | None:
+    if plain is None:
+        return None
     if type(plain) is not list:
-        return None if plain is None else reading.load(plain)
-    source, first, count = plain
-    numbers = reading.load({"$": "run", "first": first, "count": count})
-    return c.Origin(source, numbers)
+        return _Reading(body, may_hold_batches=False).load(plain)  # type: ignore[no-any-return]
+    source, first, count = plain  # of consecutive numbers, as those of nearly every send are
+    if type(first) is not int or type(count) is not int:
+        raise InvalidArgumentError("the numbers of an origin begin at a whole number")
+    return c.Origin(source, range(first, first + count))
 
 
 def _bounded(pieces: Buffers) -> Buffers:
@@ -507,13 +510,13 @@ def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
     if len(values) != 3:
         raise InvalidArgumentError("a Send has a path, messages and an origin")
     path, plain, origin = values
-    reading = _Reading(body, may_hold_batches=False)
     try:
         if type(plain) is list:
             messages: Any = decode_rows(plain, body)
         else:
-            messages = _read_columns(reading.blob(plain), MESSAGE_SCHEMA)
-        return c.Send(path, messages, _origin_of(origin, reading))
+            blob = _Reading(body, may_hold_batches=False).blob(plain)
+            messages = _read_columns(blob, MESSAGE_SCHEMA)
+        return c.Send(path, messages, _origin_of(origin, body))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidArgumentError(
             f"Send does not have the fields it should: {error!s:.200}"

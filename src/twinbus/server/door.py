@@ -3,6 +3,7 @@ r"""The door of a server: one event loop, one port, and the protocols behind it.
 The first bytes of a connection say what it speaks:
 
     TWINBUS\n       the native protocol (native.py)
+    AMQP            AMQP 1.0 as SDKs of Azure Service Bus speak it (amqp.py)
     0x16            TLS, and then one of the others inside
     an HTTP verb    health, readiness and metrics (web.py)
 
@@ -63,6 +64,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
+from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
 from twinbus.server.latencies import Latencies
 from twinbus.server.memory import FreeMemory
 from twinbus.server.native import NativeConnection, now_us
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+ClientConnection = NativeConnection | ServiceBusConnection
 _LOCAL = "local"  # the address of every client of a socket in the file system
 
 
@@ -103,6 +106,7 @@ class Door(Closable):
     ) -> None:
         self.namespace = namespace
         self.keys = namespace.keys if private is None else private.keys
+        self._speaks_amqp = private is None
         self.clock = clock
         self.max_connections = max_connections
         self.latencies = Latencies()
@@ -113,14 +117,14 @@ class Door(Closable):
         self._tls = tls
         self._refused_keys = LineRate(LOG_INTERVAL_US, LOGGED_KEY_NAMES)
         self._refused_connections = LineRate(LOG_INTERVAL_US)
-        self._connections: set[NativeConnection] = set()  # that showed a good token
+        self._connections: set[ClientConnection] = set()  # that showed a good token
         self._strangers: dict[asyncio.BaseProtocol, asyncio.Transport] = {}  # oldest first
         # Not yet strangers, oldest first; with the socket while the task has not begun.
         self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
         self._by_key: Counter[str] = Counter()
         self._by_address: Counter[str] = Counter()
         self._incomplete: Counter[str] = Counter()  # bytes of unfinished frames, by key
-        self._replying: set[NativeConnection] = set()
+        self._replying: set[ClientConnection] = set()
         self._keys_version = self.keys.version
         self._web = _web(namespace, self, name) if private is None else None
         listener = _listener(host, port) if private is None else _local_listener(private.socket)
@@ -181,7 +185,7 @@ class Door(Closable):
 
     def _tick(self) -> None:
         """Look for silent connections and for tokens that expired."""
-        strangers = [one for one in self._strangers if isinstance(one, NativeConnection)]
+        strangers = [one for one in self._strangers if isinstance(one, ClientConnection)]
         for connection in [*self._connections, *strangers]:
             try:
                 connection.tick()
@@ -199,7 +203,7 @@ class Door(Closable):
         for connection in replying:
             connection.flush()
 
-    def has_replies(self, connection: NativeConnection) -> None:
+    def has_replies(self, connection: ClientConnection) -> None:
         """Note that a connection has something to write when the turn is over."""
         self._replying.add(connection)
 
@@ -297,13 +301,16 @@ class Door(Closable):
         """Return the protocol that speaks what a connection begins with; None: nobody does."""
         if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
             return self._web.protocol(self._loop)
+        refusal = _needs_tls() if needs_tls else None
         if first.startswith(MAGIC) and not is_admin:
-            return NativeConnection(self, address, refusal=_needs_tls() if needs_tls else None)
+            return NativeConnection(self, address, refusal=refusal)
+        if self._speaks_amqp and first.startswith(AMQP_MAGIC) and not is_admin:
+            return ServiceBusConnection(self, address, refusal=refusal)
         return None
 
     def begins_like_one(self, first: bytes) -> bool:
         """Whether a connection may still turn out to speak one of the protocols."""
-        spoken = (MAGIC,) if self._web is None else (MAGIC, *_HTTP_VERBS)
+        spoken = (MAGIC, AMQP_MAGIC, *_HTTP_VERBS) if self._speaks_amqp else (MAGIC,)
         return any(known.startswith(first) for known in spoken)
 
     # -- connections ---------------------------------------------------------------------------
@@ -320,11 +327,11 @@ class Door(Closable):
         """Stop counting a connection that has shown a token, or is gone."""
         self._strangers.pop(stranger, None)
 
-    def connection_begins(self, connection: NativeConnection) -> None:
+    def connection_begins(self, connection: ClientConnection) -> None:
         """Note a connection of the native protocol."""
         self.note_stranger(connection, connection.transport)
 
-    def connection_ends(self, connection: NativeConnection) -> None:
+    def connection_ends(self, connection: ClientConnection) -> None:
         """Forget a connection."""
         self.forget_stranger(connection)
         self._replying.discard(connection)
@@ -342,7 +349,7 @@ class Door(Closable):
         if not counter[name]:
             del counter[name]
 
-    def enter(self, connection: NativeConnection, admission: Admission) -> None:
+    def enter(self, connection: ClientConnection, admission: Admission) -> None:
         """Let a connection in that showed a good token, or raise why not."""
         self._check_room(connection, admission)
         self.forget_stranger(connection)
@@ -352,7 +359,7 @@ class Door(Closable):
         self.accepted += 1
         _log.debug("a connection of key %s begins", admission.key.name)
 
-    def _check_room(self, connection: NativeConnection, admission: Admission) -> None:
+    def _check_room(self, connection: ClientConnection, admission: Admission) -> None:
         if self.is_stopping:
             raise _stopping()
         most = self.max_connections
@@ -518,7 +525,7 @@ class _Sniffer(asyncio.Protocol):
         self._leave()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if isinstance(protocol, NativeConnection):
+        if isinstance(protocol, ClientConnection):
             protocol.take(self._first)
         elif isinstance(protocol, asyncio.Protocol):
             protocol.data_received(self._first)

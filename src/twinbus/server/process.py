@@ -108,6 +108,17 @@ class Server(Closable):
         )
 
     @property
+    def service_bus_connection_string(self) -> str:
+        """How SDKs of Azure Service Bus reach it without TLS; with the root key at first start."""
+        host, key = _reachable(self._settings.host), self.root_key
+        at = f"[{host}]" if ":" in host else host
+        name, secret = (key.name, key.primary) if key else ("", "")
+        return (
+            f"Endpoint=sb://{at}:{self.door.port};SharedAccessKeyName={name};"
+            f"SharedAccessKey={secret};UseDevelopmentEmulator=true"
+        )
+
+    @property
     def connection_string(self) -> str:
         """How to reach it; with the root key at the first start."""
         key = self.root_key

@@ -32,6 +32,7 @@ from twinbus.amqp.performatives import (
     ErrorCondition,
     FlowFrame,
     OpenFrame,
+    Rejected,
     SaslInit,
 )
 from twinbus.amqp.sender_link import SenderLink
@@ -310,6 +311,26 @@ def test_messages_that_are_too_large_end_the_link_before_they_are_whole(frames: 
     assert why(peer.answers()[0]) == Condition.MESSAGE_SIZE_EXCEEDED
     assert peer.connection.incomplete_bytes == 0
     assert peer.of(Delivery) == []
+
+
+@pytest.mark.parametrize("frames", [1, 2, 5])
+def test_messages_that_are_too_large_are_rejected_alone_where_that_is_chosen(frames: int) -> None:
+    peer = RawPeer(accepts=False, rejects_too_large=True)
+    peer.send(OPEN, BEGIN, attach())
+    link = peer.of(AttachRequested)[0].link
+    link.accept(max_message_bytes=1000)
+    getattr(link, "grant")(5)  # noqa: B009 - of a receiver
+    peer.answers()
+    for number in range(frames):
+        peer.send(transfer(more=number < frames - 1), payload=bytes(1001))
+        assert peer.connection.incomplete_bytes == 0
+    [rejected] = peer.answers()
+    state = getattr(rejected, "state")  # noqa: B009 - of a disposition
+    assert isinstance(state, Rejected)
+    assert state.error is not None
+    assert state.error.condition == Condition.MESSAGE_SIZE_EXCEEDED
+    peer.send(transfer(1), payload=bytes(1000))
+    assert len(peer.of(Delivery)) == 1
 
 
 def test_unfinished_deliveries_of_all_links_are_bounded_together() -> None:

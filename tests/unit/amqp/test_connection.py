@@ -231,7 +231,7 @@ def test_frames_count_as_heartbeats_and_none_piles_up_for_a_peer_that_does_not_r
     assert connection.take_outgoing(200 * SECOND_US) == [HEARTBEAT]
 
 
-def test_a_silent_peer_is_let_go_after_twice_the_time_that_it_was_told() -> None:
+def test_a_silent_peer_is_let_go_after_twice_the_time_that_our_open_says() -> None:
     peer = RawPeer()
     peer.send(OPEN)
     (opened,) = peer.answers()

@@ -58,6 +58,7 @@ from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.types import Symbol
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessageSizeExceededError
+from twinbus.limits import MAX_AMQP_DEPTH
 
 WHY = ErrorCondition(condition="amqp:not-found", description="no such queue", info={})
 
@@ -244,6 +245,62 @@ def test_links_are_not_resumed() -> None:
     peer.send(transfer(2), payload=b"new")
     assert [delivery.payload for delivery in peer.of(Delivery)] == [b"new"]
     assert peer.connection.incomplete_bytes == 0
+
+
+def test_what_a_peer_says_can_always_be_said_back() -> None:
+    deep: Any = []
+    for _ in range(MAX_AMQP_DEPTH - 1):
+        deep = [deep]
+    peer = RawPeer()
+    peer.send(OPEN, BEGIN, attach(source=Source(address="a", filter={"deep": deep})))
+    answer = peer.answers()[2]
+    assert isinstance(answer, AttachFrame)
+    assert answer.source == Source(address="a", filter={"deep": deep})
+
+
+def test_a_value_that_cannot_be_sent_changes_nothing() -> None:
+    peer = RawPeer(accepts=False)
+    peer.send(OPEN, BEGIN, attach())
+    link = peer.of(AttachRequested)[0].link
+    assert isinstance(link, ReceiverLink)
+    bad = ErrorCondition(condition="é", description="no symbol")
+    peer.answers()
+    for attempt in (
+        lambda: link.accept(properties={"a": object()}),
+        lambda: link.refuse(bad),
+        lambda: link.detach(bad),
+        lambda: link.session.end(bad),
+        lambda: peer.connection.close(0, bad),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            attempt()
+    assert peer.answers() == []
+    assert link.accept()
+    link.grant(1)
+    peer.send(transfer())
+    with pytest.raises(InvalidArgumentError):
+        link.settle(0, Rejected(error=bad))
+    with pytest.raises(InvalidArgumentError):
+        link.detach(bad)
+    assert link.settle(0)
+    assert [type(answer) for answer in peer.answers()] == [AttachFrame, FlowFrame, DispositionFrame]
+
+
+def test_each_end_decides_about_its_own_settle_mode() -> None:
+    peer = RawPeer(is_client=True)
+    session = peer.connection.begin()
+    settled = {"snd_settle_mode": SenderSettleMode.SETTLED}
+    sender = session.attach_sender("a", sender_options(**settled))
+    receiver = session.attach_receiver(
+        "b", receiver_options(rcv_settle_mode=ReceiverSettleMode.SECOND)
+    )
+    peer.send(OPEN, replace(BEGIN, remote_channel=0))
+    second = ReceiverSettleMode.SECOND
+    peer.send(attach("a", role=RECEIVER, rcv_settle_mode=second), attach("b", 1, **settled))
+    assert sender.snd_settle_mode is SenderSettleMode.SETTLED
+    assert sender.rcv_settle_mode is second
+    assert receiver.snd_settle_mode is SenderSettleMode.SETTLED
+    assert receiver.rcv_settle_mode is second
 
 
 # -- credit ----------------------------------------------------------------------------------------
@@ -526,6 +583,14 @@ def test_impossible_tags_are_a_mistake_of_the_program(tag: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match="delivery tag"):
         link.send(b"x", tag=tag)
     assert link.credit == 100
+
+
+@pytest.mark.parametrize("message_format", [-1, 2**32])
+def test_impossible_formats_are_a_mistake_of_the_program(message_format: int) -> None:
+    pair = Pair()
+    link, _ = linked_sender(pair)
+    with pytest.raises(InvalidArgumentError, match="32 bits"):
+        link.send(b"x", message_format=message_format)
 
 
 def test_our_window_opens_again_while_transfers_arrive() -> None:

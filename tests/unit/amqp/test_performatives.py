@@ -219,6 +219,21 @@ def test_text_as_a_key_is_written_as_a_symbol_and_other_keys_as_they_are() -> No
     assert [type(key) for key in properties] == [Symbol, ULong]
 
 
+@given(ANY_COMPOSITE, st.randoms(use_true_random=False))
+@replayed_at_length
+def test_whatever_can_be_read_can_be_written(value: Composite, generator: Any) -> None:
+    encoded = bytearray(value.encode())
+    for _ in range(20):
+        at = generator.randrange(3, len(encoded))
+        mutated = encoded[:at] + bytes((generator.randrange(256),)) + encoded[at + 1 :]
+        try:
+            read, _ = read_composite(bytes(mutated), 0)
+        except AmqpError:
+            continue
+        again, _ = read_composite(read.encode(), 0)
+        assert again.encode() == read.encode()
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 

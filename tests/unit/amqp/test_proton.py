@@ -4,12 +4,14 @@ Its engine is without IO, too, so most tests need no socket. Those at the end ta
 client and a real Proton server over the loopback interface.
 """
 
+import os
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 
 from tests.unit.amqp.loopback import LoopbackClient, LoopbackServer, free_port
 from tests.unit.amqp.values import VALUES, are_same
@@ -56,11 +58,14 @@ from twinbus.amqp.sasl import (
     SaslCredentials,
     SaslServer,
 )
-from twinbus.amqp.types import Symbol, UInt, ULong
+from twinbus.amqp.types import Array, Described, Symbol, UInt, ULong
 
-proton: Any = pytest.importorskip(
-    "proton", reason="python-qpid-proton is not installed; `make setup` builds it with a compiler"
-)
+if "TWINBUS_NEEDS_PROTON" in os.environ:
+    proton: Any = import_module("proton")
+else:
+    proton = pytest.importorskip(
+        "proton", reason="python-qpid-proton is not installed; `make setup` needs a C compiler"
+    )
 E = proton.Event
 LOCAL_UNINIT = proton.Endpoint.LOCAL_UNINIT
 WHY = ErrorCondition(condition="amqp:not-found", description="no such queue", info={})
@@ -79,9 +84,21 @@ def by_proton(encoded: bytes) -> bytes:
     return again
 
 
+def is_described_twice(value: Any) -> bool:
+    """Whether a described value is the value of another; Proton writes a wrong count then."""
+    if isinstance(value, Described):
+        return isinstance(value.value, Described) or is_described_twice(value.value)
+    if isinstance(value, dict):
+        return any(map(is_described_twice, value.values()))
+    if isinstance(value, Array):
+        return any(map(is_described_twice, value.items))
+    return isinstance(value, list) and any(map(is_described_twice, value))
+
+
 @given(VALUES)
 @replayed_at_length
 def test_proton_reads_what_we_write_and_we_read_what_it_writes(value: Any) -> None:
+    assume(not is_described_twice(value))
     assert are_same(decode_whole(by_proton(encode(value))), value)
 
 

@@ -226,7 +226,7 @@ def test_pyamqp_reads_the_frames_that_we_write() -> None:
 
 def test_messages_are_read_in_both_directions() -> None:
     message = part("message")
-    theirs = message.Message(
+    of_the_sdk = message.Message(
         header=message.Header(durable=True, priority=4, ttl=5000),
         delivery_annotations={"d": "x"},
         message_annotations={"x-opt-partition-key": "k"},
@@ -235,7 +235,7 @@ def test_messages_are_read_in_both_directions() -> None:
         data=[b"one", b"two"],
     )
     output = bytearray()
-    pyamqp_encode.encode_payload(output, theirs)
+    pyamqp_encode.encode_payload(output, of_the_sdk)
     found = AmqpMessage(bytes(output))
     assert found.header is not None
     assert (found.header.durable, found.header.ttl) == (True, 5000)

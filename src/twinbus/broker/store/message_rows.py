@@ -7,7 +7,7 @@ time to make and twice the space of the message itself, so the log keeps a few m
     +4   4  length of the rows
     +8      the rows as MessagePack, then the bodies end to end: as on the wire (protocol/rows.py)
 
-Whoever needs columns gets them made: reading messages does, replay and the ledger do not.
+Reading messages makes columns of them; replay and the ledger need no columns.
 """
 
 import struct

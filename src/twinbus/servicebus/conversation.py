@@ -1,0 +1,358 @@
+"""The server's end of a connection of a Service Bus client, without IO.
+
+The driver (server/amqp.py, or a simulation) hands in what it has read, hands over the requests that
+`take_requests` returns, reports their replies with `answer`, writes what `amqp.take_outgoing`
+returns, and calls `tick` every now and then.
+
+A client shows tokens to `$cbs`; which links it may attach, and what it may ask for on them, follows
+from these tokens, each time. The address of a link says what it is for:
+
+    $cbs                      tokens (nodes.py)
+    <entity>/$management      operations (management.py)
+    anything else             an entity: its client sends (sending.py) or receives (receiving.py)
+
+Transactions are not supported: a link to a coordinator is refused with `amqp:not-implemented`.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from twinbus.amqp.conditions import Condition
+from twinbus.amqp.connection import AmqpConnection
+from twinbus.amqp.events import (
+    AttachRequested,
+    CreditGiven,
+    Delivery,
+    Event,
+    LinkDetached,
+    OutcomeReported,
+    WindowOpened,
+)
+from twinbus.amqp.link import AmqpLink
+from twinbus.amqp.options import ConnectionOptions
+from twinbus.amqp.performatives import ErrorCondition, Source, Target
+from twinbus.amqp.receiver_link import ReceiverLink
+from twinbus.amqp.sasl import ANONYMOUS, EXTERNAL, MSSBCBS, SaslServer
+from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.types import Described, Symbol
+from twinbus.clock import moment_us
+from twinbus.entities import DEAD_LETTER_SUFFIX, EntityDescription
+from twinbus.errors import (
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    OperationTimeoutError,
+    SessionCannotBeLockedError,
+)
+from twinbus.limits import (
+    AUTHENTICATION_US,
+    MAX_WAIT,
+    SERVICE_BUS_ACCEPT_WAIT,
+    SERVICE_BUS_FETCH_BYTES,
+    SERVICE_BUS_IDLE_US,
+)
+from twinbus.protocol.commands import AcceptSession, SessionGrant
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.requests import Request
+from twinbus.servicebus.conditions import MICROSOFT, condition_of
+from twinbus.servicebus.management import MANAGEMENT, ManagementNode
+from twinbus.servicebus.nodes import CBS, Answer, Answers, NodeRequest, RequestNode, failed
+from twinbus.servicebus.receiving import NO_WAIT, Receiving
+from twinbus.servicebus.sending import Sending
+from twinbus.servicebus.work import Deliver, Guard, LinkRequest, Work
+
+_CBS_NAMES: Final = ("status-code", "status-description", "error-condition")
+_SESSION_FILTER: Final = f"{MICROSOFT}session-filter"
+_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks, which are 100 ns
+
+
+class ServiceBusConversation:
+    """One connection, from its first byte to its end."""
+
+    def __init__(
+        self, guard: Guard, deliver: Deliver, container_id: str, now: int, max_message_bytes: int
+    ) -> None:
+        options = ConnectionOptions(
+            container_id,
+            idle_timeout_us=SERVICE_BUS_IDLE_US,
+            tolerates_overrun=True,
+            rejects_too_large=True,  # SDKs take a link that ends for a lost connection
+        )
+        sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens follow
+        self.amqp = AmqpConnection(options, now, sasl=sasl)
+        self._work = Work(guard, deliver, now)
+        self._began_at = now
+        self._max_message_bytes = max_message_bytes
+        self._cbs = RequestNode(CBS, _CBS_NAMES)
+        self._management: dict[str, ManagementNode] = {}  # by the path of the entity
+        self._accepting: dict[SenderLink, LinkRequest | None] = {}  # links that wait for a session
+
+    # -- what the driver calls -----------------------------------------------------------------
+
+    def receive(self, data: bytes, now: int) -> None:
+        """Take bytes that have arrived."""
+        self._work.now = now
+        self._take(self.amqp.receive(data, now))
+
+    def answer(self, request: LinkRequest, value: Any, now: int) -> None:
+        """Take a reply of the broker."""
+        self._work.now = now
+        self._work.answer(request, value)
+        self._take(self.amqp.take_events())
+
+    def take_requests(self) -> tuple[list[Request], list[Request]]:
+        """Return the requests for the broker, and those that nobody waits for any more."""
+        work = self._work
+        arrived, work.arrived = work.arrived, []
+        withdrawn, work.withdrawn = work.withdrawn, []
+        return arrived, withdrawn
+
+    @property
+    def may_read(self) -> bool:
+        """Whether the driver shall read more."""
+        return self.amqp.may_read and not self._work.is_behind
+
+    def note_buffered(self, size: int) -> None:
+        """Note how many bytes the driver has not written yet; deliver more if these are few."""
+        self.amqp.note_buffered(size)
+        if self._work.is_stalled and self.amqp.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
+            self._work.is_stalled = False
+            for session in self.amqp.sessions:
+                for link in session.links:
+                    if isinstance(link.context, Receiving | Answers):
+                        link.context.pump()
+
+    def lose(self) -> None:
+        """Take note that the connection is gone."""
+        self._take(self.amqp.lose())
+
+    def end(self, error: MessagingError, now: int) -> None:
+        """Close the connection, and say why."""
+        self.amqp.close(now, condition_of(error))
+        self._take(self.amqp.take_events())
+
+    def tick(self, now: int) -> None:
+        """Do what time brings, and end the links whose tokens do not hold any more."""
+        self._work.now = now
+        if not self._work.is_admitted and now >= self._began_at + AUTHENTICATION_US:
+            text = "the connection has shown no token in time; send one to $cbs"
+            self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
+        for session in self.amqp.sessions:
+            for link in session.links:
+                if isinstance(link.context, Sending | Receiving):
+                    self._check_token(link, link.context.path)
+        self._take(self.amqp.tick(now))
+
+    def _check_token(self, link: AmqpLink, path: str) -> None:
+        try:
+            self._work.admission_for(path)
+        except MessagingError as error:
+            link.detach(condition_of(error))
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _take(self, events: list[Event]) -> None:
+        while events:
+            for event in events:
+                self._take_one(event)
+            events = self.amqp.take_events()
+
+    def _take_one(self, event: Event) -> None:
+        if isinstance(event, Delivery):
+            self._take_delivery(event)
+        elif isinstance(event, OutcomeReported):
+            if isinstance(event.link.context, Receiving):
+                event.link.context.take_outcome(event)
+        elif isinstance(event, CreditGiven):
+            self._take_credit(event)
+        elif isinstance(event, AttachRequested):
+            self._take_attach(event.link)
+        elif isinstance(event, WindowOpened):
+            for link in event.session.links:
+                if isinstance(link.context, Receiving | Answers):
+                    link.context.pump()
+        elif isinstance(event, LinkDetached):
+            self._take_detach(event)
+
+    def _take_delivery(self, event: Delivery) -> None:
+        held = event.link.context
+        if isinstance(held, Sending):
+            held.take(event)
+        elif isinstance(held, RequestNode):
+            request = held.read(event)
+            if request is not None and isinstance(held, ManagementNode):
+                held.carry_out(request)
+            elif request is not None:
+                self._cbs.answer(request, self._put_token(request))
+
+    def _take_credit(self, event: CreditGiven) -> None:
+        held = event.link.context
+        if isinstance(held, Receiving):
+            held.take_credit(event)
+        elif isinstance(held, Answers):
+            held.pump()
+            if event.is_draining:
+                event.link.drained()
+
+    def _take_detach(self, event: LinkDetached) -> None:
+        link, held = event.link, event.link.context
+        link.context = None
+        if isinstance(held, Sending | Receiving):
+            held.end()
+        elif isinstance(held, Answers) and isinstance(link, SenderLink):
+            for node in (self._cbs, *self._management.values()):
+                node.end_answers(link)
+        elif isinstance(link, SenderLink) and link in self._accepting:
+            self._work.drop(self._accepting.pop(link))
+
+    # -- tokens --------------------------------------------------------------------------------
+
+    def _put_token(self, request: NodeRequest) -> Answer:
+        try:
+            if request.operation != "put-token":
+                raise InvalidArgumentError(f"$cbs has no operation {request.operation!r:.60}")
+            audience, token = request.properties.get("name"), request.body
+            if not isinstance(audience, str) or not isinstance(token, str):
+                raise InvalidArgumentError("put-token needs a name and a token, both text")
+            self._work.show(str(token), path_in(audience).removesuffix(MANAGEMENT))
+        except MessagingError as error:
+            return failed(error)
+        return Answer(202, "Accepted")
+
+    # -- links ---------------------------------------------------------------------------------
+
+    def _take_attach(self, link: SenderLink | ReceiverLink) -> None:
+        peer = link.peer
+        assert peer is not None
+        terminus = peer.source if isinstance(link, SenderLink) else peer.target
+        address = terminus.address if isinstance(terminus, Source | Target) else None
+        if address is None:
+            text = "a link needs the address of an entity; transactions are not supported"
+            link.refuse(_refused(Condition.NOT_IMPLEMENTED, text))
+            return
+        path = path_in(address)
+        if path == CBS:
+            self._attach_node(link, self._cbs)
+        elif path.endswith(MANAGEMENT):
+            self._attach_management(link, path.removesuffix(MANAGEMENT))
+        else:
+            self._attach_entity(link, path)
+
+    def _attach_node(self, link: SenderLink | ReceiverLink, node: RequestNode) -> None:
+        if isinstance(link, SenderLink):
+            if link.accept():
+                link.context = node.begin_answers(link)
+        elif link.accept(max_message_bytes=self._max_message_bytes):
+            link.context = node
+            node.begin_requests(link)
+
+    def _attach_management(self, link: SenderLink | ReceiverLink, path: str) -> None:
+        try:
+            self._work.admission_for(path)
+        except MessagingError as error:
+            link.refuse(condition_of(error))
+            return
+        node = self._management.get(path.lower())
+        if node is None:
+            node = self._management[path.lower()] = ManagementNode(self._work, path, self._held)
+        self._attach_node(link, node)
+
+    def _held(self, path: str, session_id: str) -> Receiving | None:
+        """Return the link of this connection that holds a session."""
+        for session in self.amqp.sessions:
+            for link in session.links:
+                held = link.context
+                if (
+                    isinstance(held, Receiving)
+                    and held.session is not None
+                    and held.session.session_id == session_id
+                    and held.path.lower() == path.lower()
+                ):
+                    return held
+        return None
+
+    def _attach_entity(self, link: SenderLink | ReceiverLink, path: str) -> None:
+        try:
+            if isinstance(link, SenderLink):
+                description = self._work.entity_for(path, Claim.LISTEN)
+                self._attach_receiver(link, path, description)
+            else:
+                self._work.entity_for(path, Claim.SEND)
+                if link.accept(max_message_bytes=self._max_message_bytes):
+                    link.context = Sending(self._work, link, path)
+                    link.context.begin()
+        except MessagingError as error:
+            link.refuse(condition_of(error))
+
+    def _attach_receiver(self, link: SenderLink, path: str, description: EntityDescription) -> None:
+        assert link.peer is not None
+        assert isinstance(link.peer.source, Source)
+        filters = link.peer.source.filter or {}
+        is_dead_letter = path.lower().endswith(DEAD_LETTER_SUFFIX.lower())
+        needs = getattr(description, "requires_session", False) and not is_dead_letter
+        if needs != (_SESSION_FILTER in filters):
+            raise InvalidOperationError(
+                f"{path} requires sessions; attach with a session filter"
+                if needs
+                else f"{path} has no sessions; attach without a session filter",
+                path=path,
+            )
+        if needs:
+            self._accept_session(link, path, filters[_SESSION_FILTER])
+        elif link.accept():
+            link.context = Receiving(self._work, link, path)
+            link.context.pump()
+
+    def _accept_session(self, link: SenderLink, path: str, wanted: Any) -> None:
+        """Lock a session; the answer to the attach waits until it is there."""
+        name = wanted.value if isinstance(wanted, Described) else wanted
+        if name is not None and not isinstance(name, str):
+            raise InvalidArgumentError("a session filter names a session by text, or any by null")
+        wait = NO_WAIT if name is not None else self._accept_wait(link)
+        command = AcceptSession(path, None if name is None else str(name), wait)
+        then = partial(self._take_session, link, path)
+        self._accepting[link] = None
+        self._accepting[link] = self._work.ask(path, command, then)
+
+    def _accept_wait(self, link: SenderLink) -> timedelta:
+        """Return how long a client waits for a session."""
+        assert link.peer is not None
+        wanted_ms = (link.peer.properties or {}).get(f"{MICROSOFT}timeout")
+        if isinstance(wanted_ms, int) and wanted_ms > 0:
+            return min(timedelta(milliseconds=int(wanted_ms)), MAX_WAIT)
+        return SERVICE_BUS_ACCEPT_WAIT
+
+    def _take_session(self, link: SenderLink, path: str, value: Any) -> None:
+        self._accepting.pop(link, None)
+        if isinstance(value, SessionCannotBeLockedError) and value.session_id is None:
+            value = OperationTimeoutError(value.text)  # nothing to receive is no failure
+        if isinstance(value, MessagingError):
+            link.refuse(condition_of(value))
+            return
+        assert isinstance(value, SessionGrant)
+        assert link.peer is not None
+        assert isinstance(link.peer.source, Source)
+        granted = {Symbol(_SESSION_FILTER): value.lock.session_id}
+        ticks = moment_us(value.locked_until_utc) * 10 + _EPOCH_TICKS
+        receiving = Receiving(self._work, link, path, value.lock)
+        if link.accept(
+            source=replace(link.peer.source, filter=granted),
+            properties={Symbol(f"{MICROSOFT}locked-until-utc"): ticks},
+        ):
+            link.context = receiving
+            receiving.pump()
+        else:
+            receiving.end()
+
+
+def path_in(address: str) -> str:
+    """Return the path that an address names, with or without scheme and host."""
+    path = urlsplit(address).path if "://" in address else address
+    return unquote(path).strip("/")
+
+
+def _refused(condition: str, text: str) -> ErrorCondition:
+    return ErrorCondition(condition=condition, description=text, info={})

@@ -1,0 +1,330 @@
+"""Messages between AMQP and Twinbus, in both directions, without loss.
+
+A message that comes over AMQP becomes a native one: its fields are what native clients read, and
+what filters, schedules, sessions and duplicate detection look at. Its sections are kept beside them
+byte for byte (`BrokeredMessage.amqp`), so that an AMQP receiver gets the types, annotations and ids
+that the sender wrote:
+
+    +0   1  what the body was: see BodyKind
+    +1   8  fingerprint of the native fields that were made of the sections
+    +9      the sections, without a body that the native one holds
+
+As long as the native fields have that fingerprint, the sections are delivered as they are; the
+broker only replaces the header and adds its annotations. Where somebody has changed a field (an
+action of a rule, a native client that sends the message on), that field wins over its section.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import msgspec
+import xxhash
+
+from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.decoder import Buffer
+from twinbus.amqp.encoder import write_binary
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
+from twinbus.amqp.performatives import Header, Properties
+from twinbus.amqp.types import Described, Int, Symbol, Timestamp
+from twinbus.clock import MICROSECOND, from_us, moment_us
+from twinbus.message import BrokeredMessage, MessageState, PropertyValue
+from twinbus.protocol.rows import encode_rows
+
+BATCH_FORMAT: Final = 0x80013700  # a message whose data sections are messages
+PARTITION_KEY: Final = "x-opt-partition-key"
+SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
+_BESIDE: Final = (
+    SectionKind.HEADER,
+    SectionKind.DELIVERY_ANNOTATIONS,
+    SectionKind.MESSAGE_ANNOTATIONS,
+    SectionKind.PROPERTIES,
+    SectionKind.APPLICATION_PROPERTIES,
+    SectionKind.FOOTER,
+)
+_TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
+_DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
+_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
+_MOST_TTL_MS: Final = 2**32 - 1
+_AMQP: Final = 13  # the place of the sections in a row
+_HEAD = struct.Struct("<B8s")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class BodyKind(IntEnum):
+    """What the body of an AMQP message was, and where it is now."""
+
+    DATA = 0  # one data section: the native body
+    TEXT = 1  # a value that is text: the native body, in UTF-8
+    BINARY = 2  # a value that is binary: the native body
+    OTHER = 3  # anything else: among the sections; the native body is empty
+
+
+# -- from AMQP ---------------------------------------------------------------------------------
+
+
+def read_messages(payload: Buffer, message_format: int) -> list[BrokeredMessage]:
+    """Return the messages of a transfer: one, or those of a batch."""
+    message = AmqpMessage(payload)
+    if message_format != BATCH_FORMAT:
+        return [read_message(message)]
+    return [read_message(AmqpMessage(bytes(one))) for one in message.data_sections]
+
+
+def read_message(message: AmqpMessage) -> BrokeredMessage:
+    """Return an AMQP message as a native one that remembers how it came."""
+    properties = message.properties or Properties()
+    annotations = message.message_annotations or {}
+    header = message.header
+    kind, body = _read_body(message)
+    native = BrokeredMessage(
+        body=body,
+        message_id=_text(properties.message_id) or uuid4().hex,
+        session_id=properties.group_id,
+        correlation_id=_text(properties.correlation_id),
+        content_type=properties.content_type,
+        subject=properties.subject,
+        to=properties.to,
+        reply_to=properties.reply_to,
+        reply_to_session_id=properties.reply_to_group_id,
+        partition_key=_text(annotations.get(PARTITION_KEY)),
+        time_to_live=_life(header),
+        scheduled_enqueue_time_utc=_moment(annotations.get(SCHEDULED)),
+        application_properties=dict(_native_properties(message.application_properties or {})),
+    )
+    if kind is BodyKind.OTHER:
+        kept = [bytes(piece) for piece in message.spliced({})]
+    else:
+        kept = [section for one in _BESIDE if (section := message.raw(one)) is not None]
+    return replace(native, amqp=_HEAD.pack(kind, fingerprint(native)) + b"".join(kept))
+
+
+def _read_body(message: AmqpMessage) -> tuple[BodyKind, bytes]:
+    if message.body_kind is SectionKind.DATA:
+        sections = message.data_sections
+        if len(sections) == 1:
+            return BodyKind.DATA, bytes(sections[0])
+    elif message.body_kind is SectionKind.VALUE:
+        value = message.value
+        if type(value) is str:
+            return BodyKind.TEXT, value.encode()
+        if type(value) is bytes:
+            return BodyKind.BINARY, value
+    return BodyKind.OTHER, b""
+
+
+def _text(value: Any) -> str | None:
+    """Return an id or key of any AMQP type as text."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def _life(header: Header | None) -> timedelta | None:
+    """Return a time to live; the largest that AMQP can say means for ever."""
+    if header is None or header.ttl is None or header.ttl == _MOST_TTL_MS:
+        return None
+    return timedelta(milliseconds=max(header.ttl, 1))
+
+
+def _moment(ms: Any) -> datetime | None:
+    """Return a timestamp; what is beyond the years of a datetime is as good as none."""
+    if not isinstance(ms, int):
+        return None
+    try:
+        return from_us(int(ms) * 1000)
+    except (OverflowError, ValueError):
+        return None
+
+
+def _native_properties(held: Mapping[Any, Any]) -> Iterator[tuple[str, PropertyValue]]:
+    """Give the properties whose types native messages have; the others stay in the sections."""
+    for name, value in held.items():
+        native = _native(value)
+        if native is not None and isinstance(name, str):
+            yield str(name), native
+
+
+def _native(value: Any) -> PropertyValue | None:
+    if isinstance(value, Timestamp):
+        return _moment(value)
+    if isinstance(value, bool | bytes | UUID):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else None
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Described) and type(value.value) is int:
+        try:
+            if value.descriptor == _TIMESPAN:
+                return timedelta(microseconds=value.value // 10)
+            if value.descriptor == _DATETIME_OFFSET:
+                return from_us((value.value - _EPOCH_TICKS) // 10)
+        except (OverflowError, ValueError):
+            return None
+    return None
+
+
+def fingerprint(message: BrokeredMessage) -> bytes:
+    """Return what tells whether the native fields are those that were made of the sections."""
+    [row], _ = encode_rows([message])
+    fields = row[1:_AMQP]
+    while fields and fields[-1] is None:
+        fields.pop()
+    return xxhash.xxh3_64_digest(_encode(fields))
+
+
+# -- to AMQP -----------------------------------------------------------------------------------
+
+
+def write_message(message: BrokeredMessage, *, is_browsed: bool = False) -> list[Buffer]:
+    """Return a delivered message in pieces, with what the broker knows about it."""
+    kind, sent = _sections_of(message)
+    header = sent.header or Header(ttl=_ttl(message))
+    pieces: list[Buffer] = [
+        replace(header, delivery_count=message.delivery_count or 0).encode(),
+        *_delivery_annotations(message, sent),
+        sent.extended(SectionKind.MESSAGE_ANNOTATIONS, _annotations(message, is_browsed)),
+        sent.raw(SectionKind.PROPERTIES) or b"",
+        *_application_properties(message, sent),
+        *_body(message, kind, sent),
+    ]
+    footer = sent.raw(SectionKind.FOOTER)
+    if footer is not None:
+        pieces.append(footer)
+    return pieces
+
+
+def _sections_of(message: BrokeredMessage) -> tuple[BodyKind, AmqpMessage]:
+    """Return the sections that fit the native fields."""
+    if message.amqp is None:
+        return BodyKind.DATA, AmqpMessage(_native_sections(message, AmqpMessage(b"")))
+    kind, known = BodyKind.DATA, b""
+    sent = AmqpMessage(b"")
+    if len(message.amqp) >= _HEAD.size:
+        try:
+            number, known = _HEAD.unpack_from(message.amqp)
+            kind, sent = BodyKind(number), AmqpMessage(message.amqp[_HEAD.size :])
+        except (ValueError, AmqpError):  # a native client wrote something else there
+            known = b""
+    if known != fingerprint(message):
+        sent = AmqpMessage(_native_sections(message, sent))
+    return kind, sent
+
+
+def _native_sections(message: BrokeredMessage, sent: AmqpMessage) -> bytes:
+    """Return sections made of the native fields; what these cannot say is taken from `sent`."""
+    before = sent.properties or Properties()
+    properties = replace(
+        before,
+        message_id=_same_or(before.message_id, message.message_id),
+        correlation_id=_same_or(before.correlation_id, message.correlation_id),
+        to=message.to,
+        subject=message.subject,
+        reply_to=message.reply_to,
+        content_type=message.content_type,
+        group_id=message.session_id,
+        reply_to_group_id=message.reply_to_session_id,
+    )
+    annotations = dict(sent.message_annotations or {})
+    for name in (PARTITION_KEY, SCHEDULED):
+        annotations.pop(name, None)
+    if message.partition_key is not None:
+        annotations[Symbol(PARTITION_KEY)] = message.partition_key
+    if message.scheduled_enqueue_time_utc is not None:
+        annotations[Symbol(SCHEDULED)] = _timestamp(message.scheduled_enqueue_time_utc)
+    held = sent.application_properties or {}
+    own = {
+        name: held[name] if name in held and _native(held[name]) == value else _written(value)
+        for name, value in message.application_properties.items()
+    }
+    header = replace(sent.header or Header(), ttl=_ttl(message))
+    kept = (SectionKind.DELIVERY_ANNOTATIONS, SectionKind.FOOTER)
+    pieces: list[Buffer] = [header.encode(), properties.encode()]
+    pieces += [section for one in kept if (section := sent.raw(one)) is not None]
+    if annotations:
+        pieces.append(encode_section(SectionKind.MESSAGE_ANNOTATIONS, annotations))
+    if own:
+        pieces.append(encode_section(SectionKind.APPLICATION_PROPERTIES, own))
+    beside = dict.fromkeys(_BESIDE)
+    pieces += sent.spliced(beside)
+    return b"".join(pieces)
+
+
+def _same_or(typed: Any, text: str | None) -> Any:
+    """Return an id with the type it was sent with, unless the text is another."""
+    return typed if _text(typed) == text else text
+
+
+def _written(value: PropertyValue) -> Any:
+    if isinstance(value, datetime):
+        return _timestamp(value)
+    if isinstance(value, timedelta):
+        return Described(_TIMESPAN, value // MICROSECOND * 10)
+    return value
+
+
+def _timestamp(moment: datetime) -> Timestamp:
+    return Timestamp(moment_us(moment) // 1000)
+
+
+def _ttl(message: BrokeredMessage) -> int | None:
+    if message.time_to_live is None:
+        return None
+    return min(max(message.time_to_live // timedelta(milliseconds=1), 1), _MOST_TTL_MS)
+
+
+def _delivery_annotations(message: BrokeredMessage, sent: AmqpMessage) -> list[Buffer]:
+    if message.lock_token is None:
+        section = sent.raw(SectionKind.DELIVERY_ANNOTATIONS)
+        return [] if section is None else [section]
+    added = {"x-opt-lock-token": message.lock_token}
+    return [sent.extended(SectionKind.DELIVERY_ANNOTATIONS, added)]
+
+
+def _annotations(message: BrokeredMessage, is_browsed: bool) -> dict[str, Any]:  # noqa: FBT001
+    """Return what the broker tells about a message."""
+    added: dict[str, Any] = {}
+    if message.sequence_number is not None:
+        added["x-opt-sequence-number"] = message.sequence_number
+    if message.enqueued_time_utc is not None:
+        added["x-opt-enqueued-time"] = _timestamp(message.enqueued_time_utc)
+    if message.locked_until_utc is not None:
+        added["x-opt-locked-until"] = _timestamp(message.locked_until_utc)
+    if message.state is not None and (is_browsed or message.state is not MessageState.ACTIVE):
+        added["x-opt-message-state"] = Int(message.state)
+    if message.dead_letter_source is not None:
+        added["x-opt-deadletter-source"] = message.dead_letter_source
+    return added
+
+
+def _application_properties(message: BrokeredMessage, sent: AmqpMessage) -> list[Buffer]:
+    why = {
+        "DeadLetterReason": message.dead_letter_reason,
+        "DeadLetterErrorDescription": message.dead_letter_error_description,
+    }
+    added = {name: text for name, text in why.items() if text is not None}
+    if added:
+        return [sent.extended(SectionKind.APPLICATION_PROPERTIES, added)]
+    section = sent.raw(SectionKind.APPLICATION_PROPERTIES)
+    return [] if section is None else [section]
+
+
+def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[Buffer]:
+    if kind is BodyKind.OTHER and not message.body:
+        return sent.spliced(dict.fromkeys(_BESIDE))
+    if kind is BodyKind.TEXT:
+        try:
+            return [encode_section(SectionKind.VALUE, message.body.decode())]
+        except UnicodeDecodeError:  # somebody has replaced the body
+            pass
+    section = SectionKind.VALUE if kind is BodyKind.BINARY else SectionKind.DATA
+    return [bytes((0x00, 0x53, section)), write_binary(message.body)]

@@ -1,0 +1,149 @@
+"""Nodes that answer requests: `$cbs` takes tokens, `<entity>/$management` carries out operations.
+
+A client attaches a pair of links to a node. A request comes on one of them, and its answer goes out
+on the other one of the same session; where there are several, `reply-to` names the right one.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from twinbus.amqp.events import Delivery
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
+from twinbus.amqp.performatives import ACCEPTED, Properties, Rejected, Target
+from twinbus.amqp.receiver_link import ReceiverLink
+from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.session import AmqpSession
+from twinbus.amqp.types import Int, Symbol
+from twinbus.errors import InvalidArgumentError, MessagingError, QuotaExceededError
+from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_UNREAD_BYTES
+from twinbus.servicebus.conditions import condition_of, mapped
+
+CBS: Final = "$cbs"
+_REQUEST_CREDIT: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a node answers with."""
+
+    status: int = 200
+    description: str = "OK"
+    body: Any = None
+    condition: str | None = None
+
+
+def failed(error: MessagingError) -> Answer:
+    """Return the answer to a request that failed."""
+    condition, status = mapped(error)
+    return Answer(status, error.text, None, condition)
+
+
+@dataclass(slots=True)
+class NodeRequest:
+    """A request, with what is needed to answer it."""
+
+    operation: str
+    properties: dict[Any, Any]
+    body: Any
+    message_id: Any
+    reply_to: str | None
+    link: ReceiverLink
+
+
+@dataclass(slots=True)
+class Answers:
+    """The link that answers go out on, and those that wait for its credit."""
+
+    link: SenderLink
+    waiting: deque[bytes] = field(default_factory=deque)
+    waiting_bytes: int = 0
+
+    def send(self, message: bytes) -> None:
+        """Send an answer as soon as the link takes it; one that takes none is ended."""
+        self.waiting.append(message)
+        self.waiting_bytes += len(message)
+        self.pump()
+        unread = self.waiting_bytes + self.link.session.connection.unread_bytes
+        if unread > MAX_UNREAD_BYTES or len(self.waiting) > MAX_AMQP_UNSETTLED:
+            self.waiting.clear()
+            self.waiting_bytes = 0
+            error = QuotaExceededError("the client asks, and does not take the answers")
+            self.link.detach(condition_of(error))
+
+    def pump(self) -> None:
+        """Send what the link takes."""
+        while self.waiting and self.link.may_send:
+            message = self.waiting.popleft()
+            self.waiting_bytes -= len(message)
+            self.link.send(message, is_settled=True)
+
+
+class RequestNode:
+    """One node, as far as requests and answers go."""
+
+    def __init__(self, address: str, status_names: tuple[str, str, str]) -> None:
+        self.address = address
+        self._status_names = status_names
+        self._answers: dict[AmqpSession, list[Answers]] = {}
+
+    def begin_requests(self, link: ReceiverLink) -> None:
+        """Let a client send requests."""
+        link.grant(_REQUEST_CREDIT)
+
+    def begin_answers(self, link: SenderLink) -> Answers:
+        """Take a link that answers go out on."""
+        answers = Answers(link)
+        self._answers.setdefault(link.session, []).append(answers)
+        return answers
+
+    def end_answers(self, link: SenderLink) -> None:
+        """Forget a link."""
+        held = [one for one in self._answers.pop(link.session, []) if one.link is not link]
+        if held:
+            self._answers[link.session] = held
+
+    def read(self, delivery: Delivery) -> NodeRequest | None:
+        """Return a request, or None: it was refused."""
+        link = delivery.link
+        try:
+            message = AmqpMessage(delivery.payload)
+            held = message.application_properties or {}
+            properties = message.properties or Properties()
+            operation = held.get("operation")
+            if not isinstance(operation, str):
+                raise InvalidArgumentError("a request has the property `operation`, a text")
+            body = message.value if message.body_kind is SectionKind.VALUE else None
+        except MessagingError as error:
+            link.settle(delivery.number, Rejected(error=condition_of(error)), is_settled=True)
+            return None
+        link.settle(delivery.number, ACCEPTED, is_settled=True)
+        if link.credit < _REQUEST_CREDIT // 2:
+            link.grant(_REQUEST_CREDIT)
+        return NodeRequest(
+            str(operation), held, body, properties.message_id, properties.reply_to, link
+        )
+
+    def answer(self, request: NodeRequest, answer: Answer) -> None:
+        """Answer a request on the link that the client reads."""
+        found = self._answers.get(request.link.session, ())
+        fitting = [one for one in found if _address(one.link) == request.reply_to]
+        for answers in (fitting or found)[:1]:
+            answers.send(self._encoded(request, answer))
+
+    def _encoded(self, request: NodeRequest, answer: Answer) -> bytes:
+        code, description, condition = self._status_names
+        properties: dict[str, Any] = {code: Int(answer.status), description: answer.description}
+        if answer.condition is not None:
+            properties[condition] = Symbol(answer.condition)
+        sections: dict[SectionKind, Any] = {
+            SectionKind.PROPERTIES: Properties(correlation_id=request.message_id),
+            SectionKind.APPLICATION_PROPERTIES: properties,
+            SectionKind.VALUE: answer.body,
+        }
+        return encode_message(sections)
+
+
+def _address(link: SenderLink) -> str | None:
+    target = None if link.peer is None else link.peer.target
+    return target.address if isinstance(target, Target) else None

@@ -1,0 +1,49 @@
+"""A link on which a client sends: each delivery becomes one send, all of its messages or none."""
+
+from functools import partial
+from typing import Any
+
+from twinbus.amqp.events import Delivery
+from twinbus.amqp.performatives import ACCEPTED, Rejected
+from twinbus.amqp.receiver_link import ReceiverLink
+from twinbus.errors import MessagingError
+from twinbus.limits import SERVICE_BUS_CREDIT
+from twinbus.protocol.commands import Send
+from twinbus.servicebus.conditions import condition_of
+from twinbus.servicebus.messages import read_messages
+from twinbus.servicebus.work import Work
+
+
+class Sending:
+    """The broker's end of such a link."""
+
+    def __init__(self, work: Work, link: ReceiverLink, path: str) -> None:
+        self._work = work
+        self._link = link
+        self.path = path
+
+    def begin(self) -> None:
+        """Let the client send. Python's SDK ignores credit; others wait for it."""
+        self._link.grant(SERVICE_BUS_CREDIT)
+
+    def take(self, delivery: Delivery) -> None:
+        """Have the messages of a delivery enqueued, and report what became of them."""
+        try:
+            messages = read_messages(delivery.payload, delivery.message_format)
+            command = Send(self.path, messages)
+        except MessagingError as error:
+            self._report(delivery.number, error)
+            return
+        self._work.ask(self.path, command, partial(self._report, delivery.number))
+
+    def _report(self, number: int, value: Any) -> None:
+        link = self._link
+        if isinstance(value, MessagingError):
+            link.settle(number, Rejected(error=condition_of(value)), is_settled=True)
+        else:
+            link.settle(number, ACCEPTED, is_settled=True)
+        if link.credit < SERVICE_BUS_CREDIT // 2:
+            link.grant(SERVICE_BUS_CREDIT)
+
+    def end(self) -> None:
+        """Forget the link; sends under way go on."""

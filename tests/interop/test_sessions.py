@@ -1,0 +1,154 @@
+"""The unmodified SDK works with sessions."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.interop.bus import Bus, bodies, body, take, take_one
+
+pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
+
+from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
+    ServiceBusMessage,
+    ServiceBusReceiver,
+    ServiceBusSession,
+)
+from azure.servicebus.exceptions import (
+    OperationTimeoutError,
+    ServiceBusError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+
+
+@pytest.fixture
+def path(bus: Bus) -> str:
+    return bus.queue(requires_session=True)
+
+
+def send(bus: Bus, path: str, *pairs: tuple[str, str]) -> None:
+    bus.sender(path).send_messages(
+        [ServiceBusMessage(text, session_id=name) for name, text in pairs]
+    )
+
+
+def accept(bus: Bus, path: str, session_id: Any, **options: Any) -> ServiceBusReceiver:
+    return bus.receiver(path, bus.hasty, session_id=session_id, **options)
+
+
+def session_of(receiver: ServiceBusReceiver) -> ServiceBusSession:
+    assert isinstance(receiver.session, ServiceBusSession)
+    return receiver.session
+
+
+def test_a_session_gives_its_own_messages_in_order(bus: Bus, path: str) -> None:
+    send(bus, path, ("a", "1"), ("b", "2"), ("a", "3"))
+    receiver = accept(bus, path, "a")
+    found = take(receiver, 2)
+    assert bodies(found) == [b"1", b"3"]
+    assert [one.session_id for one in found] == ["a", "a"]
+    for one in found:
+        receiver.complete_message(one)
+    assert bus.active(path) == 1
+
+
+def test_the_next_session_with_messages_is_accepted(bus: Bus, path: str) -> None:
+    send(bus, path, ("a", "1"), ("b", "2"))
+    first, second = (accept(bus, path, NEXT_AVAILABLE_SESSION) for _ in range(2))
+    assert {body(take_one(first)), body(take_one(second))} == {b"1", b"2"}
+    assert {session_of(first).session_id, session_of(second).session_id} == {"a", "b"}
+
+
+def test_waiting_for_a_session_ends_in_time(bus: Bus, path: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(OperationTimeoutError):
+        accept(bus, path, NEXT_AVAILABLE_SESSION, max_wait_time=1).receive_messages()
+    assert time.monotonic() - began < 5
+
+
+def test_a_session_keeps_its_state(bus: Bus, path: str) -> None:
+    session = session_of(accept(bus, path, "a"))
+    assert session.get_state() is None
+    session.set_state("step 2")
+    assert session.get_state() == b"step 2"
+    session.set_state(None)
+    assert session.get_state() is None
+
+
+def test_a_session_lock_is_renewed(bus: Bus) -> None:
+    path = bus.queue(requires_session=True, lock_duration=timedelta(seconds=2))
+    session = session_of(accept(bus, path, "a"))
+    session.get_state()  # the SDK attaches when it is first used
+    first = session.locked_until_utc
+    assert first is not None
+    assert timedelta(0) < first - datetime.now(UTC) <= timedelta(seconds=2)
+    time.sleep(0.3)
+    until = session.renew_lock()
+    assert until > first
+    assert session.locked_until_utc == until
+
+
+def test_a_session_that_another_holds_is_refused_and_free_after_close(bus: Bus, path: str) -> None:
+    send(bus, path, ("a", "1"), ("a", "2"))
+    holder = bus.hasty.get_queue_receiver(path, session_id="a")
+    with holder:
+        assert body(take_one(holder)) == b"1"
+        with pytest.raises(SessionCannotBeLockedError):
+            accept(bus, path, "a").receive_messages(max_wait_time=1)
+    found = take(accept(bus, path, "a"), 2)
+    assert bodies(found) == [b"1", b"2"]
+
+
+def test_a_session_whose_lock_expired_is_lost(bus: Bus) -> None:
+    path = bus.queue(requires_session=True, lock_duration=timedelta(seconds=1))
+    send(bus, path, ("a", "1"))
+    receiver = accept(bus, path, "a")
+    message = take_one(receiver)
+    time.sleep(1.3)
+    with pytest.raises(SessionLockLostError):
+        receiver.complete_message(message)
+    again = take_one(accept(bus, path, "a"))
+    assert (body(again), again.delivery_count) == (b"1", 1)
+
+
+def test_a_session_can_have_an_empty_name(bus: Bus, path: str) -> None:
+    send(bus, path, ("", "1"), ("other", "2"))
+    receiver = accept(bus, path, "")
+    message = take_one(receiver)
+    assert (body(message), message.session_id) == (b"1", "")
+    receiver.complete_message(message)
+
+
+def test_a_message_without_a_session_is_refused(bus: Bus, path: str) -> None:
+    with pytest.raises(ServiceBusError, match="session"):
+        bus.sender(path).send_messages(ServiceBusMessage("a"))
+
+
+def test_a_queue_with_sessions_needs_a_session_and_one_without_takes_none(
+    bus: Bus, path: str
+) -> None:
+    with pytest.raises(ServiceBusError, match="requires sessions"):
+        bus.receiver(path).receive_messages(max_wait_time=1)
+    with pytest.raises(ServiceBusError, match="has no sessions"):
+        accept(bus, bus.queue(), "a").receive_messages(max_wait_time=1)
+
+
+def test_settling_and_browsing_within_a_session(bus: Bus, path: str) -> None:
+    send(bus, path, ("a", "1"), ("b", "x"), ("a", "2"), ("a", "3"))
+    receiver = accept(bus, path, "a")
+    assert bodies(receiver.peek_messages(10)) == [b"1", b"2", b"3"]
+    later = take_one(receiver)
+    receiver.defer_message(later)
+    receiver.abandon_message(take_one(receiver))
+    assert later.sequence_number is not None
+    [deferred] = receiver.receive_deferred_messages(later.sequence_number)
+    receiver.complete_message(deferred)
+    again = take_one(receiver)
+    assert (body(again), again.delivery_count) == (b"2", 1)
+    receiver.complete_message(again)
+    receiver.dead_letter_message(take_one(receiver), reason="no")
+    properties = bus.manager.get_runtime_properties(path)
+    assert (properties.active_message_count, properties.dead_letter_message_count) == (1, 1)
