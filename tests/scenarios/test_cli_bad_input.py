@@ -438,7 +438,7 @@ def test_a_command_that_got_its_reply_closes_its_client(passed_down: dict[str, l
 def test_a_command_ends_with_its_timeout_where_the_server_is_stopped(
     server: ServerProcess,
 ) -> None:
-    os.kill(server.pid, signal.SIGSTOP)
+    server.freeze()
     for command in COMMANDS:
         done = run_process(*command, *IMPATIENT, timeout_s=SOON_S)
         assert done.code == 5

@@ -38,7 +38,7 @@ def test_a_send_to_a_hanging_server_ends_with_its_timeout(server: ServerProcess)
     ) as factory:
         sender = factory.create_message_sender(QUEUE)
         sender.send(BrokeredMessage(b"before"))
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         with pytest.raises(OperationTimeoutError):
             sender.send(BrokeredMessage(b"small"))
         with pytest.raises(OperationTimeoutError):  # more than the connection can hold
@@ -79,7 +79,7 @@ def test_a_long_poll_notices_that_the_server_hangs(
     ) as factory:
         receiver = factory.create_message_receiver(QUEUE)
         assert receiver.receive(timedelta(0)) is None
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         with pytest.raises(OperationTimeoutError):
             receiver.receive(timedelta(hours=1))
 
@@ -92,6 +92,6 @@ def test_a_long_poll_that_nobody_waits_at_notices_it_too(
         poll = factory.courier.namespace.submit(Receive(QUEUE, wait=timedelta(hours=1)))
         time.sleep(2)  # several times as long as a connection may be quiet
         assert not poll.done()
-        os.kill(server.pid, signal.SIGSTOP)
+        server.freeze()
         assert isinstance(poll.exception(timeout=60), OperationTimeoutError)
         os.kill(server.pid, signal.SIGCONT)

@@ -145,7 +145,7 @@ Blow = Callable[[ServerProcess], None]
 
 def freeze(server: ServerProcess) -> None:
     """Let a server hang: it accepts connections and never answers."""
-    os.kill(server.pid, signal.SIGSTOP)
+    server.freeze()
 
 
 def thaw(server: ServerProcess) -> None:

@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,13 @@ class ServerProcess:
     def footprint(self) -> Footprint:
         return footprint(self.pid)
 
+    def freeze(self) -> None:
+        """Stop it in its tracks; return when every thread of it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{self.pid}/task")
+        while not all(_state(thread) == "T" for thread in threads.iterdir()):
+            time.sleep(0.001)
+
     def kill(self) -> None:
         """End it with no warning."""
         self._end(signal.SIGKILL)
@@ -114,3 +123,8 @@ class ServerProcess:
         finally:
             if process.stdout is not None:
                 process.stdout.close()
+
+
+def _state(thread: Path) -> str:
+    """Return the state of a thread, as the kernel writes it."""
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
