@@ -218,7 +218,7 @@ LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
-LEDGER_FILE_ROWS: Final = 262_144  # two row groups; until then their ids, 36 bytes each, are held
+LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
