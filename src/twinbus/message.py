@@ -11,7 +11,7 @@ after it, and exactly one child is set:
 
 The size of a message is what the application put in: body, texts (UTF-8), 8 bytes per time, and
 for each property its name and value (numbers and times 8, bool 1, UUID 16). Nothing else counts.
-Of a message that came over AMQP, its body and its sections count.
+The sections of a message that came over AMQP count in addition: native clients can set them, too.
 """
 
 import itertools
@@ -195,9 +195,7 @@ class BrokeredMessage:
     @property
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
-        total = len(self.body)
-        if self.amqp is not None:
-            return total + len(self.amqp)
+        total = len(self.body) + len(self.amqp or b"")
         for text in _TEXTS(self):
             if text is not None:
                 total += _text_bytes(text)
@@ -494,7 +492,7 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
     """Return the size of each message, given the columns in use."""
     total = np.zeros(count, np.int64)
     for name, column in columns.items():
-        if name == "body" or name in TEXT_COLUMNS:
+        if name in ("body", "amqp") or name in TEXT_COLUMNS:
             total += byte_lengths(column)
         elif name in ("time_to_live", "scheduled_enqueue_time_utc"):
             total += 8 * column.is_valid().to_numpy(zero_copy_only=False)
@@ -503,10 +501,6 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
         offsets = map_offsets(properties)
         if offsets[0] != offsets[-1]:
             total += _property_sizes(properties, offsets)
-    sections = columns.get("amqp")
-    if sections is not None:
-        came = sections.is_valid().to_numpy(zero_copy_only=False)
-        total[came] = (byte_lengths(columns["body"]) + byte_lengths(sections))[came]
     return total
 
 

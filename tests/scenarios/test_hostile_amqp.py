@@ -23,9 +23,10 @@ from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import sign_token
 from twinbus.entities import QueueDescription
+from twinbus.errors import MessageSizeExceededError
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import MAX_UNREAD_BYTES, SERVICE_BUS_FETCH_BYTES
-from twinbus.message import BrokeredMessage
+from twinbus.message import BrokeredMessage, to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey, Receive, Send
 from twinbus.protocol.keys import Claim, SharedAccessKey
@@ -205,3 +206,13 @@ def test_a_client_that_asks_and_takes_no_answer_loses_its_link(site: ServiceBusS
         ended = peer.wait_for(LinkDetached, lambda event: event.link is receiver)
         assert ended.error is not None
         assert ended.error.condition == "amqp:resource-limit-exceeded"
+
+
+@pytest.mark.parametrize("convert", [list, to_batch], ids=["objects", "columns"])
+def test_sections_hide_nothing_from_the_size_limit(
+    site: ServiceBusSite, convert: Callable[[list[BrokeredMessage]], Any]
+) -> None:
+    large = {f"p{number}": "x" * LARGE for number in range(10)}
+    message = BrokeredMessage(b"", application_properties=large, amqp=b"x")
+    with pytest.raises(MessageSizeExceededError):
+        site.namespace.ask(Send(QUEUE, convert([message])))

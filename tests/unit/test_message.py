@@ -84,9 +84,7 @@ def plain(message: BrokeredMessage) -> dict[str, Any]:
 
 def expected_size(message: BrokeredMessage) -> int:
     """Return the size of a message by the rule in the docs of its module."""
-    total = len(message.body)
-    if message.amqp is not None:
-        return total + len(message.amqp)
+    total = len(message.body) + len(message.amqp or b"")
     total += sum(len((getattr(message, name) or "").encode()) for name in TEXT_COLUMNS)
     total += 8 * (message.time_to_live is not None)
     total += 8 * (message.scheduled_enqueue_time_utc is not None)

@@ -1,0 +1,92 @@
+"""A message of an SDK stays the same message: through native clients, a divert and the way home."""
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
+from twinbus.amqp.performatives import Header, Properties
+from twinbus.amqp.types import Int, Symbol, ULong
+from twinbus.message import BrokeredMessage, to_batch, to_messages
+from twinbus.pairing.backlog import diverted, restored
+from twinbus.servicebus.messages import read_message, write_message
+
+SECTIONS = {
+    SectionKind.HEADER: Header(durable=True, priority=7, ttl=60_000),
+    SectionKind.MESSAGE_ANNOTATIONS: {Symbol("x-opt-partition-key"): "s", Symbol("own"): Int(3)},
+    SectionKind.PROPERTIES: Properties(
+        message_id=UUID(int=7), correlation_id=ULong(8), group_id="s", user_id=b"me", subject="a"
+    ),
+    SectionKind.APPLICATION_PROPERTIES: {"int": Int(5), "list": Symbol("a symbol"), "text": "b"},
+    SectionKind.FOOTER: {Symbol("hash"): b"1"},
+}
+BODIES = {
+    "data": (SectionKind.DATA, b"content"),
+    "several": (SectionKind.DATA, (b"one", b"two")),
+    "text": (SectionKind.VALUE, "content"),
+    "value": (SectionKind.VALUE, {"a": Int(1)}),
+    "sequence": (SectionKind.SEQUENCE, [1, "two"]),
+}
+
+
+def sent(body: str) -> BrokeredMessage:
+    kind, content = BODIES[body]
+    return read_message(AmqpMessage(encode_message({**SECTIONS, kind: content})))
+
+
+def kept(message: BrokeredMessage) -> dict[SectionKind, bytes | None]:
+    """Return what a receiver gets, but for what the broker itself writes."""
+    found = AmqpMessage(b"".join(write_message(message)))
+    beside = (SectionKind.PROPERTIES, SectionKind.APPLICATION_PROPERTIES, SectionKind.FOOTER)
+    body = b"".join(found.spliced(dict.fromkeys((*beside, *_WRITTEN))))
+    return {**{section: found.raw(section) for section in beside}, SectionKind.DATA: body}
+
+
+_WRITTEN = (
+    SectionKind.HEADER,
+    SectionKind.DELIVERY_ANNOTATIONS,
+    SectionKind.MESSAGE_ANNOTATIONS,
+)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_message_that_was_diverted_and_brought_home_is_still_the_same(body: str) -> None:
+    before = sent(body)
+    backlog = diverted(to_batch([before]), "orders")
+    [after] = to_messages(restored(backlog).batch)
+    assert after == before
+    assert kept(after) == kept(before)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_sections_are_delivered_byte_for_byte(body: str) -> None:
+    kind, content = BODIES[body]
+    whole = AmqpMessage(encode_message({**SECTIONS, kind: content}))
+    delivered = kept(read_message(whole))
+    for section in (SectionKind.PROPERTIES, SectionKind.APPLICATION_PROPERTIES, SectionKind.FOOTER):
+        assert delivered[section] == whole.raw(section)
+
+
+def test_a_field_that_a_native_client_changed_wins_and_the_rest_keeps_its_types() -> None:
+    changed = replace(sent("data"), subject="b", application_properties={"int": 5, "new": "c"})
+    found = AmqpMessage(b"".join(write_message(changed)))
+    properties = found.properties
+    assert properties is not None
+    assert (properties.subject, properties.message_id, properties.user_id) == (
+        "b",
+        UUID(int=7),
+        b"me",
+    )
+    held = found.application_properties or {}
+    assert held == {"int": 5, "new": "c"}
+    assert type(held["int"]) is Int
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"x", b"\xff" * 40])
+def test_sections_that_are_none_do_no_harm(spoilt: bytes) -> None:
+    message = BrokeredMessage(b"body", message_id="1", subject="a", amqp=spoilt)
+    found = AmqpMessage(b"".join(write_message(message)))
+    assert [bytes(one) for one in found.data_sections] == [b"body"]
+    assert found.properties is not None
+    assert found.properties.subject == "a"
