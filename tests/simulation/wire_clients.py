@@ -1,6 +1,6 @@
 """Simulated applications: they send, receive and settle over one link after another.
 
-What they were told is noted in `Truth`, together with what the broker did.
+`Truth` keeps the replies that they got, together with what the broker did.
 """
 
 from collections import Counter
@@ -83,7 +83,7 @@ class Truth:
 
     acknowledged: set[str] = field(default_factory=set)  # bodies whose receipt reached the client
     completing: set[str] = field(default_factory=set)  # a client asked to complete these
-    completed: set[str] = field(default_factory=set)  # and was told that it is done
+    completed: set[str] = field(default_factory=set)  # and got the reply that says so
     deleted: set[str] = field(default_factory=set)  # delivered by a receive that deletes
     enqueued: Counter[str] = field(default_factory=Counter)
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)  # path and body -> number

@@ -100,8 +100,8 @@ def books(tmp_path: Path) -> Books:
     return Books(tmp_path / "with [odd] {names}")
 
 
-def named(told: Report) -> set[tuple[str | None, str]]:
-    return {(row.message_id, row.status) for row in told.suspects}
+def named(report: Report) -> set[tuple[str | None, str]]:
+    return {(row.message_id, row.status) for row in report.suspects}
 
 
 def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
@@ -158,15 +158,15 @@ def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
     books.transition("Returned", NOON + 9 * SECOND, path="quiet", since=NOON, diverted=0)
     books.transition("FailedOver", NOON, path="lost", since=NOON)
 
-    told = books.report(spark)
-    assert named(told) == {("twice", "doubled"), ("2", "not home"), ("vanished", "not home")}
-    deep = {row.status: row.messages for row in told.statuses if row.path == "deep"}
+    report = books.report(spark)
+    assert named(report) == {("twice", "doubled"), ("2", "not home"), ("vanished", "not home")}
+    deep = {row.status: row.messages for row in report.statuses if row.path == "deep"}
     assert deep == {"older": 299_999, "waiting": 1}
-    assert {row.path: row.seconds_to_drain for row in told.outages} == {
+    assert {row.path: row.seconds_to_drain for row in report.outages} == {
         "quiet": None,
         "lost": None,
     }
-    assert {row.path: row.seconds_away for row in told.outages} == {"quiet": 9, "lost": None}
+    assert {row.path: row.seconds_away for row in report.outages} == {"quiet": 9, "lost": None}
 
 
 def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books: Books) -> None:
@@ -178,9 +178,9 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     books.inventory(home, 2)
     books.transition("FailedOver", MIDNIGHT - 60 * SECOND, since=MIDNIGHT - 90 * SECOND)
     books.transition("Returned", MIDNIGHT + 60 * SECOND, since=MIDNIGHT - 60 * SECOND, diverted=1)
-    told = books.report(spark, since=MIDNIGHT.date())
-    assert told.suspect_count == 0
-    [outage] = told.outages
+    report = books.report(spark, since=MIDNIGHT.date())
+    assert report.suspect_count == 0
+    [outage] = report.outages
     assert outage.seconds_away == 120
     assert outage.seconds_to_drain == 0
 
@@ -208,10 +208,10 @@ def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
     books.transfer("nowhere", 1, NOON + SECOND, path="bills")
     books.inventory(away, 1, later)
 
-    told = books.report(spark)
-    assert named(told) == {("lost", "lost"), ("nowhere", "not home")}
+    report = books.report(spark)
+    assert named(report) == {("lost", "lost"), ("nowhere", "not home")}
     statuses = {
-        (row.path, row.status): row.messages for row in told.statuses if row.path == "orders"
+        (row.path, row.status): row.messages for row in report.statuses if row.path == "orders"
     }
     assert statuses == {
         ("orders", "waiting"): 3,
@@ -238,9 +238,9 @@ def test_messages_whose_rows_were_deleted_with_old_files_are_not_reported(
     books.transfer("deleted at home", 1, NOON + 12 * SECOND)  # the backlog took it at 12:00:02
     books.transfer("home", 2, NOON + 25 * SECOND)
     books.transfer("truly lost", 3, NOON + 30 * SECOND)  # the backlog took it at 12:00:20
-    told = books.report(spark)
-    assert named(told) == {("truly lost", "not home")}
-    statuses = {row.status: row.messages for row in told.statuses}
+    report = books.report(spark)
+    assert named(report) == {("truly lost", "not home")}
+    statuses = {row.status: row.messages for row in report.statuses}
     assert statuses == {"untold": 1, "older": 2, "waiting": 1}
 
 
@@ -260,9 +260,9 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
             namespace.ask(Send("orders", [BrokeredMessage(b"", message_id=one) for one in ids]))
             namespace.ask(Receive("orders", 90, mode=ReceiveMode.RECEIVE_AND_DELETE))
             clock.advance(60 * SECOND)
-    told = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
-    assert told.suspects == []
-    statuses = {row.status: row.messages for row in told.statuses}
+    report = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
+    assert report.suspects == []
+    statuses = {row.status: row.messages for row in report.statuses}
     assert set(statuses) == {"completed", "older", "waiting"}
     assert statuses["older"] > 1
 
@@ -285,12 +285,12 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
     with EmbeddedNamespace(settings(accept_damage=True)) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="new")]))
-    told = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
-    assert named(told) == {("orders 1", "lost"), ("orders 2", "lost")}
-    assert not told.is_reconciled
-    [lost] = told.lost_logs
+    report = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
+    assert named(report) == {("orders 1", "lost"), ("orders 2", "lost")}
+    assert not report.is_reconciled
+    [lost] = report.lost_logs
     assert lost.ledger == "contoso"
-    page = report_page(told)
+    page = report_page(report)
     assert f"was lost, with its records 1 to {lost.last}" in page
     assert "2 message(s) are not accounted for" in page
 
@@ -300,6 +300,6 @@ def test_a_lost_log_of_which_the_ledger_knows_nothing_is_not_called_reconciled(
 ) -> None:
     books.message("contoso", "restored", 1, path="", number=0, last=9, record=9)
     books.inventory("contoso", 9)
-    told = books.report(spark)
-    assert (told.suspect_count, told.is_reconciled) == (0, False)
-    assert "Every message is accounted for" not in report_page(told)
+    report = books.report(spark)
+    assert (report.suspect_count, report.is_reconciled) == (0, False)
+    assert "Every message is accounted for" not in report_page(report)

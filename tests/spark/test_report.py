@@ -73,10 +73,10 @@ def totals(rows: list[StageOperations]) -> Counter[str]:
 def test_a_lived_outage_is_told_to_the_last_operation(
     spark: SparkSession, lived: Story, tmp_path: Path
 ) -> None:
-    told = make_report(spark, ReportSettings(lived.ledgers, STANDARD), tmp_path)
+    report = make_report(spark, ReportSettings(lived.ledgers, STANDARD), tmp_path)
 
     due = diverted_operations(DIVERTED_MESSAGES, PLAN.size)
-    operations = totals(told.stages)
+    operations = totals(report.stages)
     for stage in (*DIVERTED[:3], Stage.COMPLETE_IN_BACKLOG):
         assert operations[stage.value] == due[stage]
     direct = 2 * 2 * 3
@@ -84,37 +84,37 @@ def test_a_lived_outage_is_told_to_the_last_operation(
     received = DIVERTED_MESSAGES * 2 + 2 * 2 * 2
     assert operations[Stage.RECEIVE_FROM_PRIMARY.value] == received
     assert operations[Stage.COMPLETE_IN_PRIMARY.value] == DIVERTED_MESSAGES + 2 * 2 * 2
-    [diverted] = [row for row in told.stages if row.stage == Stage.SEND_TO_BACKLOG.value]
+    [diverted] = [row for row in report.stages if row.stage == Stage.SEND_TO_BACKLOG.value]
     assert diverted.messages == DIVERTED_MESSAGES
-    assert sum(row.operations for row in told.days) == sum(operations.values())
-    assert {row.day for row in told.days} == {date(2030, 1, 1), date(2030, 1, 2)}
-    assert sum(row.operations for row in told.money) == sum(operations.values())
+    assert sum(row.operations for row in report.days) == sum(operations.values())
+    assert {row.day for row in report.days} == {date(2030, 1, 1), date(2030, 1, 2)}
+    assert sum(row.operations for row in report.money) == sum(operations.values())
 
-    assert len(told.outages) == 4
-    for outage in told.outages:
+    assert len(report.outages) == 4
+    for outage in report.outages:
         assert outage.seconds_to_fail_over == 10
         assert outage.seconds_away == 40
         assert outage.returned_by == "ping"
         assert outage.diverted == 40
         assert outage.seconds_to_drain == 0
-    assert sum(row.moved for row in told.transfers) == DIVERTED_MESSAGES
-    assert all(row.dead_lettered == 0 for row in told.transfers)
-    assert max(row.delay_max or 0 for row in told.transfers) == 40
-    assert sum(row.messages for row in told.delays) == DIVERTED_MESSAGES
+    assert sum(row.moved for row in report.transfers) == DIVERTED_MESSAGES
+    assert all(row.dead_lettered == 0 for row in report.transfers)
+    assert max(row.delay_max or 0 for row in report.transfers) == 40
+    assert sum(row.messages for row in report.delays) == DIVERTED_MESSAGES
 
     statuses: Counter[tuple[bool, str]] = Counter()
-    for row in told.statuses:
+    for row in report.statuses:
         statuses["x-servicebus-transfer" in row.path, row.status] += row.messages
     assert statuses == {
         (True, "completed"): DIVERTED_MESSAGES,
         (False, "completed"): DIVERTED_MESSAGES + 2 * 2 * 2,
         (False, "waiting"): 2 * 2,
     }
-    assert told.is_reconciled
+    assert report.is_reconciled
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.parquet" for name in TABLES}
     rows = pq.read_table(tmp_path / "operations.parquet")
     assert sum(rows.column("operations").to_pylist()) == sum(operations.values())
-    page = report_page(told)
+    page = report_page(report)
     assert "Every message is accounted for" in page
     assert f"{DIVERTED_MESSAGES:,}" in page
 
@@ -181,13 +181,13 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
     with _open(folder, clock) as namespace:
         clock.advance(timedelta(seconds=1))
 
-    told = make_report(spark, ReportSettings([folder], STANDARD), tmp_path / "tables")
-    named = {(row.message_id, row.status) for row in told.suspects}
+    report = make_report(spark, ReportSettings([folder], STANDARD), tmp_path / "tables")
+    named = {(row.message_id, row.status) for row in report.suspects}
     assert named == {(ids[2], "missing"), (ids[0], "stands again"), (ids[4], "doubled")}
-    assert told.suspect_count == 3
+    assert report.suspect_count == 3
     table = pq.read_table(tmp_path / "tables" / "suspects.parquet")
     assert set(table.column("message_id").to_pylist()) == {ids[0], ids[2], ids[4]}
-    page = report_page(told)
+    page = report_page(report)
     assert all(one in page for one in (ids[0], ids[2], ids[4]))
     assert ids[1] not in page
 
@@ -216,10 +216,10 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
     settings = ReportSettings([tmp_path], STANDARD)
     with pytest.raises(LedgerDamagedError, match=bad.name):
         make_report(spark, settings)
-    told = make_report(spark, replace(settings, skip_bad_files=True))
-    assert [one.path for one in told.survey.left_out] == [bad]
-    assert totals(told.stages) == {"send": 4}
-    assert bad.name in report_page(told)
+    report = make_report(spark, replace(settings, skip_bad_files=True))
+    assert [one.path for one in report.survey.left_out] == [bad]
+    assert totals(report.stages) == {"send": 4}
+    assert bad.name in report_page(report)
 
 
 # -- the command -------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ def _candidates() -> Iterator[Path]:
 def version_of(java: Path) -> int:
     """Return the major version of a Java; 0: it does not run."""
     try:
-        told = subprocess.run(  # noqa: S603 - a Java somebody installed
+        answer = subprocess.run(  # noqa: S603 - a Java somebody installed
             [java, "-version"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     return int(found[1]) if found else 0
 
 

@@ -354,12 +354,12 @@ def _short(error: Exception) -> str:
     text = str(error)
     pythons = re.findall(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", text, re.MULTILINE)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
-    if "No module named 'twinbus'" in told:
-        told += (
+    reason = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
+    if "No module named 'twinbus'" in reason:
+        reason += (
             ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
         )
-    return told
+    return reason
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:
