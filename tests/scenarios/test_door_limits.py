@@ -40,9 +40,10 @@ from twinbus.protocol.commands import (
     Send,
 )
 from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
+from twinbus.server import client_connection, web
 from twinbus.server import door as door_module
-from twinbus.server import native, web
 from twinbus.server.door import Door
+from twinbus.server.native import NativeConnection
 
 pytestmark = pytest.mark.timeout(60)
 QUEUE, LARGE = "orders", "large"
@@ -265,7 +266,7 @@ def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
     [found] = [
         one.conversation
         for one in list(entrance.door._connections)
-        if one.admitted is not None and one.admitted.id == key.id
+        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
     ]
     return found
 
@@ -312,7 +313,7 @@ def test_replies_that_a_client_does_not_read_are_bounded(enter: Callable[..., En
 def test_a_client_that_never_reads_is_let_go(
     enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    for module in (server_conversation, native):
+    for module in (server_conversation, client_connection):
         monkeypatch.setattr(module, "QUIET_US", SECOND_US // 5)
     entrance = enter()
     fill(entrance)

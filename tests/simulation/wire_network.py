@@ -23,7 +23,7 @@ from twinbus.protocol.access import Admission
 from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.requests import Request
 from twinbus.protocol.server_conversation import Phase, ServerRequest
-from twinbus.server import native
+from twinbus.server import client_connection, native
 from twinbus.server.latencies import Latencies
 
 MILLISECOND_US = SECOND_US // 1000
@@ -43,7 +43,8 @@ def small_limits(clock: ManualClock) -> Iterator[None]:
             (server_conversation, "QUIET_US", 2 * SECOND_US),
             (client_conversation, "QUIET_US", 2 * SECOND_US),
             (table, "MAX_MESSAGE_BYTES", 1024),
-            (native, "WRITE_BUFFER_BYTES", 1024),
+            (client_connection, "WRITE_BUFFER_BYTES", 1024),
+            (client_connection, "now_us", clock.now_us),
             (native, "now_us", clock.now_us),
         ):
             stack.enter_context(patch.object(module, name, value))

@@ -65,9 +65,10 @@ from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
 from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
+from twinbus.server.client_connection import ClientConnection, now_us
 from twinbus.server.latencies import Latencies
 from twinbus.server.memory import FreeMemory
-from twinbus.server.native import NativeConnection, now_us
+from twinbus.server.native import NativeConnection
 from twinbus.server.turns import Turns
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
-ClientConnection = NativeConnection | ServiceBusConnection
 _LOCAL = "local"  # the address of every client of a socket in the file system
 
 
