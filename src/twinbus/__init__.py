@@ -71,6 +71,7 @@ if typing.TYPE_CHECKING:
         StoreUnavailableError,
         TransientError,
         UnauthorizedError,
+        UnsupportedCapabilityError,
     )
     from twinbus.message import BrokeredMessage, MessageState
     from twinbus.pairing.board import BacklogQueueStatus, PathStatus
@@ -163,6 +164,7 @@ __all__ = [
     "TransientError",
     "TrueFilter",
     "UnauthorizedError",
+    "UnsupportedCapabilityError",
     "dead_letter_path",
     "subscription_path",
 ]
@@ -225,6 +227,7 @@ _NAMES_BY_MODULE = {
         "StoreUnavailableError",
         "TransientError",
         "UnauthorizedError",
+        "UnsupportedCapabilityError",
     ),
     "message": ("BrokeredMessage", "MessageState"),
     "pairing.board": ("BacklogQueueStatus", "PathStatus"),

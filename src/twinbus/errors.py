@@ -4,6 +4,7 @@
     ├── InvalidArgumentError         caller    no    a value breaks a rule: the text names it
     │   └── MessageSizeExceededError caller    no
     ├── InvalidOperationError        caller    no    right values, wrong time or entity
+    │   └── UnsupportedCapabilityError caller  no    the namespace's engine cannot do it
     ├── MissingExtraError            operator  no    install the extra that the text names; also an
     │                                                ImportError
     ├── EntityNotFoundError          caller    no
@@ -92,6 +93,10 @@ class InvalidOperationError(MessagingError):
     """The operation does not fit the entity or its state."""
 
     fault = Fault.CALLER
+
+
+class UnsupportedCapabilityError(InvalidOperationError):
+    """The engine behind a namespace lacks a capability; `capability` names it."""
 
 
 class MissingExtraError(MessagingError, ImportError):

@@ -35,6 +35,7 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     Command,
     Peek,
@@ -70,6 +71,10 @@ class Tap:
     @property
     def id(self) -> str:
         return self.inner.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
         self.asked.append((self._clock.now(), command))
@@ -138,6 +143,7 @@ class _Kept:
 
     def __init__(self, inner: Namespace) -> None:
         self.id = inner.id
+        self.capabilities = inner.capabilities
         self.submit = inner.submit
         self.ask = inner.ask
 

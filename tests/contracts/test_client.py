@@ -62,6 +62,7 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, PutKey, RenewLocks, RenewSession
 from twinbus.server.door import Door
 
@@ -84,6 +85,10 @@ class Observed:
     @property
     def id(self) -> str:
         return self.inner.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
         return self.inner.submit(command)

@@ -69,6 +69,7 @@ class Dying:
     def __init__(self, inner: Namespace) -> None:
         self._inner = inner
         self.id = inner.id
+        self.capabilities = inner.capabilities
         self.submit = inner.submit
         self.close = inner.close
 

@@ -444,6 +444,7 @@ class TogetherClosing:
 
     def __init__(self, inner: Namespace, meeting: threading.Barrier) -> None:
         self.id, self.submit, self.ask = inner.id, inner.submit, inner.ask
+        self.capabilities = inner.capabilities
         self._meeting = meeting
 
     def close(self) -> None:

@@ -607,6 +607,7 @@ class Hanging:
     def __init__(self, inner: Namespace) -> None:
         self._inner = inner
         self.id = inner.id
+        self.capabilities = inner.capabilities
         self.submit = inner.submit
         self.close = inner.close
         self.hangs = threading.Event()

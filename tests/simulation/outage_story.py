@@ -51,6 +51,7 @@ class _Open:
 
     def __init__(self, inner: FaultyNamespace | EmbeddedNamespace) -> None:
         self.id, self.submit, self.ask = inner.id, inner.submit, inner.ask
+        self.capabilities = inner.capabilities
 
     def close(self) -> None:
         """It is closed with the story."""

@@ -30,6 +30,7 @@ from twinbus import (
 from twinbus.connection import ConnectionString
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.cancelling import pages
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
 from twinbus.testing import Mover
 
@@ -319,6 +320,10 @@ class Repeating:
     @property
     def id(self) -> str:
         return self.primary.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self.primary.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
         if not self.generator.randrange(3):

@@ -32,6 +32,7 @@ from twinbus.errors import (
 from twinbus.limits import MAX_BACKOFF, MIN_BACKOFF, OPERATION_TIMEOUT, SECOND_US
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.capabilities import EVERY_CAPABILITY
 from twinbus.protocol.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
 from twinbus.testing import Fault, FaultyNamespace
 
@@ -271,6 +272,7 @@ class Silence:
         self._takes = takes
         self.given: list[float | None] = []
         self.id = ""
+        self.capabilities = EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":  # noqa: ARG002
         return Future()

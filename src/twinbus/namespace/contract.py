@@ -11,6 +11,7 @@ Each implementation must pass tests/contracts unchanged.
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
 
 R = TypeVar("R")
@@ -22,6 +23,11 @@ class Namespace(Protocol):
     @property
     def id(self) -> str:
         """The unique id that the namespace has from its birth; empty where it is unknown."""
+        ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What its engine can do; a command that needs more fails with an error that says so."""
         ...
 
     def submit(self, command: Command[R]) -> "Future[R]":

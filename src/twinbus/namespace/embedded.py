@@ -16,6 +16,7 @@ from twinbus.errors import NamespaceClosedError
 from twinbus.ledger import LedgerSettings
 from twinbus.lifetimes import Closable
 from twinbus.protocol.access import AccessKeys
+from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import Request
 
@@ -45,6 +46,11 @@ class EmbeddedNamespace(Closable):
         self._writer = kind(directory, clock or SystemClock(), storages)
         self._before_close: list[Callable[[], None]] | None = []  # None: it is closing
         self._closing = threading.Lock()
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Everything."""
+        return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks on the disk, never raises."""

@@ -45,6 +45,7 @@ from twinbus.limits import (
     TOKEN_RENEWAL,
     WRITE_PIECES,
 )
+from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import (
@@ -76,6 +77,11 @@ class ServerNamespace(Closable):
     def id(self) -> str:
         """The unique id of the namespace, if the connection string has it."""
         return self._connection.namespace_id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Everything."""
+        return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks, never raises."""

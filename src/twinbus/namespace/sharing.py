@@ -12,6 +12,7 @@ from typing import TypeVar
 from twinbus.clock import Clock
 from twinbus.errors import NamespaceClosedError
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.table import waits
@@ -46,6 +47,11 @@ class SharedNamespace:
     def id(self) -> str:
         """The unique id that the namespace has from its birth."""
         return self._namespace.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Everything."""
+        return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; never blocks on the disk, never raises."""

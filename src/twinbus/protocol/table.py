@@ -2,7 +2,8 @@
 
 Adding a command takes one row here, one dataclass in commands.py and one handler in the broker. The
 door reads the claim, the meter the kind, the writer what changes the directory, the connections
-what may wait and how it is undone, the wire how it travels, the namespace the handler.
+what may wait and how it is undone, the wire how it travels, the namespace the handler, and ways to
+other engines what the engine must be able to do.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import body_bytes
 from twinbus.protocol import commands as c
+from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
 from twinbus.values import shown
 
@@ -51,6 +53,7 @@ class CommandRow:
     changes_directory: bool = False  # gets a turn of its own
     undo: Undo | None = None  # gives back the locks that its reply holds
     codec: Codec = Codec.FIELDS
+    needs: Capability | None = None  # of the namespace's engine
 
     @property
     def kind(self) -> str:
@@ -88,7 +91,7 @@ def _listening(command: type[c.Command[Any]], handler: str, **facts: Any) -> Com
 
 
 def _managing(command: type[c.Command[Any]], handler: str, **facts: Any) -> CommandRow:
-    facts = {"reach": Reach.NAMESPACE, **facts}
+    facts = {"reach": Reach.NAMESPACE, "needs": Capability.MANAGEMENT, **facts}
     return CommandRow(
         command=command, claim=Claim.MANAGE, handler=handler, is_managing=True, **facts
     )
@@ -96,38 +99,55 @@ def _managing(command: type[c.Command[Any]], handler: str, **facts: Any) -> Comm
 
 _OF_ENTITY = {"reach": Reach.ENTITY}
 _CHANGES = {"changes_directory": True}
+_OF_SESSION = {"needs": Capability.SESSIONS}
+_OF_RANGE = {"needs": Capability.RANGES}
+_OF_RULE = {"needs": Capability.RULES}
+_OF_KEY = {"needs": Capability.KEYS}
 
 ROWS: tuple[CommandRow, ...] = (
     CommandRow(command=c.Send, claim=Claim.SEND, handler="send", codec=Codec.MESSAGES),
-    CommandRow(command=c.CancelScheduled, claim=Claim.SEND, handler="cancel_scheduled"),
+    CommandRow(
+        command=c.CancelScheduled,
+        claim=Claim.SEND,
+        handler="cancel_scheduled",
+        needs=Capability.SCHEDULING,
+    ),
     _listening(c.Receive, "receive", may_wait=True, fetches=True, undo=_release_messages),
-    _listening(c.ReceiveDeferred, "receive_deferred", fetches=True, undo=_release_messages),
-    _listening(c.Peek, "peek", fetches=True),
+    _listening(
+        c.ReceiveDeferred,
+        "receive_deferred",
+        fetches=True,
+        undo=_release_messages,
+        needs=Capability.DEFERRING,
+    ),
+    _listening(c.Peek, "peek", fetches=True, needs=Capability.BROWSING),
     _listening(c.Settle, "settle"),
-    _listening(c.RenewLocks, "renew_locks"),
-    _listening(c.AcceptSession, "accept_session", may_wait=True, undo=_release_session),
-    _listening(c.RenewSession, "renew_session"),
-    _listening(c.ReleaseSession, "release_session"),
-    _listening(c.GetSessionState, "get_session_state"),
-    _listening(c.SetSessionState, "set_session_state"),
-    _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range),
-    _listening(c.RenewRange, "renew_range"),
-    _listening(c.ReadRange, "read_range", fetches=True),
-    _listening(c.SettleRange, "settle_range"),
-    _listening(c.ReleaseRange, "release_range"),
+    _listening(c.RenewLocks, "renew_locks", needs=Capability.LOCK_RENEWAL),
+    _listening(
+        c.AcceptSession, "accept_session", may_wait=True, undo=_release_session, **_OF_SESSION
+    ),
+    _listening(c.RenewSession, "renew_session", **_OF_SESSION),
+    _listening(c.ReleaseSession, "release_session", **_OF_SESSION),
+    _listening(c.GetSessionState, "get_session_state", **_OF_SESSION),
+    _listening(c.SetSessionState, "set_session_state", **_OF_SESSION),
+    _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range, **_OF_RANGE),
+    _listening(c.RenewRange, "renew_range", **_OF_RANGE),
+    _listening(c.ReadRange, "read_range", fetches=True, **_OF_RANGE),
+    _listening(c.SettleRange, "settle_range", **_OF_RANGE),
+    _listening(c.ReleaseRange, "release_range", **_OF_RANGE),
     _managing(c.CreateEntity, "create_entity", reach=Reach.FOLDER, **_CHANGES),
     _managing(c.UpdateEntity, "update_entity", **_OF_ENTITY, **_CHANGES),
     _managing(c.DeleteEntity, "delete_entity", **_OF_ENTITY, **_CHANGES),
     _managing(c.GetEntity, "get_entity", **_OF_ENTITY),
-    _managing(c.ListEntities, "list_entities", reach=Reach.FOLDER),
+    _managing(c.ListEntities, "list_entities", reach=Reach.FOLDER, needs=Capability.LISTING),
     _managing(c.GetRuntimeProperties, "get_runtime_properties", **_OF_ENTITY),
-    _managing(c.CreateRule, "create_rule", **_OF_ENTITY, **_CHANGES),
-    _managing(c.DeleteRule, "delete_rule", **_OF_ENTITY, **_CHANGES),
-    _managing(c.ListRules, "list_rules", **_OF_ENTITY),
-    _managing(c.ReadMeter, "read_meter"),
-    _managing(c.PutKey, "put_key", **_CHANGES),
-    _managing(c.DeleteKey, "delete_key", **_CHANGES),
-    _managing(c.ListKeys, "list_keys"),
+    _managing(c.CreateRule, "create_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
+    _managing(c.DeleteRule, "delete_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
+    _managing(c.ListRules, "list_rules", **_OF_ENTITY, **_OF_RULE),
+    _managing(c.ReadMeter, "read_meter", needs=Capability.METERING),
+    _managing(c.PutKey, "put_key", **_CHANGES, **_OF_KEY),
+    _managing(c.DeleteKey, "delete_key", **_CHANGES, **_OF_KEY),
+    _managing(c.ListKeys, "list_keys", **_OF_KEY),
 )
 _BY_TYPE: Mapping[type, CommandRow] = {row.command: row for row in ROWS}
 CHANGES_DIRECTORY = frozenset(row.command for row in ROWS if row.changes_directory)
@@ -144,6 +164,15 @@ def row_of(command: c.Command[Any]) -> CommandRow:
 def unknown_command(command: object) -> InvalidArgumentError:
     """Return the refusal of something that is in no row."""
     return InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
+
+
+def check_supported(
+    command: c.Command[Any], namespace: str, capabilities: frozenset[Capability]
+) -> None:
+    """Refuse a command that needs a capability which the namespace of that name lacks."""
+    row = row_of(command)
+    if row.needs is not None and row.needs not in capabilities:
+        raise unsupported(namespace, row.needs, row.kind)
 
 
 def waits(command: c.Command[Any]) -> bool:

@@ -37,6 +37,7 @@ from twinbus.pairing.cancelling import pages
 from twinbus.pairing.events import FailedOver
 from twinbus.pairing.failures import says_unavailable
 from twinbus.pairing.health import HealthState, Sign
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     Command,
     LeaseRange,
@@ -106,6 +107,11 @@ class Watched:
     def id(self) -> str:
         """The unique id of the namespace behind it."""
         return self.inner.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the namespace behind it can do."""
+        return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over."""

@@ -20,6 +20,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import SERVER_BUSY_RETRY_S
 from twinbus.namespace.contract import Namespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
 
 R = TypeVar("R")
@@ -74,6 +75,11 @@ class FaultyNamespace:
     def id(self) -> str:
         """The unique id of the namespace behind it."""
         return self.inner.id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """What the namespace behind it can do."""
+        return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over, unless a fault has it."""

@@ -497,6 +497,7 @@ class _Unclosable:
     def __init__(self, inner: FaultyNamespace | Watched) -> None:
         self._inner = inner
         self.id = inner.id
+        self.capabilities = inner.capabilities
         self.submit = inner.submit
         self.ask = inner.ask
 
