@@ -28,7 +28,7 @@ from twinbus.limits import (
     QUEUE_LOOK_PAUSE,
     SYPHON_LEASE,
 )
-from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.spans import format_span
 from twinbus.spark.gateway import silence_py4j

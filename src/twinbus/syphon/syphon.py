@@ -39,7 +39,7 @@ from twinbus.limits import (
     SPARK_START_S,
     SYPHON_LEASE,
 )
-from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
