@@ -199,6 +199,10 @@ POLL_GRACE_S: Final = 2.0  # for an answer that is due at once
 POLL_TRIES: Final = 5  # to read a queue, before `once` does without it
 BATCH_PATIENCE_S: Final = 1.0  # of one look for something to do; stopping takes no longer
 SETTLE_TIMEOUT_S: Final = 10.0
+VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
+VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: two are at hand
+MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
+MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
 QUERY_LOOK_S: Final = 0.25  # how often the query is looked after
 SPARK_START_S: Final = 120.0  # for Spark to start and the first look at the backlog
 LAST_BATCH_S: Final = 30.0  # what a stop gives the batch under way; to end it early does no harm
@@ -350,6 +354,7 @@ assert RANGE_MESSAGES <= MAX_LEASE_MESSAGES
 assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
 assert HELD_RANGES <= MAX_LEASES
+assert 2 * (VISIT_S + CARRY_TIMEOUT.total_seconds()) < DEFAULT_LOCK_DURATION.total_seconds()
 assert RESERVE_BYTES <= SEGMENT_BYTES
 assert MIN_LEDGER_BYTES <= LEDGER_BYTES
 assert SLOW_FLUSH_US <= SLOW_COMMIT_US

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.backoff import Backoff
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import to_us
+from twinbus.connection import ConnectionString
 from twinbus.entities import is_backlog_folder
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
@@ -39,8 +40,10 @@ from twinbus.limits import (
     SPARK_START_S,
     SYPHON_LEASE,
 )
+from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
 from twinbus.spark.gateway import unlogged_commands
@@ -120,6 +123,14 @@ def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> 
         raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
 
 
+def _check_transformable(secondary: str) -> None:
+    """Refuse a transform where the secondary has no ranges: each task settles what it received."""
+    connection = ConnectionString.parse(secondary)
+    with closing(open_namespace(connection)) as namespace:
+        if Capability.RANGES not in namespace.capabilities:
+            raise unsupported(connection.name or "the secondary", Capability.RANGES, "A transform")
+
+
 def _check_count(name: str, count: int, most: int) -> None:
     if type(count) is not int or not 1 <= count <= most:
         raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
@@ -195,6 +206,7 @@ class Syphon(Closable):
             transform = transform_query.load_transform(transform)
         source = syphon_query.SyphonDataSource
         if transform is not None:
+            _check_transformable(self._secondary)
             source = transform_query.TransformDataSource
         session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
         session.dataSource.register(source)

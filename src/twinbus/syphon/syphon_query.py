@@ -9,6 +9,9 @@
 Rows carry ranges, not messages: the bodies go from the secondary to the primary by way of the
 writer's process alone. What the driver must remember is in the brokers (leases, and what was
 taken), so a checkpoint of this query is of no value after it; an old one does no harm.
+
+Where the secondary has no ranges, a row stands for a visit to a queue: its worker receives under
+lock, sends and settles by itself (locked_carrier.py), and the committer only reports.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -35,11 +39,14 @@ from pyspark.sql.types import StructType
 from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import BATCH_PATIENCE_S, SETTLE_TIMEOUT_S
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of
 from twinbus.syphon.desk import Desk
+from twinbus.syphon.locked_carrier import LockedCarrier
+from twinbus.syphon.locked_planner import LockedPlanner
 from twinbus.syphon.planner import Planner, PlannerSettings
 from twinbus.syphon.settling import settlements
 from twinbus.syphon.transfers import TransferLedger
@@ -111,6 +118,22 @@ class SyphonOptions:
         transfers = TransferLedger(self.ledger)
         return Carrier(primary, secondary, transfers, self.settings.extra_queues)
 
+    def task_carrier(self) -> Carrier | LockedCarrier:
+        """Return what carries out a task: by ranges where the secondary has them, or by locks."""
+        secondary = namespace_of(self.secondary)
+        if Capability.RANGES in secondary.capabilities:
+            return self.carrier()
+        return LockedCarrier(self.carrier(), secondary, self.settings.range_messages)
+
+    def planner(self) -> Planner | LockedPlanner:
+        """Return what plans the tasks, in the planner's process."""
+        secondary, desk, clock = namespace_of(self.secondary), Desk(self.folder), SystemClock()
+        if Capability.RANGES not in secondary.capabilities:
+            return LockedPlanner(secondary, self.settings, desk, clock)
+        planner = Planner(secondary, self.settings, desk, clock)
+        planner.start_keeping()
+        return planner
+
 
 class SyphonDataSource(DataSource):
     """Reads ranges of backlog queues, and writes by carrying them home."""
@@ -145,7 +168,9 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SyphonOptions) -> None:
         self._options = options
-        self._planner: Planner | None = None  # in the planner's process only: it has threads
+        self._planner: Planner | LockedPlanner | None = (
+            None  # in the planner's process only: it has threads
+        )
         self._once = False
 
     def initialOffset(self) -> dict[str, Any]:
@@ -163,11 +188,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch; called when the last one is settled."""
         if self._planner is None:
-            options = self._options
-            namespace = namespace_of(options.secondary)
-            desk = Desk(options.folder)
-            self._planner = Planner(namespace, options.settings, desk, SystemClock())
-            self._planner.start_keeping()
+            self._planner = self._options.planner()
         tasks = self._planner.next_tasks(BATCH_PATIENCE_S, once=self._once)
         if not tasks:
             return start
@@ -201,6 +222,12 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.close()
 
 
+def is_repeated_task() -> bool:
+    """Whether Spark runs this task again, because its worker was killed or failed."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
 @dataclass
 class CarriedMessage(WriterCommitMessage):
     """What a writer tells the committer."""
@@ -216,7 +243,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CarriedMessage:
         """Carry the ranges of a task home, in a worker."""
-        carrier = self._options.carrier()
+        carrier = self._options.task_carrier()
+        if isinstance(carrier, LockedCarrier):
+            carrier.is_repeated = is_repeated_task()
         carried: list[Carried] = []
         for batch in iterator:
             rows = batch.to_pylist()
@@ -239,7 +268,8 @@ class RangeWriter(DataSourceStreamArrowWriter):
             for carried in message.carried
         ]
         for carried in outcomes:
-            self._settle(carried)
+            if not carried.is_settled:
+                self._settle(carried)
         Desk(self._options.folder).put_outcome(batchId, outcomes)
 
     def _settle(self, carried: Carried) -> None:
