@@ -1,6 +1,7 @@
 """What the docs show is run: every Python block, in a folder of its own."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,12 @@ def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_pa
         assert load_sheet(str(file)).tiers
     else:
         read_config(file)
+
+
+def test_the_picture_of_the_readme_is_what_its_script_draws() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs" / "pictures" / "paired_send.py"))
+    assert drawn["TARGET"].read_text() == drawn["picture"]()
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
