@@ -7,18 +7,33 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
+from uuid import uuid4
 
 from twinbus.amqp.connection import AmqpConnection
-from twinbus.amqp.events import Attached, Delivery, Event, LinkDetached
+from twinbus.amqp.events import (
+    Attached,
+    DeliveriesSettled,
+    Delivery,
+    Event,
+    LinkDetached,
+    OutcomeReported,
+)
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
 from twinbus.amqp.options import ConnectionOptions, LinkOptions
-from twinbus.amqp.performatives import ErrorCondition, Properties, Source, Target
+from twinbus.amqp.performatives import (
+    ACCEPTED,
+    DeliveryState,
+    ErrorCondition,
+    Properties,
+    Source,
+    Target,
+)
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sasl import SaslClient, SaslCredentials
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.session import AmqpSession
 from twinbus.broker.turn.engine import EngineSettings
-from twinbus.clock import SystemClock
+from twinbus.clock import Clock, SystemClock
 from twinbus.connection import sign_token
 from twinbus.entities import QueueDescription
 from twinbus.ledger import NO_LEDGER
@@ -27,6 +42,7 @@ from twinbus.protocol.commands import CreateEntity, PutKey
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.server.amqp import ServiceBusConnection
 from twinbus.server.door import Door
+from twinbus.servicebus.messages import BATCH_FORMAT
 
 QUEUE, OTHER = "orders", "payments"
 SECRET = "a secret of the tests only"  # noqa: S105
@@ -39,6 +55,13 @@ def key(name: str, *claims: Claim, path: str | None = None) -> SharedAccessKey:
     )
 
 
+def encoded(body: bytes, **properties: Any) -> bytes:
+    """Return a message of one data section."""
+    return encode_message(
+        {SectionKind.PROPERTIES: Properties(**properties), SectionKind.DATA: body}
+    )
+
+
 @dataclass
 class ServiceBusSite:
     """A server with two queues; `app` is a key of one of them, `root` may do everything."""
@@ -47,15 +70,18 @@ class ServiceBusSite:
     door: Door
 
     @classmethod
-    def open(cls, folder: Path, stack: ExitStack, **settings: Any) -> Self:
+    def open(
+        cls, folder: Path, stack: ExitStack, clock: Clock | None = None, **settings: Any
+    ) -> Self:
         """Start a server, which ends with the stack."""
+        clock = clock or SystemClock()
         made = EngineSettings(directory=folder, ledger=NO_LEDGER, **settings)
-        namespace = stack.enter_context(EmbeddedNamespace(made))
+        namespace = stack.enter_context(EmbeddedNamespace(made, clock))
         for path in (QUEUE, OTHER):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
         namespace.ask(PutKey(key("root", Claim.MANAGE)))
         namespace.ask(PutKey(key("app", Claim.SEND, Claim.LISTEN, path=QUEUE)))
-        return cls(namespace, stack.enter_context(closing(Door(namespace, SystemClock()))))
+        return cls(namespace, stack.enter_context(closing(Door(namespace, clock))))
 
     @property
     def connection(self) -> ServiceBusConnection:
@@ -124,6 +150,36 @@ class SocketPeer:
         )
         self.wait_for(Attached, lambda event: event.link is link)
         return link
+
+    def send(
+        self,
+        link: SenderLink,
+        *bodies: bytes,
+        state: DeliveryState | None = None,
+        **properties: Any,
+    ) -> DeliveryState | None:
+        """Send a message, or several as a batch; wait for the outcome, which is settled."""
+        messages = [encoded(body, **properties) for body in bodies]
+        payload, message_format = messages[0], 0
+        if len(messages) > 1:
+            payload = encode_message({SectionKind.DATA: tuple(messages)})
+            message_format = BATCH_FORMAT
+        while not link.may_send:
+            self.write()
+            self.read()
+        tag = uuid4().bytes
+        link.send(payload, tag=tag, message_format=message_format, state=state, is_settled=False)
+        return self.wait_for(OutcomeReported, lambda event: event.link is link).state
+
+    def take(self, link: ReceiverLink, count: int = 1) -> list[Delivery]:
+        """Receive so many deliveries for which the link has credit."""
+        wanted = range(count)
+        return [self.wait_for(Delivery, lambda event: event.link is link) for _ in wanted]
+
+    def settle(self, delivery: Delivery, state: DeliveryState = ACCEPTED) -> None:
+        """Report an outcome, and wait until the server has settled it."""
+        delivery.link.settle(delivery.number, state, is_settled=False)
+        self.wait_for(DeliveriesSettled, lambda event: delivery.number in event.numbers)
 
     def detached(self, link: SenderLink | ReceiverLink) -> ErrorCondition:
         """Wait until the server ends a link; return why."""

@@ -83,3 +83,10 @@ def condition_of(error: MessagingError) -> ErrorCondition:
     """Return an error as a link carries it."""
     condition = Symbol(mapped(error).condition)
     return ErrorCondition(condition=condition, description=text_of(error), info={})
+
+
+NO_TRANSACTIONS: Final = ErrorCondition(
+    condition=Symbol(Condition.NOT_IMPLEMENTED),
+    description="transactions are not supported; a batch is atomic: send messages together in one",
+    info={},
+)

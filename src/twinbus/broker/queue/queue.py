@@ -39,6 +39,7 @@ from twinbus.errors import (
     InvalidOperationError,
     MessageLockLostError,
     MessageNotFoundError,
+    MessagingError,
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
@@ -749,8 +750,11 @@ class Queue:
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.touched.pop(self.entity, None)
+        self.turn_away(EntityNotFoundError(f"{self.path} was deleted", path=self.path), commit)
+
+    def turn_away(self, error: MessagingError, commit: Commit) -> None:
+        """Refuse everyone who waits."""
         for waiter in self.waiters.leave():
-            error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
             operation = self.operation(waiter.command, Load(), error.code)
             commit.refuse(waiter.request, error, operation)
 

@@ -495,10 +495,6 @@ class Namespace:
         entity, queue = self.directory.queue(path)
         if queue is entity.queue:
             entity.check_receive()
-            if entity.forward_to is not None:
-                raise InvalidOperationError(
-                    f"{path} forwards to {entity.forward_to}; receive from there", path=path
-                )
         if queue.settings.requires_session and session is None:
             raise InvalidOperationError(
                 f"{path} requires sessions; accept one and receive from it", path=path
