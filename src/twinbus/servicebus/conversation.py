@@ -149,6 +149,14 @@ class ServiceBusConversation:
         self.amqp.close(now, condition_of(error))
         self._take(self.amqp.take_events())
 
+    def end_links(self, path: str, error: MessagingError) -> None:
+        """End the links to an entity, and say why."""
+        for session in self.amqp.sessions:
+            for link in session.links:
+                held = link.context
+                if isinstance(held, Sending | Receiving) and held.path.lower() == path.lower():
+                    held.stop(error)
+
     def tick(self, now: int) -> None:
         """Do what time brings, and end the links that the client's tokens no longer allow."""
         self._work.now = now

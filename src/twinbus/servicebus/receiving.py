@@ -7,6 +7,7 @@ lapses, because SDKs settle it on another link then.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -31,6 +32,7 @@ from twinbus.limits import (
     MAX_WAIT,
     SERVICE_BUS_FETCH_BYTES,
     SERVICE_BUS_FETCH_MESSAGES,
+    SHOWN_LOST,
 )
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
 from twinbus.protocol.commands import (
@@ -140,20 +142,18 @@ class Receiving:
             return
         try:
             disposition, reason, description = disposition_of(reported.state)
-            tokens = [UUID(bytes_le=tag) for _, tag in reported.deliveries]
-            command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
+            for part in _parts(reported):
+                tokens = tokens_of([UUID(bytes_le=tag) for _, tag in part.deliveries])
+                command = Settle(self.path, tokens, disposition, reason, description)
+                then = _forget if reported.is_settled else partial(self._answer, part)
+                self._work.ask(self.path, command, then)
         except (MessagingError, ValueError) as error:
             wrong = InvalidArgumentError(f"a message cannot be settled so: {error}")
             self._refuse(reported, condition_of(wrong))
-            return
-        if not reported.is_settled:
-            self._work.ask(self.path, command, partial(self._answer, reported))
-        else:
-            self._work.ask(self.path, command, _forget)
 
     def _answer(self, reported: OutcomeReported, value: Any) -> None:
         lost: Any = ()
-        if isinstance(value, MessageLockLostError):
+        if isinstance(value, MessageLockLostError) and "lock_tokens" in value.facts:
             lost = value.lock_tokens
         elif isinstance(value, MessagingError):
             self._refuse(reported, condition_of(value))
@@ -195,6 +195,12 @@ class Receiving:
         else:
             self._give_back([*self._ready], Disposition.RELEASE)
         self._ready.clear()
+
+
+def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:
+    """Give an outcome in parts so small that an error can name every lock that was lost."""
+    for at in range(0, len(reported.deliveries), SHOWN_LOST):
+        yield reported._replace(deliveries=reported.deliveries[at : at + SHOWN_LOST])
 
 
 def disposition_of(
