@@ -14,6 +14,7 @@ OUTAGES ?= 3
 SYPHON_KILLS ?= 200
 DEMO_KILLS ?= 200
 OUTBOX_KILLS ?= 20
+MIXED_KILLS ?= 20
 HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
@@ -81,6 +82,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
 	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
 	$(RUN) -m tests.soak.outbox_kill --kills $(OUTBOX_KILLS)
+	$(RUN) -m tests.soak.mixed_clients --kills $(MIXED_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 	$(RUN) -m tests.soak.hostile_neighbour --seconds $(HOSTILE_SECONDS)

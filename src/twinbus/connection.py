@@ -30,6 +30,7 @@ from urllib.parse import quote_plus, unquote_plus, urlsplit
 from twinbus.errors import InvalidArgumentError, UnauthorizedError
 from twinbus.limits import DEFAULT_PORT, MAX_TOKEN_CHARACTERS, SECOND_US
 
+_MANAGEMENT = "/$management"
 _SCHEME = "SharedAccessSignature "
 
 
@@ -329,7 +330,7 @@ class Token:
         try:
             return cls(
                 found["sr"],
-                urlsplit(unquote_plus(found["sr"])).path.strip("/"),
+                _path_in(found["sr"]),
                 unquote_plus(found["skn"]),
                 int(found["se"]),
                 base64.b64decode(unquote_plus(found["sig"]), validate=True),
@@ -348,6 +349,15 @@ class Token:
     def is_expired(self, now_us: int) -> bool:
         """Whether the token has expired."""
         return self.expires_s * SECOND_US <= now_us
+
+
+def _path_in(resource: str) -> str:
+    """Return the path that a token is for.
+
+    Some SDKs of Service Bus sign one for the management node of an entity: it is for the entity.
+    """
+    path = urlsplit(unquote_plus(resource)).path.strip("/")
+    return path[: -len(_MANAGEMENT)] if path.lower().endswith(_MANAGEMENT) else path
 
 
 def _signature(resource: str, expires_s: int, key: str) -> bytes:

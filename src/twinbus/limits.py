@@ -67,6 +67,7 @@ MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
 MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not for ever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
 MAX_HELD_SESSIONS: Final = 10_000  # locked sessions of one entity
+MAX_LISTED_SESSIONS: Final = 10_000  # of one reply; each name has up to 128 characters
 MAX_OWNER_CHARACTERS: Final = 256  # of a lease: a host, a process and a name
 MAX_LEASES: Final = 1000  # of one queue: ten syphons with all the ranges they may keep
 MAX_LEASE_INTERVALS: Final = 10_000  # of one lease; the log holds each

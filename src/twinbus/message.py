@@ -188,7 +188,7 @@ class BrokeredMessage:
         if self.amqp is not None and type(self.amqp) is not bytes:
             raise InvalidArgumentError(f"amqp must be bytes, not {type(self.amqp).__name__}")
         if self.scheduled_enqueue_time_utc is not None:
-            _check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+            check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
         if self.time_to_live is not None:
             _check_life(self.time_to_live)
 
@@ -244,7 +244,8 @@ def _check_life(life: object) -> None:
         )
 
 
-def _check_moment(name: str, moment: object) -> None:
+def check_moment(name: str, moment: object) -> None:
+    """Refuse anything but a moment with a time zone that can be told in UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
@@ -278,7 +279,7 @@ def property_child(name: str, value: object) -> str:
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
         raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
     if child == "datetime":
-        _check_moment(f"property {name!r}", value)
+        check_moment(f"property {name!r}", value)
     return child
 
 

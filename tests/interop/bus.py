@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.scenarios.server_process import Server
 from twinbus import MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 
@@ -27,7 +26,18 @@ PATIENCE_S = 10.0
 _numbers = count(1)
 
 
-def sdk_string(server: Server, key_name: str = "", key: str = "") -> str:
+class Reachable(Protocol):
+    """A server, as far as clients need it."""
+
+    connection: str  # for native clients
+    port: int
+
+    def manager(self) -> NamespaceManager: ...
+
+    def factory(self) -> MessagingFactory: ...
+
+
+def sdk_string(server: Reachable, key_name: str = "", key: str = "") -> str:
     """Return the connection string that the SDK takes for a server."""
     native = ConnectionString.parse(server.connection)
     return (
@@ -43,7 +53,7 @@ def in_seconds(seconds: float) -> datetime:
 class Bus:
     """A server, with clients of the SDK and of Twinbus."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Reachable) -> None:
         self.server = server
         self.manager: NamespaceManager = server.manager()
         self.factory: MessagingFactory = server.factory()

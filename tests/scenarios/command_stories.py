@@ -163,6 +163,22 @@ def peek(site: Site) -> c.Command[Any]:
     return c.Peek(QUEUE, 0, 10)
 
 
+def peek_in_session(site: Site) -> c.Command[Any]:
+    sessions(site)
+    return c.Peek(QUEUE, 0, 10, session_id="t")
+
+
+def delete_messages(site: Site) -> c.Command[Any]:
+    queue(site)
+    send(site, "a", "b", "c")
+    receive_one(site)
+    return c.DeleteMessages(QUEUE, 10, later(site, seconds=1))
+
+
+def delete_in_session(site: Site) -> c.Command[Any]:
+    return c.DeleteMessages(QUEUE, 10, session=sessions(site))
+
+
 def settled(disposition: c.Disposition, **settings: Any) -> Story:
     def story(site: Site) -> c.Command[Any]:
         queue(site, **settings)
@@ -254,6 +270,11 @@ def get_session_state(site: Site) -> c.Command[Any]:
 
 def set_session_state(site: Site) -> c.Command[Any]:
     return c.SetSessionState(QUEUE, sessions(site), b"after")
+
+
+def list_sessions(site: Site) -> c.Command[Any]:
+    sessions(site)
+    return c.ListSessions(QUEUE)
 
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -396,6 +417,7 @@ STORIES: dict[str, Story] = {
         *(send_transferred, send_to_topic, send_forwarded, send_parked, cancel),
         *(receive_locked, receive_and_delete, receive_in_session, receive_and_wait),
         *(receive_deferred, receive_deferred_in_session, peek, settle_deferred),
+        *(peek_in_session, delete_messages, delete_in_session, list_sessions),
         *(settle_in_session, settle_dead_letters, renew_locks),
         *(accept_named, accept_new, accept_next, accept_and_wait, renew_session),
         *(release_session, release_empty_session, get_session_state, set_session_state),

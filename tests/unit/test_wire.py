@@ -146,7 +146,8 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.CancelScheduled: st.builds(c.CancelScheduled, PATH, NUMBERS),
     c.Receive: st.builds(c.Receive, PATH, FEW, WAIT, MODE, MAYBE_LOCK, NUMBER),
     c.ReceiveDeferred: st.builds(c.ReceiveDeferred, PATH, NUMBERS, MODE, MAYBE_LOCK),
-    c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER),
+    c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER, st.none() | PATH),
+    c.DeleteMessages: st.builds(c.DeleteMessages, PATH, FEW, st.none() | MOMENT, MAYBE_LOCK),
     c.Settle: st.builds(
         c.Settle, PATH, TOKENS, st.sampled_from(c.Disposition), st.none() | PATH, st.none() | PATH
     ),
@@ -156,6 +157,7 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.ReleaseSession: st.builds(c.ReleaseSession, PATH, LOCK),
     c.GetSessionState: st.builds(c.GetSessionState, PATH, LOCK),
     c.SetSessionState: st.builds(c.SetSessionState, PATH, LOCK, st.none() | st.binary()),
+    c.ListSessions: st.builds(c.ListSessions, PATH, FEW, FEW, st.none() | MOMENT),
     c.LeaseRange: st.builds(
         lambda path, owner, count, span, duration: c.LeaseRange(
             path, owner, count, span and span[0], span and span[1], duration=duration
@@ -196,6 +198,8 @@ REPLY: dict[str, st.SearchStrategy[Any]] = {
     "receipt": st.builds(c.SendReceipt, NUMBERS),
     "moment": MOMENT,
     "bytes": st.binary(),
+    "count": FEW,
+    "names": st.lists(PATH, max_size=40),
     "grant": st.builds(c.SessionGrant, LOCK, MOMENT),
     "lease": st.builds(c.RangeLease, PATH, NUMBER, NUMBER, NUMBER, FEW, FEW, MOMENT),
     "entity": ENTITY,

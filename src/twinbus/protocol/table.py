@@ -123,6 +123,7 @@ ROWS: tuple[CommandRow, ...] = (
     _listening(c.Peek, "peek", fetches=True, needs=Capability.BROWSING),
     _listening(c.Settle, "settle"),
     _listening(c.RenewLocks, "renew_locks", needs=Capability.LOCK_RENEWAL),
+    _listening(c.DeleteMessages, "delete_messages", needs=Capability.BATCH_DELETING),
     _listening(
         c.AcceptSession, "accept_session", may_wait=True, undo=_release_session, **_OF_SESSION
     ),
@@ -130,6 +131,7 @@ ROWS: tuple[CommandRow, ...] = (
     _listening(c.ReleaseSession, "release_session", **_OF_SESSION),
     _listening(c.GetSessionState, "get_session_state", **_OF_SESSION),
     _listening(c.SetSessionState, "set_session_state", **_OF_SESSION),
+    _listening(c.ListSessions, "list_sessions", **_OF_SESSION),
     _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range, **_OF_RANGE),
     _listening(c.RenewRange, "renew_range", **_OF_RANGE),
     _listening(c.ReadRange, "read_range", fetches=True, **_OF_RANGE),

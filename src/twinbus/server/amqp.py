@@ -29,6 +29,9 @@ class ServiceBusConnection(ClientConnection):
 
     def describe(self, path: str) -> EntityDescription | None:
         """Return the description of an entity, if there is one."""
+        interceptor = self._door.turns.interceptor
+        if interceptor is not None:
+            interceptor.attaching(path)
         return self._door.namespace.describe(path)
 
     def take(self, data: bytes) -> None:

@@ -388,6 +388,11 @@ class Door(Closable):
             )
 
     @property
+    def clients(self) -> list[ClientConnection]:
+        """The connections of clients that showed a good token; for the loop's thread."""
+        return [*self._connections]
+
+    @property
     def connections(self) -> int:
         """How many clients are connected."""
         return len(self._connections)

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -37,6 +37,18 @@ class TurnPlace:
             self.is_loop = True
 
 
+class Interceptor(Protocol):
+    """Stands between the clients of a server and its broker, as fault injection does."""
+
+    def arrived(self, requests: Iterable[Request]) -> list[Request]:
+        """Take requests out; return those that are to be carried out."""
+        ...
+
+    def attaching(self, path: str) -> None:
+        """Raise why a client of Service Bus may not attach a link to an entity."""
+        ...
+
+
 class Turns:
     """Collects what arrives in the loop, and has it carried out."""
 
@@ -51,9 +63,20 @@ class Turns:
         self._elsewhere: deque[Callable[[], None]] = deque()  # replies given in other threads
         self._flushes = namespace.flushes
         self.place = TurnPlace()
+        self.interceptor: Interceptor | None = None
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Have requests carried out, together with others that arrive now."""
+        """Have requests of clients carried out, together with others that arrive now."""
+        if self.interceptor is not None:
+            requests = self.interceptor.arrived(requests)
+        self.carry_out(requests)
+
+    def call_later(self, seconds: float, requests: Iterable[Request]) -> None:
+        """Have requests carried out after some time."""
+        self._loop.call_later(seconds, self.carry_out, requests)
+
+    def carry_out(self, requests: Iterable[Request]) -> None:
+        """Have requests carried out, whoever asks."""
         self._arrivals.extend(requests)
         if not self._is_due:
             self._is_due = True

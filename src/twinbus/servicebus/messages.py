@@ -93,7 +93,7 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
         reply_to_session_id=properties.reply_to_group_id,
         partition_key=_text(annotations.get(PARTITION_KEY)),
         time_to_live=_life(header),
-        scheduled_enqueue_time_utc=_moment(annotations.get(SCHEDULED)),
+        scheduled_enqueue_time_utc=moment_of(annotations.get(SCHEDULED)),
         application_properties=dict(_native_properties(message.application_properties or {})),
     )
     if kind is BodyKind.OTHER:
@@ -133,7 +133,7 @@ def _life(header: Header | None) -> timedelta | None:
     return timedelta(milliseconds=max(header.ttl, 1))
 
 
-def _moment(ms: Any) -> datetime | None:
+def moment_of(ms: Any) -> datetime | None:
     """Return a timestamp; what is beyond the years of a datetime is as good as none."""
     if not isinstance(ms, int):
         return None
@@ -146,14 +146,15 @@ def _moment(ms: Any) -> datetime | None:
 def _native_properties(held: Mapping[Any, Any]) -> Iterator[tuple[str, PropertyValue]]:
     """Give the properties whose types native messages have; the others stay in the sections."""
     for name, value in held.items():
-        native = _native(value)
+        native = native_value(value)
         if native is not None and isinstance(name, str):
             yield str(name), native
 
 
-def _native(value: Any) -> PropertyValue | None:
+def native_value(value: Any) -> PropertyValue | None:
+    """Return a value as native properties have it; None: they have no such type."""
     if isinstance(value, Timestamp):
-        return _moment(value)
+        return moment_of(value)
     if isinstance(value, bool | bytes | UUID):
         return value
     if isinstance(value, int):
@@ -240,10 +241,12 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage) -> bytes:
     if message.partition_key is not None:
         annotations[Symbol(PARTITION_KEY)] = message.partition_key
     if message.scheduled_enqueue_time_utc is not None:
-        annotations[Symbol(SCHEDULED)] = _timestamp(message.scheduled_enqueue_time_utc)
+        annotations[Symbol(SCHEDULED)] = timestamp_of(message.scheduled_enqueue_time_utc)
     held = sent.application_properties or {}
     own = {
-        name: held[name] if name in held and _native(held[name]) == value else _written(value)
+        name: held[name]
+        if name in held and native_value(held[name]) == value
+        else amqp_value(value)
         for name, value in message.application_properties.items()
     }
     header = replace(sent.header or Header(), ttl=_ttl(message))
@@ -264,15 +267,17 @@ def _same_or(typed: Any, text: str | None) -> Any:
     return typed if _text(typed) == text else text
 
 
-def _written(value: PropertyValue) -> Any:
+def amqp_value(value: PropertyValue) -> Any:
+    """Return the value of a native property as it travels."""
     if isinstance(value, datetime):
-        return _timestamp(value)
+        return timestamp_of(value)
     if isinstance(value, timedelta):
         return Described(_TIMESPAN, value // MICROSECOND * 10)
     return value
 
 
-def _timestamp(moment: datetime) -> Timestamp:
+def timestamp_of(moment: datetime) -> Timestamp:
+    """Return a moment as it travels."""
     return Timestamp(moment_us(moment) // 1000)
 
 
@@ -296,9 +301,9 @@ def _annotations(message: BrokeredMessage, is_browsed: bool) -> dict[str, Any]: 
     if message.sequence_number is not None:
         added["x-opt-sequence-number"] = message.sequence_number
     if message.enqueued_time_utc is not None:
-        added["x-opt-enqueued-time"] = _timestamp(message.enqueued_time_utc)
+        added["x-opt-enqueued-time"] = timestamp_of(message.enqueued_time_utc)
     if message.locked_until_utc is not None:
-        added["x-opt-locked-until"] = _timestamp(message.locked_until_utc)
+        added["x-opt-locked-until"] = timestamp_of(message.locked_until_utc)
     if message.state is not None and (is_browsed or message.state is not MessageState.ACTIVE):
         added["x-opt-message-state"] = Int(message.state)
     if message.dead_letter_source is not None:

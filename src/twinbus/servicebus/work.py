@@ -116,8 +116,8 @@ class Work:
                 )
             wanted = wanted.rpartition("/")[0]
 
-    def entity_for(self, path: str, claim: Claim) -> EntityDescription:
-        """Return the entity of a link; raise why the client may not use it so."""
+    def check_right(self, claim: Claim, path: str) -> None:
+        """Raise why the client does not have a claim on an entity."""
         admission = self.admission_for(path)
         if not admission.may(claim, path):
             error = UnauthorizedError(
@@ -127,6 +127,10 @@ class Work:
             )
             self._guard.refused(admission, error)
             raise error
+
+    def entity_for(self, path: str, claim: Claim) -> EntityDescription:
+        """Return the entity of a link; raise why the client may not use it so."""
+        self.check_right(claim, path)
         name = path[: -len(DEAD_LETTER_SUFFIX)] if _is_dead_letter(path) else path
         description = self._guard.describe(name)
         if description is None:

@@ -17,7 +17,7 @@ from twinbus.entities import (
     is_backlog_path,
     to_json,
 )
-from twinbus.errors import EntityDisabledError
+from twinbus.errors import EntityDisabledError, InvalidOperationError
 from twinbus.limits import (
     DEFAULT_LOCK_DURATION,
     MAX_MAX_DELIVERY_COUNT,
@@ -111,9 +111,14 @@ class Entity:
             raise self._disabled("sends")
 
     def check_receive(self) -> None:
-        """Refuse when its status does not let messages out."""
+        """Refuse when its status does not let messages out, or when it sends them all on."""
         if not self.description.status.allows_receive:
             raise self._disabled("receives")
+        if self.forward_to is not None:
+            path = self.description.path
+            raise InvalidOperationError(
+                f"{path} forwards to {self.forward_to}; receive from there", path=path
+            )
 
     def _disabled(self, what: str) -> EntityDisabledError:
         status = self.description.status.value

@@ -45,6 +45,7 @@ class Sessions:
         self.next_due = NEVER_US  # a lower bound: no lock lapses before
         self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
         self.states: dict[str, bytes] = {}
+        self.updated: dict[str, int] = {}  # when each state was set
         self.state_bytes = 0  # of all states, with their names
 
     def id(self, name: str) -> int:
@@ -83,14 +84,31 @@ class Sessions:
             if session_id in self._sessions:
                 self._nominate(session_id)
 
-    def keep_state(self, name: str, state: bytes | None) -> None:
-        """Note a session's state; None forgets it."""
+    def keep_state(self, name: str, state: bytes | None, updated: int) -> None:
+        """Note a session's state, and when it was set; None forgets it."""
         before = self.states.pop(name, None)
+        self.updated.pop(name, None)
         if before is not None:
             self.state_bytes -= len(name) + len(before)
         if state is not None:
             self.states[name] = state
+            self.updated[name] = updated
             self.state_bytes += len(name) + len(state)
+
+    def listed(self, waiting: Waiting) -> list[str]:
+        """Return the sessions that have messages, scheduled ones apart, or a state."""
+        at = waiting.all()
+        states = waiting.get("state", at)
+        at = at[(states != State.PENDING) & (states != State.SCHEDULED)]
+        has_messages = np.zeros(max(self._sessions, default=-1) + 1, np.bool_)
+        has_messages[waiting.get("session", at)] = True
+        names = [self._sessions[one].name for one in np.flatnonzero(has_messages).tolist()]
+        found = set(names)
+        return names + [name for name in self.states if name not in found]
+
+    def updated_after(self, moment: int) -> list[str]:
+        """Return the sessions whose state was set after this time."""
+        return [name for name, updated in self.updated.items() if updated > moment]
 
     # -- holding -------------------------------------------------------------------------------
 
@@ -188,7 +206,9 @@ class Sessions:
         return np.concatenate(found) if found else np.empty(0, np.intp)
 
     def messages(self, name: str, waiting: Waiting) -> Indices:
-        """Return every message of a session that is not gone."""
+        """Return every message of a session that is not gone, in order."""
+        if name not in self._ids:
+            return np.empty(0, np.intp)
         numbers = np.array(self._sessions[self._ids[name]].numbers, np.int64)
         at = waiting.find(numbers)
         return at[at >= 0]

@@ -51,7 +51,7 @@ from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.commit import Commit, Effect, Fact, owner_fact, transferred_fact
 from twinbus.broker.turn.starts import Starts
-from twinbus.clock import from_us, to_us
+from twinbus.clock import from_us, moment_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
 from twinbus.errors import (
     CommandFailedError,
@@ -495,10 +495,6 @@ class Namespace:
         entity, queue = self.directory.queue(path)
         if queue is entity.queue:
             entity.check_receive()
-            if entity.forward_to is not None:
-                raise InvalidOperationError(
-                    f"{path} forwards to {entity.forward_to}; receive from there", path=path
-                )
         if queue.settings.requires_session and session is None:
             raise InvalidOperationError(
                 f"{path} requires sessions; accept one and receive from it", path=path
@@ -537,8 +533,15 @@ class Namespace:
 
     def peek(self, command: c.Peek, _: Request, now: int, __: Commit) -> pa.RecordBatch:
         """Return messages without locking them."""
-        queue = self._queue(command.path, now)
-        return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
+        if command.session_id is not None:
+            self._sessionful(command.path)
+        return self._queue(command.path, now).peek(command)
+
+    def delete_messages(
+        self, command: c.DeleteMessages, _: Request, now: int, commit: Commit
+    ) -> Metered:
+        """Delete deliverable messages."""
+        return self._receivable(command.path, command.session, now).delete(command, commit)
 
     def settle(self, command: c.Settle, _: Request, now: int, commit: Commit) -> Any:
         """Complete, abandon, defer, dead-letter or release locked messages."""
@@ -579,11 +582,7 @@ class Namespace:
     ) -> Any:
         """Lock a session, or let the request wait for one."""
         wait = to_us(command.wait)
-        entity, queue = self.directory.queue(command.path)
-        if not queue.settings.requires_session:
-            raise InvalidOperationError(
-                f"{command.path} has no sessions; receive from it directly", path=command.path
-            )
+        entity, queue = self._sessionful(command.path)
         entity.check_receive()
         self._queue(command.path, now)
         grant = queue.accept(command.session_id, now)
@@ -621,7 +620,25 @@ class Namespace:
                 "bytes; receive messages, remove states, or raise max_size_in_megabytes",
                 path=command.path,
             )
-        queue.set_session_state(command.session, command.state, commit)
+        queue.set_session_state(command.session, command.state, now, commit)
+
+    def list_sessions(self, command: c.ListSessions, _: Request, now: int, __: Commit) -> list[str]:
+        """Return a page of the sessions that have messages or a state."""
+        queue = self._sessionful(command.path)[1]
+        self._queue(command.path, now)
+        after = command.state_updated_after_utc
+        if after is None:
+            names = queue.sessions.listed(queue.waiting)
+        else:
+            names = queue.sessions.updated_after(moment_us(after))
+        return names[command.skip : command.skip + command.max_sessions]
+
+    def _sessionful(self, path: str) -> tuple[Entity, Queue]:
+        """Return an entity that has sessions, and its queue."""
+        entity, queue = self.directory.queue(path)
+        if not queue.settings.requires_session:
+            raise InvalidOperationError(f"{path} has no sessions; leave the session out", path=path)
+        return entity, queue
 
     # -- ranges --------------------------------------------------------------------------------
 
@@ -676,8 +693,8 @@ class Namespace:
         for queue in queues:
             number = queue.entity
             facts.append(Fact.of("sequence", number, queue.next_sequence))
-            states = queue.sessions.states.items()
-            facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
+            for name, state in queue.sessions.states.items():
+                facts += queue.state_facts(name, state, queue.sessions.updated[name])
             for lease in queue.leases:
                 facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_fact()))
                 facts.append(Fact("leased until", f"{number}/{lease.epoch}", lease.renewal()))
