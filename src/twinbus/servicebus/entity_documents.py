@@ -103,6 +103,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting
     "RequiresSession": ("requires_session", _BOOLEAN),
     "DefaultMessageTimeToLive": ("default_message_time_to_live", _SPAN),
     "DeadLetteringOnMessageExpiration": ("enable_dead_lettering_on_message_expiration", _BOOLEAN),
+    "DeadLetteringOnFilterEvaluationExceptions": (
+        "enable_dead_lettering_on_filter_evaluation_exceptions",
+        _BOOLEAN,
+    ),
     "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", _SPAN),
     "MaxDeliveryCount": ("max_delivery_count", _WHOLE),
     "EnableBatchedOperations": ("enable_batched_operations", _BOOLEAN),
@@ -216,10 +220,19 @@ def _check_false(name: str, text: str, _: int) -> None:
         raise InvalidArgumentError(f"{name} is true, which this broker does not support")
 
 
+def _refuse_dead_letter_target(name: str, text: str, _: int) -> None:
+    raise InvalidArgumentError(
+        f"{name} is {shown(text)}; dead-letter queues of this broker do not forward. Receive from "
+        "the dead-letter queue, and leave the setting out"
+    )
+
+
 _ALWAYS: Final[Mapping[str, Callable[[str, str, int], None]]] = {
     "MaxMessageSizeInKilobytes": _check_size,
     "IsAnonymousAccessible": _check_false,
     "EnableSubscriptionPartitioning": _check_false,
+    "EnableExpress": _check_false,
+    "ForwardDeadLetteredMessagesTo": _refuse_dead_letter_target,
 }
 
 
@@ -272,7 +285,6 @@ def _facts(
         "EntityAvailabilityStatus": "Available",
         "EnableSubscriptionPartitioning": "false",
         "EnableExpress": "false",
-        "DeadLetteringOnFilterEvaluationExceptions": "true",
     }
     written = {name: element(name, value) for name, value in values.items()}
     if max_message_bytes is not None:
