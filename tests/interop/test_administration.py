@@ -541,7 +541,7 @@ def test_what_is_fixed_at_creation_cannot_be_updated(
 def test_bad_sql_is_refused_with_its_reason(
     admin: ServiceBusAdministrationClient, subscription: str
 ) -> None:
-    with pytest.raises(HttpResponseError, match="SQL|sql|expression") as refused:
+    with pytest.raises(HttpResponseError, match=r"(?i)sql") as refused:
         admin.create_rule(subscription, "rules", "bad", filter=SqlRuleFilter("colour = "))
     assert refused.value.status_code == 400
 

@@ -46,7 +46,8 @@ Examples:
 @click.option(
     "--admin-port",
     type=click.IntRange(0, 65535),
-    help="Another port for /health, /ready and /metrics; 0 takes any free one. [default: --port]",
+    help="Another port for HTTP: /health, /ready, /metrics and administration; 0 takes any free "
+    "one. [default: --port]",
 )
 @click.option(
     "--admin-host",
