@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ServiceBusReceiver,
         ServiceBusSender,
     )
+    from azure.servicebus.management import ServiceBusAdministrationClient
 
 PATIENCE_S = 10.0
 _numbers = count(1)
@@ -59,8 +60,10 @@ class Bus:
         self.factory: MessagingFactory = server.factory()
         self._made: list[Any] = []  # senders and receivers
         self._clients: list[ServiceBusClient] = []
+        self._administrations: list[ServiceBusAdministrationClient] = []
         self.sdk = self.client()
         self.hasty = self.client(retry_total=0)  # reports an error that others would try again
+        self.admin = self.administration()
 
     # -- entities ------------------------------------------------------------------------------
 
@@ -87,6 +90,29 @@ class Bus:
         self._clients.append(made)
         return made
 
+    @property
+    def ca_file(self) -> str:
+        """The file with the certificate that clients must trust."""
+        return str(self.server.folder / "certificate" / "ca.pem")
+
+    def administration(
+        self, key_name: str = "", key: str = "", **options: Any
+    ) -> "ServiceBusAdministrationClient":
+        """Return a client of the SDK for entities; it always uses HTTPS."""
+        from azure.servicebus.management import (  # noqa: PLC0415 - tests skip without it
+            ServiceBusAdministrationClient,
+        )
+
+        made = ServiceBusAdministrationClient.from_connection_string(
+            sdk_string(self.server, key_name, key),
+            connection_verify=self.ca_file,
+            retry_total=0,
+            **options,
+        )
+        made.__enter__()
+        self._administrations.append(made)
+        return made
+
     def keep(self, made: Any) -> Any:
         """Close a sender or receiver when the module ends."""
         self._made.append(made)
@@ -110,6 +136,8 @@ class Bus:
             list(pool.map(_close, self._made))
         for client in self._clients:  # closes senders and receivers as well, if that is left to do
             client.close()
+        for administration in self._administrations:
+            administration.__exit__()
         self.manager.close()
         self.factory.close()
 

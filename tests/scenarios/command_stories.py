@@ -380,6 +380,11 @@ def create_rule(site: Site) -> c.Command[Any]:
     return c.CreateRule(subscription(site, "all"), RED)
 
 
+def update_rule(site: Site) -> c.Command[Any]:
+    topic(site)
+    return c.UpdateRule(subscription(site, "red", RED), RuleDescription("red"))
+
+
 def delete_rule(site: Site) -> c.Command[Any]:
     topic(site)
     return c.DeleteRule(subscription(site, "red", RED), "red")
@@ -423,7 +428,8 @@ STORIES: dict[str, Story] = {
         *(release_session, release_empty_session, get_session_state, set_session_state),
         *(lease_next, lease_again, lease_and_wait, renew_range, read_range, settle_range),
         *(release_range, create_queue, create_topic, create_subscription, update_entity),
-        *(delete_queue, delete_topic, list_entities, create_rule, delete_rule, list_rules),
+        *(delete_queue, delete_topic, list_entities, create_rule, update_rule),
+        *(delete_rule, list_rules),
         *(put_key, delete_key, read_meter, list_keys),
     )
 } | {

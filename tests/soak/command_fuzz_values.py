@@ -576,6 +576,7 @@ class Maker:
         return self.one(
             c.CreateRule(path, self.rule()),
             c.CreateRule(path, self.rule()),
+            c.UpdateRule(path, self.rule()),
             c.DeleteRule(path, self.one("one", "two", "three", "nobody")),
         )
 

@@ -187,6 +187,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     c.ListEntities: {"kind": st.sampled_from(c.EntityKind), "topic_path": REASON},
     c.GetRuntimeProperties: {"path": PATH},
     c.CreateRule: {"path": PATH, "rule": RULE},
+    c.UpdateRule: {"path": PATH, "rule": RULE},
     c.DeleteRule: {"path": PATH, "name": PATH},
     c.ListRules: {"path": PATH},
     c.ReadMeter: {},

@@ -75,6 +75,7 @@ MANAGING_ONE: list[c.Command[Any]] = [
     c.GetEntity(ORDERS),
     c.GetRuntimeProperties(ORDERS),
     c.CreateRule(ORDERS, RuleDescription("all")),
+    c.UpdateRule(ORDERS, RuleDescription("all")),
     c.DeleteRule(ORDERS, "all"),
     c.ListRules(ORDERS),
 ]

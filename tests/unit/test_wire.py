@@ -181,6 +181,7 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.ListEntities: st.builds(c.ListEntities, st.sampled_from(c.EntityKind), st.none() | PATH),
     c.GetRuntimeProperties: st.builds(c.GetRuntimeProperties, PATH),
     c.CreateRule: st.builds(c.CreateRule, PATH, RULE),
+    c.UpdateRule: st.builds(c.UpdateRule, PATH, RULE),
     c.DeleteRule: st.builds(c.DeleteRule, PATH, PATH),
     c.ListRules: st.builds(c.ListRules, PATH),
     c.ReadMeter: st.builds(c.ReadMeter),

@@ -5,7 +5,8 @@ The first bytes of a connection say what it speaks:
     TWINBUS\n       the native protocol (native.py)
     AMQP            AMQP 1.0 as SDKs of Azure Service Bus speak it (amqp.py)
     0x16            TLS, and then one of the others inside
-    an HTTP verb    health, readiness and metrics (web.py)
+    an HTTP verb    health, readiness and metrics (web.py), administration (administration.py),
+                    AMQP in websockets (websocket.py)
 
 The loop runs in a thread of its own and owns the turn of the broker (turns.py). Strangers, those
 who have not shown a token yet, are few and must hurry; keys and addresses have a share of the
@@ -64,6 +65,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
+from twinbus.server.addresses import is_loopback
 from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
 from twinbus.server.client_connection import ClientConnection, now_us
 from twinbus.server.latencies import Latencies
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
+WEBSOCKET = b"GET /$servicebus/websocket"
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
 _LOCAL = "local"  # the address of every client of a socket in the file system
 
@@ -99,8 +102,9 @@ class Door(Closable):
         name: str = "",
         host: str = "127.0.0.1",
         port: int = 0,
-        admin: tuple[str, int] | None = None,  # another address for health and metrics alone
+        admin: tuple[str, int] | None = None,  # another address for HTTP alone
         tls: ssl.SSLContext | None = None,
+        local_may_be_plain: bool = False,  # whether clients of this machine may do without TLS
         private: PrivateEntrance | None = None,  # in place of host, port, admin and tls
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
@@ -115,6 +119,7 @@ class Door(Closable):
         self.is_stopping = False
         self.turns: Turns
         self._tls = tls
+        self._local_may_be_plain = local_may_be_plain
         self._refused_keys = LineRate(LOG_INTERVAL_US, LOGGED_KEY_NAMES)
         self._refused_connections = LineRate(LOG_INTERVAL_US)
         self._connections: set[ClientConnection] = set()  # that showed a good token
@@ -273,7 +278,7 @@ class Door(Closable):
         options: dict[str, Any] = {}
         if is_tls:
             options = {"ssl": self._tls, "ssl_handshake_timeout": AUTHENTICATION_US / SECOND_US}
-        needs_tls = self._tls is not None and not is_tls
+        needs_tls = not is_tls and not self.may_be_plain(address)
         with suppress(OSError, ssl.SSLError):  # the client is gone
             await self._loop.connect_accepted_socket(
                 lambda: _Sniffer(self, address, is_admin=is_admin, needs_tls=needs_tls),
@@ -295,13 +300,21 @@ class Door(Closable):
             raise ConnectionResetError
         return first[0] == _TLS_RECORD
 
+    def may_be_plain(self, address: str) -> bool:
+        """Whether a client at this address may do without TLS."""
+        return self._tls is None or (self._local_may_be_plain and is_loopback(address))
+
     def protocol_for(
         self, first: bytes, address: str, *, is_admin: bool, needs_tls: bool
     ) -> asyncio.BaseProtocol | None:
         """Return the protocol that speaks what a connection begins with; None: nobody does."""
-        if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
-            return self._web.protocol(self._loop)
         refusal = _needs_tls() if needs_tls else None
+        if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
+            if WEBSOCKET.startswith(first):
+                return None  # a websocket, or something else: the rest of the path will tell
+            if first.startswith(WEBSOCKET) and not is_admin:
+                return self._web.websocket(address, refusal)
+            return self._web.protocol(self._loop)
         if first.startswith(MAGIC) and not is_admin:
             return NativeConnection(self, address, refusal=refusal)
         if self._speaks_amqp and first.startswith(AMQP_MAGIC) and not is_admin:
@@ -310,7 +323,7 @@ class Door(Closable):
 
     def begins_like_one(self, first: bytes) -> bool:
         """Whether a connection may still turn out to speak one of the protocols."""
-        spoken = (MAGIC, AMQP_MAGIC, *_HTTP_VERBS) if self._speaks_amqp else (MAGIC,)
+        spoken = (MAGIC, AMQP_MAGIC, *_HTTP_VERBS, WEBSOCKET) if self._speaks_amqp else (MAGIC,)
         return any(known.startswith(first) for known in spoken)
 
     # -- connections ---------------------------------------------------------------------------
