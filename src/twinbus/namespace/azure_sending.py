@@ -1,0 +1,112 @@
+"""What a send becomes on a link of the SDK: batches, or a request that schedules.
+
+Messages that fit one batch of AMQP are enqueued all or none. More than that go as several batches
+in order: when one fails, those before it stay.
+
+An application that uses the SDK hands its own messages over with those of Twinbus (`SdkMessage`).
+They go to the service as they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from twinbus.errors import MessageSizeExceededError
+from twinbus.message import BrokeredMessage, conform, to_messages
+from twinbus.namespace.azure_links import Link
+from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule
+from twinbus.protocol.commands import Origin, Send, SendReceipt
+from twinbus.protocol.origins import OriginKind, message_id_of, origin_kind
+from twinbus.servicebus.messages import write_sent
+
+ORIGIN_PROPERTY = "x-twinbus-origin"
+_ENVELOPE_BYTES = 512  # of a batch, around its messages: an id, a session and a partition key
+_ENTRY_BYTES = 8  # of a batch, around one message
+Encoded = tuple[BrokeredMessage, Payload]
+
+
+@dataclass(frozen=True, slots=True)
+class SdkMessage(BrokeredMessage):
+    """A message with the one of the SDK that it was made of."""
+
+    original: Any = None
+
+
+def send(link: Link, command: Send, timeout_s: float) -> SendReceipt:
+    """Send on an open link, with its turn; returns when the messages are durable."""
+    originals = _originals(command)
+    if originals is not None:
+        link.sdk.send_messages(
+            originals if len(originals) > 1 else originals[0], timeout=timeout_s
+        )
+        return SendReceipt([0] * len(originals))
+    encoded = [(message, write_sent(message)) for message in outgoing(command)]
+    if encoded and all(one.scheduled_enqueue_time_utc is not None for one, _ in encoded):
+        return SendReceipt(schedule(link.sdk, encoded, timeout_s))
+    limit = batch_limit(link.sdk)
+    for part in list(parts(encoded, limit, command.path)):
+        link.sdk.send_messages(batch_of(part, limit), timeout=timeout_s)
+    return SendReceipt([0] * len(encoded))
+
+
+def _originals(command: Send) -> list[Any] | None:
+    """Return the messages of the SDK that a send consists of; None: it does not."""
+    messages = command.messages
+    if not isinstance(messages, list) or not messages or type(messages[0]) is not SdkMessage:
+        return None
+    return [message.original for message in messages if isinstance(message, SdkMessage)]
+
+
+def outgoing(command: Send) -> list[BrokeredMessage]:
+    """Return the messages of a send as the service gets them: each with an id."""
+    origin, messages = command.origin, command.messages
+    if isinstance(messages, pa.RecordBatch):
+        batch = conform(messages)
+        held = batch.column("message_id").to_pylist()
+        ready = [
+            replace(one, message_id=known or _new_id(origin, at))
+            for at, (one, known) in enumerate(zip(to_messages(batch), held, strict=True))
+        ]
+    else:
+        ready = [
+            one if one.message_id else replace(one, message_id=_new_id(origin, at))
+            for at, one in enumerate(messages)
+        ]
+    if origin is None or origin_kind(origin.source) is not OriginKind.TRANSFER:
+        return ready
+    return [_with_origin(one, origin, at) for at, one in enumerate(ready)]
+
+
+def _new_id(origin: Origin | None, at: int) -> str:
+    return uuid4().hex if origin is None else message_id_of(origin.source, int(origin.numbers[at]))
+
+
+def _with_origin(message: BrokeredMessage, origin: Origin, at: int) -> BrokeredMessage:
+    named = {ORIGIN_PROPERTY: f"{origin.source}:{int(origin.numbers[at])}"}
+    properties = {**message.application_properties, **named}
+    return replace(message, application_properties=properties)
+
+
+def parts(encoded: Sequence[Encoded], limit: int, path: str) -> Iterator[list[Encoded]]:
+    """Cut messages into batches that a link takes, in order."""
+    part: list[Encoded] = []
+    size = _ENVELOPE_BYTES
+    for at, (message, payload) in enumerate(encoded):
+        own = len(payload) + _ENTRY_BYTES
+        if _ENVELOPE_BYTES + own > limit:
+            raise MessageSizeExceededError(
+                f"message {at} for {path} has {len(payload)} bytes as AMQP; the service takes "
+                f"{limit - _ENVELOPE_BYTES - _ENTRY_BYTES}",
+                limit=limit - _ENVELOPE_BYTES - _ENTRY_BYTES,
+                path=path,
+            )
+        if part and size + own > limit:
+            yield part
+            part, size = [], _ENVELOPE_BYTES
+        part.append((message, payload))
+        size += own
+    if part:
+        yield part
