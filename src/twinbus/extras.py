@@ -19,11 +19,14 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # the modules that each extra brings
     "azure": ("azure.servicebus",),
     "cli": _CLI,
     "metrics": _METRICS,
-    "server": (*_CLI, *_METRICS, "starlette", "uvicorn"),
+    "server": (
+        *(*_CLI, *_METRICS, "cryptography", "defusedxml", "starlette", "uvicorn", "wsproto"),
+    ),
     "spark": ("pyspark",),
 }
 COMMANDS: Mapping[str, tuple[str, ...]] = {  # the extras of each command; of any other: cli
     "serve": ("server",),
+    "dev-certificate": ("server",),
     "syphon": ("cli", "spark"),
     "report": ("cli", "spark"),
 }

@@ -322,6 +322,11 @@ SERVICE_BUS_IDLE_US: Final = 240 * SECOND_US  # announced to SDKs, which send wh
 SERVICE_BUS_CREDIT: Final = 1000  # sends under way on one link
 SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at once
 SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
+DEV_CERTIFICATE_LIFE: Final = timedelta(days=365)  # clients refuse more than 397 days
+CLOCK_SKEW: Final = timedelta(hours=1)  # that a new certificate is valid before it was made
+MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
+ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
+MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 

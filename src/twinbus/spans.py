@@ -1,4 +1,10 @@
-"""Lengths of time as people write them: 500ms, 30s, 5m, 2h, 7d, 1h30m, unlimited."""
+"""Lengths of time as text: as people write them, and as the administration API of Service Bus does.
+
+    people       500ms, 30s, 5m, 2h, 7d, 1h30m, unlimited
+    ISO 8601     PT0.5S, PT30S, PT5M, PT2H, P7D, PT1H30M, P10675199DT2H48M5.4775807S
+
+The last one is the longest time that .NET knows, and stands for "unlimited".
+"""
 
 import re
 from datetime import timedelta
@@ -14,6 +20,12 @@ _UNITS = {
     "ms": timedelta(milliseconds=1),
 }
 _PIECE = re.compile(r"([0-9]+)(ms|d|h|m|s)")
+_ISO = re.compile(
+    r"P(?=[0-9T])(?:([0-9]+)W)?(?:([0-9]+)D)?"
+    r"(?:T(?=[0-9])(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+)(?:\.([0-9]{1,9}))?S)?)?"
+)
+_ISO_UNLIMITED = "P10675199DT2H48M5.4775807S"
+_ISO_UNLIMITED_DAYS = 10_675_199
 
 
 def parse_span(text: str) -> timedelta:
@@ -49,3 +61,35 @@ def format_span(span: timedelta) -> str:
         if count:
             pieces.append(f"{count}{unit}")
     return "".join(pieces) or "0s"
+
+
+def parse_iso_span(text: str) -> timedelta:
+    """Return the length of time of a text in ISO 8601; years and months have no fixed length."""
+    wanted = text.strip().upper()
+    found = _ISO.fullmatch(wanted) if len(wanted) <= MAX_SPAN_CHARACTERS else None
+    if found is None:
+        raise InvalidArgumentError(
+            f"{_shown(text)} is not a length of time; write one in ISO 8601 such as PT30S, PT5M, "
+            "PT1H30M or P7D"
+        )
+    weeks, days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:5])
+    if days + 7 * weeks >= _ISO_UNLIMITED_DAYS:
+        return UNLIMITED
+    microseconds = int((found[6] or "").ljust(6, "0")[:6])
+    try:
+        return timedelta(days, seconds, microseconds, 0, minutes, hours, weeks)
+    except OverflowError:
+        return UNLIMITED
+
+
+def format_iso_span(span: timedelta) -> str:
+    """Return a length of time in ISO 8601."""
+    if span.days >= _ISO_UNLIMITED_DAYS:
+        return _ISO_UNLIMITED
+    minutes, seconds = divmod(span.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    fraction = f".{span.microseconds:06}".rstrip("0") if span.microseconds else ""
+    time = f"{hours}H" * bool(hours) + f"{minutes}M" * bool(minutes)
+    if seconds or fraction or not (span.days or time):
+        time += f"{seconds}{fraction}S"
+    return "P" + f"{span.days}D" * bool(span.days) + (f"T{time}" if time else "")

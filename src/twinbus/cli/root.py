@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from twinbus.cli.context import ExitCode, Text, exit_code
+from twinbus.cli.dev_certificate import dev_certificate
 from twinbus.cli.entities import queue, rule, subscription, topic
 from twinbus.cli.estimate import estimate_command
 from twinbus.cli.keys import keys
@@ -37,6 +38,7 @@ def root() -> None:
 root.add_command(estimate_command, "estimate")
 for command in (
     serve,
+    dev_certificate,
     restored,
     queue,
     topic,

@@ -30,6 +30,7 @@ def _label(ctx: click.Context, _: click.Parameter, value: str | None) -> str | N
 Examples:
   twinbus serve ./contoso
   twinbus serve /var/lib/contoso --name contoso --config entities.toml
+  twinbus serve ./contoso --tls dev
   twinbus serve ./contoso --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem"""
 )
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -56,6 +57,11 @@ Examples:
 @click.option(
     "--config", type=_FILE, help="TOML file with limits, entities and keys; SIGHUP reloads it."
 )
+@click.option(
+    "--tls",
+    help="'dev', or a folder that `twinbus dev-certificate` made: serve TLS with a certificate for "
+    "development. Clients on this machine may still do without TLS.",
+)
 @click.option("--tls-certificate", type=_FILE, help="PEM file; clients then use twinbus+tls://.")
 @click.option("--tls-key", type=_FILE, help="PEM file with the certificate's key.")
 @click.option(
@@ -74,6 +80,7 @@ def serve(
     admin_port: int | None,
     admin_host: str,
     config: Path | None,
+    tls: str | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
     log_format: str,
@@ -84,6 +91,7 @@ def serve(
     The first start creates a root key and prints the connection string with it, once.
     """
     require_for_command("serve")
+    from twinbus.server.certificates import DevCertificate, folder_of  # noqa: PLC0415 - an extra
     from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
 
     configure_logging(LogFormat(log_format), verbose=verbose)
@@ -98,15 +106,18 @@ def serve(
         config=config,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        tls_folder=folder_of(tls) if tls else None,
     )
     server = Server(settings)
     if server.root_key is not None:
         click.echo(server.connection_string)
         if tls_certificate is None:
             click.echo(server.service_bus_connection_string)
-    scheme = "twinbus+tls" if tls_certificate else "twinbus"
+    if settings.tls_folder is not None:
+        click.echo(f"Programs that use TLS must trust {DevCertificate(settings.tls_folder).ca}")
+    scheme = "twinbus+tls" if settings.has_tls else "twinbus"
     at = f"[{host}]" if ":" in host else host
-    web = f"http{'s' if tls_certificate else ''}://{at}:{server.door.port}"
+    web = f"http{'s' if settings.has_tls else ''}://{at}:{server.door.port}"
     if admin_port is not None:
         admin_at = f"[{admin_host}]" if ":" in admin_host else admin_host
         web = f"http://{admin_at}:{server.door.admin_port}"

@@ -5,7 +5,7 @@ receiving    Receive, ReceiveDeferred, Peek, Settle, RenewLocks
 sessions     AcceptSession, RenewSession, ReleaseSession, GetSessionState, SetSessionState
 ranges       LeaseRange, RenewRange, ReadRange, SettleRange, ReleaseRange
 managing     CreateEntity, UpdateEntity, DeleteEntity, GetEntity, ListEntities,
-             GetRuntimeProperties, CreateRule, DeleteRule, ListRules, ReadMeter
+             GetRuntimeProperties, CreateRule, UpdateRule, DeleteRule, ListRules, ReadMeter
 keys         PutKey, DeleteKey, ListKeys
 """
 
@@ -585,6 +585,17 @@ class GetRuntimeProperties(EntityCommand[RuntimeProperties]):
 @dataclass(frozen=True, slots=True)
 class CreateRule(EntityCommand[None]):
     """Add a rule to a subscription."""
+
+    rule: RuleDescription
+
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        check_type("rule", self.rule, RuleDescription)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRule(EntityCommand[None]):
+    """Give a rule of a subscription another filter and action."""
 
     rule: RuleDescription
 

@@ -142,6 +142,7 @@ ROWS: tuple[CommandRow, ...] = (
     _managing(c.ListEntities, "list_entities", reach=Reach.FOLDER, needs=Capability.LISTING),
     _managing(c.GetRuntimeProperties, "get_runtime_properties", **_OF_ENTITY),
     _managing(c.CreateRule, "create_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
+    _managing(c.UpdateRule, "update_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
     _managing(c.DeleteRule, "delete_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
     _managing(c.ListRules, "list_rules", **_OF_ENTITY, **_OF_RULE),
     _managing(c.ReadMeter, "read_meter", needs=Capability.METERING),

@@ -5,7 +5,7 @@ The first bytes of a connection say what it speaks:
     TWINBUS\n       the native protocol (native.py)
     AMQP            AMQP 1.0 as SDKs of Azure Service Bus speak it (amqp.py)
     0x16            TLS, and then one of the others inside
-    an HTTP verb    health, readiness and metrics (web.py)
+    an HTTP verb    health, readiness and metrics (web.py), administration (administration.py)
 
 The loop runs in a thread of its own and owns the turn of the broker (turns.py). Strangers, those
 who have not shown a token yet, are few and must hurry; keys and addresses have a share of the
@@ -64,6 +64,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.keys import Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
+from twinbus.server.addresses import is_loopback
 from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
 from twinbus.server.client_connection import ClientConnection, now_us
 from twinbus.server.latencies import Latencies
@@ -101,6 +102,7 @@ class Door(Closable):
         port: int = 0,
         admin: tuple[str, int] | None = None,  # another address for health and metrics alone
         tls: ssl.SSLContext | None = None,
+        local_may_be_plain: bool = False,  # whether clients of this machine may do without TLS
         private: PrivateEntrance | None = None,  # in place of host, port, admin and tls
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
@@ -115,6 +117,7 @@ class Door(Closable):
         self.is_stopping = False
         self.turns: Turns
         self._tls = tls
+        self._local_may_be_plain = local_may_be_plain
         self._refused_keys = LineRate(LOG_INTERVAL_US, LOGGED_KEY_NAMES)
         self._refused_connections = LineRate(LOG_INTERVAL_US)
         self._connections: set[ClientConnection] = set()  # that showed a good token
@@ -273,7 +276,7 @@ class Door(Closable):
         options: dict[str, Any] = {}
         if is_tls:
             options = {"ssl": self._tls, "ssl_handshake_timeout": AUTHENTICATION_US / SECOND_US}
-        needs_tls = self._tls is not None and not is_tls
+        needs_tls = not is_tls and not self.may_be_plain(address)
         with suppress(OSError, ssl.SSLError):  # the client is gone
             await self._loop.connect_accepted_socket(
                 lambda: _Sniffer(self, address, is_admin=is_admin, needs_tls=needs_tls),
@@ -294,6 +297,10 @@ class Door(Closable):
         if not first:
             raise ConnectionResetError
         return first[0] == _TLS_RECORD
+
+    def may_be_plain(self, address: str) -> bool:
+        """Whether a client at this address may do without TLS."""
+        return self._tls is None or (self._local_may_be_plain and is_loopback(address))
 
     def protocol_for(
         self, first: bytes, address: str, *, is_admin: bool, needs_tls: bool

@@ -4,6 +4,7 @@ import logging
 import ssl
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
 from twinbus.protocol.keys import ROOT_KEY, Claim, SharedAccessKey
+from twinbus.server.addresses import is_loopback
+from twinbus.server.certificates import DevCertificate, ready_certificate
 from twinbus.server.config import Config, apply, read_config
 from twinbus.server.door import Door
 from twinbus.server.reload import Reloader
@@ -39,6 +42,12 @@ class ServerSettings:
     config: Path | None = None
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    tls_folder: Path | None = None  # of a certificate for development, in place of both
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether clients can use TLS."""
+        return self.tls_certificate is not None or self.tls_folder is not None
 
 
 class Server(Closable):
@@ -109,8 +118,13 @@ class Server(Closable):
 
     @property
     def service_bus_connection_string(self) -> str:
-        """How SDKs of Azure Service Bus reach it without TLS; with the root key at first start."""
+        """How SDKs of Azure Service Bus reach it; with the root key at the first start.
+
+        Their clients for messages then do without TLS, those for administration need it.
+        """
         host, key = _reachable(self._settings.host), self.root_key
+        if self._settings.tls_folder is not None and is_loopback(host):
+            host = "localhost"  # a name that its certificate has
         at = f"[{host}]" if ":" in host else host
         name, secret = (key.name, key.primary) if key else ("", "")
         return (
@@ -121,7 +135,7 @@ class Server(Closable):
     @property
     def connection_string(self) -> str:
         """How to reach it; with the root key at the first start."""
-        key = self.root_key
+        key, dev = self.root_key, self._settings.tls_folder
         return ConnectionString(
             place=Place.SERVER,
             host=_reachable(self._settings.host),
@@ -130,7 +144,8 @@ class Server(Closable):
             namespace_id=self.namespace_id,
             key_name=key.name if key else "",
             key=key.primary if key else "",
-            tls=self._settings.tls_certificate is not None,
+            tls=self._settings.has_tls,
+            ca_file=None if dev is None else DevCertificate(dev).ca.absolute(),
         ).to_text()
 
     def close(self) -> None:
@@ -165,6 +180,11 @@ def _reachable(host: str) -> str:
 
 def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     certificate, key = settings.tls_certificate, settings.tls_key
+    if settings.tls_folder is not None:
+        if certificate is not None or key is not None:
+            raise InvalidArgumentError("give --tls, or --tls-certificate and --tls-key, not both")
+        held = ready_certificate(settings.tls_folder, datetime.now(UTC))
+        certificate, key = held.certificate, held.key
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -210,6 +230,7 @@ def _open_door(
             port=settings.port,
             admin=admin,
             tls=tls,
+            local_may_be_plain=settings.tls_folder is not None,
             max_connections=config.max_connections,
         )
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Health, readiness and metrics over HTTP, for monitoring: /health, /ready and /metrics.
+"""HTTP: health, readiness and metrics for monitoring; administration (administration.py).
 
     /health    200 while the namespace works, with `status` "ok" or what is wrong; 503 while it
                restarts and after it has stopped
@@ -8,15 +8,14 @@
 
 HEAD answers like GET, without a body. Everybody may ask whether a server works. Why it does not,
 and metrics, which name every entity, are for readers on the same machine and those with a token of
-a key that manages the namespace. An ASGI application behind uvicorn's protocol: later pages have a
-home here.
+a key that manages the namespace. A request that names an `api-version`, or a path that begins with
+`/$`, is for the administration API. All of this is an ASGI application behind uvicorn's protocol.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -34,6 +33,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -46,6 +46,8 @@ from twinbus.ledger import FOLDER, LedgerSize
 from twinbus.limits import AUTHENTICATION_US, MAX_GREETING_BYTES, METRICS_AGE_S, SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.keys import Claim
+from twinbus.server.addresses import is_loopback
+from twinbus.server.administration import Administration
 
 if TYPE_CHECKING:
     from twinbus.server.door import Door
@@ -228,8 +230,11 @@ class Web:
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
+        self._pages = Starlette(routes=routes, exception_handlers={404: _not_found})
+        self._administration = Administration(door, name)
         self._config = Config(
-            Starlette(routes=routes, exception_handlers={404: _not_found}),
+            self._answer,
+            interface="asgi3",
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -243,6 +248,11 @@ class Web:
     def protocol(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
         """Return the protocol of one connection."""
         return _WebConnection(self._door, self._config, self._state, {}, loop)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; what names a version of the administration API is for that."""
+        is_page = b"api-version=" not in scope["query_string"] and scope["path"][:2] != "/$"
+        await (self._pages if is_page else self._administration)(scope, receive, send)
 
     async def close(self) -> None:
         """Hang up on everyone."""
@@ -300,19 +310,10 @@ class Web:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
         except ValueError:  # brackets that do not match
             return False
-        return client is not None and _is_loopback(client.host) and _is_loopback(host)
+        return client is not None and is_loopback(client.host) and is_loopback(host)
 
 
 _PUBLIC = ("status", "ready")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _not_found(_: Request, __: Exception) -> Response:

@@ -351,6 +351,16 @@ class Management:
         rule = Rule.compile(command.rule)
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
+    def update_rule(self, command: c.UpdateRule, _: Request, now: int, commit: Commit) -> None:
+        """Put a rule in the place of the one of its name; messages see one of the two."""
+        subscription = self._subscription(command.path)
+        key = command.rule.name.lower()
+        current = subscription.rules.get(key)
+        if current is None:
+            raise EntityNotFoundError(f"{command.path} has no rule {command.rule.name}")
+        rule = Rule.compile(replace(command.rule, name=current.description.name))
+        self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
+
     def delete_rule(self, command: c.DeleteRule, _: Request, now: int, commit: Commit) -> None:
         """Remove a rule from a subscription."""
         subscription = self._subscription(command.path)

@@ -1,0 +1,310 @@
+"""Queues, topics and subscriptions as the administration API describes them.
+
+The tables say which element stands for which setting. Elements that only replies have, and those
+that say something that is always so here, are known by name and ignored in requests. An update
+replaces all settings: what it leaves out gets its default, but for what is fixed at creation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+from xml.etree.ElementTree import Element
+
+from twinbus.entities import (
+    EntityDescription,
+    EntityStatus,
+    QueueDescription,
+    RuleDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from twinbus.errors import InvalidArgumentError
+from twinbus.protocol.keys import SharedAccessKey
+from twinbus.servicebus.atom import (
+    COUNTS,
+    children_of,
+    description_element,
+    element,
+    moment,
+    name_of,
+)
+from twinbus.servicebus.key_documents import read_keys, write_keys
+from twinbus.servicebus.rule_documents import read_rule
+from twinbus.spans import format_iso_span, parse_iso_span
+from twinbus.values import shown
+
+_STATUSES: Final = {
+    EntityStatus.ACTIVE: "Active",
+    EntityStatus.DISABLED: "Disabled",
+    EntityStatus.SEND_DISABLED: "SendDisabled",
+    EntityStatus.RECEIVE_DISABLED: "ReceiveDisabled",
+}
+
+
+def read_boolean(name: str, text: str) -> bool:
+    """Return a truth value."""
+    found = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
+    if found is None:
+        raise InvalidArgumentError(f"{name} is {shown(text)}; it must be true or false")
+    return found
+
+
+def _whole(name: str, text: str) -> int:
+    digits = text.strip()
+    if not digits.removeprefix("-").isdecimal() or not digits.isascii() or len(digits) > 20:
+        raise InvalidArgumentError(f"{name} is {shown(text)}; it must be a whole number")
+    return int(digits)
+
+
+def _span(name: str, text: str) -> timedelta:
+    try:
+        return parse_iso_span(text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{name}: {error.text}") from None
+
+
+def _status(name: str, text: str) -> EntityStatus:
+    for status, written in _STATUSES.items():
+        if written.lower() == text.strip().lower():
+            return status
+    raise InvalidArgumentError(
+        f"{name} is {shown(text)}; it must be one of {', '.join(_STATUSES.values())}"
+    )
+
+
+def _target(_: str, text: str) -> str:
+    """Return the path of an entity that is given by its path or its address."""
+    text = text.strip()
+    return unquote(urlsplit(text).path).strip("/") if "://" in text else text.strip("/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a value is read and written."""
+
+    read: Callable[[str, str], Any]
+    write: Callable[[Any], object] = str
+
+
+_BOOLEAN: Final = _Kind(read_boolean, lambda value: str(value).lower())
+_WHOLE: Final = _Kind(_whole)
+_SPAN: Final = _Kind(_span, format_iso_span)
+_STATUS: Final = _Kind(_status, lambda value: _STATUSES[value])
+_TARGET: Final = _Kind(_target)
+_TEXT: Final = _Kind(lambda _, text: text)
+
+_SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting, and its kind
+    "LockDuration": ("lock_duration", _SPAN),
+    "MaxSizeInMegabytes": ("max_size_in_megabytes", _WHOLE),
+    "RequiresDuplicateDetection": ("requires_duplicate_detection", _BOOLEAN),
+    "RequiresSession": ("requires_session", _BOOLEAN),
+    "DefaultMessageTimeToLive": ("default_message_time_to_live", _SPAN),
+    "DeadLetteringOnMessageExpiration": ("enable_dead_lettering_on_message_expiration", _BOOLEAN),
+    "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", _SPAN),
+    "MaxDeliveryCount": ("max_delivery_count", _WHOLE),
+    "EnableBatchedOperations": ("enable_batched_operations", _BOOLEAN),
+    "Status": ("status", _STATUS),
+    "AutoDeleteOnIdle": ("auto_delete_on_idle", _SPAN),
+    "EnablePartitioning": ("enable_partitioning", _BOOLEAN),
+    "ForwardTo": ("forward_to", _TARGET),
+    "UserMetadata": ("user_metadata", _TEXT),
+}
+FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+_QUEUE: Final = (
+    *("LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession"),
+    *("DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration"),
+    *("DuplicateDetectionHistoryTimeWindow", "MaxDeliveryCount", "EnableBatchedOperations"),
+    *("SizeInBytes", "MessageCount", "IsAnonymousAccessible", "AuthorizationRules", "Status"),
+    *("ForwardTo", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering"),
+    *("CountDetails", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus"),
+    *("EnableExpress", "ForwardDeadLetteredMessagesTo", "MaxMessageSizeInKilobytes"),
+)
+_TOPIC: Final = (
+    *("DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection"),
+    *("DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes"),
+    *("FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules"),
+    *("Status", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering"),
+    *("CountDetails", "SubscriptionCount", "SqlFilterCount", "CorrelationFilterCount"),
+    *("AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus"),
+    *("EnableSubscriptionPartitioning", "EnableExpress", "MaxMessageSizeInKilobytes"),
+)
+_SUBSCRIPTION: Final = (
+    *("LockDuration", "RequiresSession", "DefaultMessageTimeToLive"),
+    *("DeadLetteringOnMessageExpiration", "DeadLetteringOnFilterEvaluationExceptions"),
+    *("MessageCount", "MaxDeliveryCount", "EnableBatchedOperations", "Status", "ForwardTo"),
+    *("CreatedAt", "UpdatedAt", "AccessedAt", "CountDetails", "ForwardDeadLetteredMessagesTo"),
+    *("AutoDeleteOnIdle", "EntityAvailabilityStatus", "UserMetadata", "DefaultRuleDescription"),
+)
+_ELEMENTS: Final[Mapping[str, tuple[type[EntityDescription], Sequence[str]]]] = {
+    "QueueDescription": (QueueDescription, _QUEUE),
+    "TopicDescription": (TopicDescription, _TOPIC),
+    "SubscriptionDescription": (SubscriptionDescription, _SUBSCRIPTION),
+}
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request wants an entity to be."""
+
+    kind: type[EntityDescription]
+    settings: Mapping[str, Any]  # by the names that descriptions have
+    keys: Sequence[SharedAccessKey] | None = None  # None: the request says nothing about them
+    rule: RuleDescription | None = None  # of a new subscription, in place of the catch-all
+
+    def create(self, **names: Any) -> EntityDescription:
+        """Return the description of a new entity of a path, or of a topic and a name."""
+        return self.kind(**names, **self.settings)
+
+    def update(self, current: EntityDescription) -> EntityDescription:
+        """Return the description that is to take the place of another."""
+        if not isinstance(current, self.kind):
+            raise InvalidArgumentError(
+                f"{current.path} is described by a {type(current).__name__}, and not by a "
+                f"{self.kind.__name__}"
+            )
+        kept = {name: getattr(current, name) for name in FIXED if hasattr(current, name)}
+        if isinstance(current, SubscriptionDescription):
+            kept |= {"topic_path": current.topic_path, "name": current.name}
+        else:
+            kept["path"] = current.path
+        return self.kind(**{**kept, **self.settings})
+
+
+def read_entity(found: Element, max_message_bytes: int, new_secret: Callable[[], str]) -> Wanted:
+    """Return what the description of an entity in a request says."""
+    name = name_of(found)
+    if name not in _ELEMENTS:
+        raise InvalidArgumentError(
+            f"a {shown(name)} is not expected here; send one of {', '.join(_ELEMENTS)}"
+        )
+    kind, known = _ELEMENTS[name]
+    settings: dict[str, Any] = {}
+    keys = rule = None
+    for child_name, child in children_of(found):
+        if child_name not in known:
+            raise InvalidArgumentError(f"a {name} has no element {shown(child_name)}")
+        if child_name == "AuthorizationRules":
+            keys = read_keys(child, new_secret)
+        elif child_name == "DefaultRuleDescription":
+            rule = read_rule(child)
+        elif child.text and child_name in _SETTINGS:
+            setting, how = _SETTINGS[child_name]
+            settings[setting] = how.read(child_name, child.text)
+        elif child.text and child_name in _ALWAYS:
+            _ALWAYS[child_name](child_name, child.text, max_message_bytes)
+    return Wanted(kind, settings, keys, rule)
+
+
+def _check_size(name: str, text: str, max_message_bytes: int) -> None:
+    largest = max_message_bytes // 1024
+    if _whole(name, text) not in (0, largest):
+        raise InvalidArgumentError(
+            f"{name} is {shown(text)}; it is {largest} for all entities of this namespace, by its "
+            "setting max_message_bytes"
+        )
+
+
+def _check_false(name: str, text: str, _: int) -> None:
+    if read_boolean(name, text):
+        raise InvalidArgumentError(f"{name} is true, which this broker does not support")
+
+
+_ALWAYS: Final[Mapping[str, Callable[[str, str, int], None]]] = {
+    "MaxMessageSizeInKilobytes": _check_size,
+    "IsAnonymousAccessible": _check_false,
+    "EnableSubscriptionPartitioning": _check_false,
+}
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def write_entity(
+    description: EntityDescription,
+    runtime: RuntimeProperties,
+    keys: Sequence[SharedAccessKey] | None,
+    max_message_bytes: int | None,
+) -> str:
+    """Return an entity as a reply describes it; keys and size may be left out."""
+    name = type(description).__name__
+    facts = _facts(runtime, keys, max_message_bytes)
+    pieces = []
+    for child in _ELEMENTS[name][1]:
+        if child in facts:
+            pieces.append(facts[child])
+        elif child in _SETTINGS:
+            setting, how = _SETTINGS[child]
+            value = getattr(description, setting)
+            if value is not None:
+                pieces.append(element(child, how.write(value)))
+    return description_element(name, "".join(pieces))
+
+
+def _facts(
+    runtime: RuntimeProperties,
+    keys: Sequence[SharedAccessKey] | None,
+    max_message_bytes: int | None,
+) -> dict[str, str]:
+    """Return the elements that are no settings."""
+    total = (
+        runtime.active_message_count
+        + runtime.dead_letter_message_count
+        + runtime.scheduled_message_count
+        + runtime.transfer_message_count
+    )
+    values = {
+        "SizeInBytes": runtime.size_in_bytes,
+        "MessageCount": total,
+        "IsAnonymousAccessible": "false",
+        "CreatedAt": moment(runtime.created_at_utc),
+        "UpdatedAt": moment(runtime.updated_at_utc),
+        "AccessedAt": moment(runtime.accessed_at_utc),
+        "SupportOrdering": "true",
+        "SubscriptionCount": runtime.subscription_count,
+        "FilteringMessagesBeforePublishing": "false",
+        "EntityAvailabilityStatus": "Available",
+        "EnableSubscriptionPartitioning": "false",
+        "EnableExpress": "false",
+        "DeadLetteringOnFilterEvaluationExceptions": "true",
+    }
+    written = {name: element(name, value) for name, value in values.items()}
+    if max_message_bytes is not None:
+        name = "MaxMessageSizeInKilobytes"
+        written[name] = element(name, max_message_bytes // 1024)
+    if keys is not None:
+        written["AuthorizationRules"] = write_keys(keys, runtime)
+    written["CountDetails"] = _counts(runtime)
+    return written
+
+
+def _counts(runtime: RuntimeProperties) -> str:
+    counts = {
+        "ActiveMessageCount": runtime.active_message_count,
+        "DeadLetterMessageCount": runtime.dead_letter_message_count,
+        "ScheduledMessageCount": runtime.scheduled_message_count,
+        "TransferMessageCount": runtime.transfer_message_count,
+        "TransferDeadLetterMessageCount": 0,
+    }
+    inside = "".join(element(f"d2p1:{name}", count) for name, count in counts.items())
+    return f'<CountDetails xmlns:d2p1="{COUNTS}">{inside}</CountDetails>'
+
+
+def write_namespace(name: str, created_at: str) -> str:
+    """Return the properties of a namespace as a reply describes them."""
+    values = {
+        "Alias": "",
+        "CreatedTime": created_at,
+        "MessagingSKU": "Standard",
+        "ModifiedTime": created_at,
+        "Name": name,
+        "NamespaceType": "Messaging",
+    }
+    content = "".join(element(key, value) for key, value in values.items() if value)
+    return description_element("NamespaceInfo", content)
