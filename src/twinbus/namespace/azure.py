@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+from azure.servicebus._pyamqp.error import AMQPException
 
 from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.connection import ConnectionString
@@ -66,6 +68,8 @@ CAPABILITIES = EVERY_CAPABILITY - {
     Capability.TRANSFER_MEMORY,
     Capability.KEYS,
     Capability.METERING,
+    Capability.RECEIPT_NUMBERS,  # but for scheduled messages
+    Capability.WHOLE_BATCHES,  # but for those that fit one batch of AMQP
 }
 
 
@@ -230,7 +234,7 @@ class AzureNamespace(Closable):
     def _handle(self, job: Job) -> Any:
         handler = _HANDLERS.get(type(job.command))
         if handler is None:
-            return self._administration.carry_out(job.command, job.left_s)
+            return self._administration.carry_out(job.command)
         return handler(self, job)
 
     # -- links ---------------------------------------------------------------------------------
@@ -309,16 +313,26 @@ class AzureNamespace(Closable):
 
     def _receive(self, job: Job) -> pa.RecordBatch:
         command: c.Receive = job.command
+        deadline = self._clock.now_us() + to_us(command.wait) if command.wait else None
+
+        def is_stopped() -> bool:
+            return job.is_abandoned or self._is_closed
 
         def use(link: Link) -> list[BrokeredMessage]:
-            reception = Reception(
-                link, command, self._held, self._clock, lambda: job.is_abandoned or self._is_closed
-            )
-            return reception.run(job.left_s)
+            reception = Reception(link, command, self._held, self._clock, is_stopped)
+            return reception.run(deadline, job.left_s)
 
         if command.session is not None:
             return delivery_batch(self._with_session(job, command.session, use))
-        return delivery_batch(self._with_link(job, _receives(command), use))
+        while True:
+            try:
+                return delivery_batch(self._with_link(job, _receives(command), use))
+            except Exception as failure:
+                # Services end idle links. A receive that waits goes on with another one, unless
+                # that cannot be opened.
+                if deadline is None or is_stopped() or not _has_worked(failure):
+                    raise
+            time.sleep(AZURE_POLL_S)
 
     def _receive_deferred(self, job: Job) -> pa.RecordBatch:
         command: c.ReceiveDeferred = job.command
@@ -362,21 +376,22 @@ class AzureNamespace(Closable):
 
     def _settle(self, job: Job) -> None:
         command: c.Settle = job.command
-        settle(
-            command, self._held, lambda: self._borrowed(command.path, job.left_s), job.left_s
-        )
+        borrow = partial(self._borrowed, command.path, job.left_s)
+        settle(command, self._held, borrow, self._clock, job.left_s)
 
     def _renew_locks(self, job: Job) -> Any:
         command: c.RenewLocks = job.command
         tokens = [UUID(bytes=token) for token in command.lock_tokens.to_pylist()]
-        by_link = self._held.links(tokens)
+        by_link = self._held.links(command.path, tokens)
         known = {token for found in by_link.values() for token in found}
         ends = [renew(link, found, job.left_s) for link, found in by_link.items()]
         others = [token for token in tokens if token not in known]
         if others:
             with self._borrowed(command.path, job.left_s) as link:
                 ends.append(renew(link, others, job.left_s))
-        return min(ends)
+        until = min(ends)
+        self._held.prolong(tokens, until)
+        return until
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -507,6 +522,11 @@ class AzureNamespace(Closable):
         for event in ended:
             event.wait(max(deadline - time.monotonic(), 0))
         self._administration.close()
+
+
+def _has_worked(failure: BaseException) -> bool:
+    """Whether a link that was open has ended for a reason that another one may not have."""
+    return mapped(failure).is_stale and isinstance(failure, AMQPException)
 
 
 def _no_session(path: str) -> SessionCannotBeLockedError:

@@ -5,7 +5,7 @@ Service Bus knows means unlimited. A queue and a topic may not share a path, so 
 as a queue first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final
@@ -33,7 +33,6 @@ _STATUSES: Final = {
 _BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
 _OWN_FIELDS: Final = ("path", "topic_path", "name")
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
-Calls = Mapping[str, Any]
 
 
 class Administration:
@@ -55,39 +54,37 @@ class Administration:
         if self._opened is not None:
             self._opened.close()
 
-    def carry_out(self, command: c.Command[Any], timeout_s: float) -> Any:
+    def carry_out(self, command: c.Command[Any]) -> Any:
         """Return the reply to a command."""
-        limit = max(timeout_s, 0.001)
-        calls = {"connection_timeout": limit, "read_timeout": limit}
-        return _HANDLERS[type(command)](self, command, calls)
+        return _HANDLERS[type(command)](self, command)
 
     # -- entities ------------------------------------------------------------------------------
 
-    def _create(self, command: c.CreateEntity, calls: Calls) -> t.EntityDescription:
+    def _create(self, command: c.CreateEntity) -> t.EntityDescription:
         description, client = command.description, self._client
         settings = to_settings(description)
         if isinstance(description, t.QueueDescription):
-            made: Any = client.create_queue(description.path, **settings, **calls)
+            made: Any = client.create_queue(description.path, **settings)
         elif isinstance(description, t.TopicDescription):
-            made = client.create_topic(description.path, **settings, **calls)
+            made = client.create_topic(description.path, **settings)
         else:
             topic, name = description.topic_path, description.name
-            made = client.create_subscription(topic, name, **settings, **calls)
+            made = client.create_subscription(topic, name, **settings)
             if command.rule is not None:
-                self._replace_rule(topic, name, command.rule, calls)
+                self._replace_rule(topic, name, command.rule)
         return _described(description.path, made)
 
-    def _replace_rule(self, topic: str, name: str, rule: t.RuleDescription, calls: Calls) -> None:
+    def _replace_rule(self, topic: str, name: str, rule: t.RuleDescription) -> None:
         if rule.name == t.DEFAULT_RULE:
-            self._client.delete_rule(topic, name, t.DEFAULT_RULE, **calls)
-            self._client.create_rule(topic, name, rule.name, **_rule_settings(rule), **calls)
+            self._client.delete_rule(topic, name, t.DEFAULT_RULE)
+            self._client.create_rule(topic, name, rule.name, **_rule_settings(rule))
             return
-        self._client.create_rule(topic, name, rule.name, **_rule_settings(rule), **calls)
-        self._client.delete_rule(topic, name, t.DEFAULT_RULE, **calls)
+        self._client.create_rule(topic, name, rule.name, **_rule_settings(rule))
+        self._client.delete_rule(topic, name, t.DEFAULT_RULE)
 
-    def _update(self, command: c.UpdateEntity, calls: Calls) -> t.EntityDescription:
+    def _update(self, command: c.UpdateEntity) -> t.EntityDescription:
         description, client = command.description, self._client
-        found = self._found(description.path, calls)
+        found = self._found(description.path)
         if not isinstance(_described(description.path, found), type(description)):
             raise EntityNotFoundError(f"there is no such entity: {description.path}")
         settings = to_settings(description)
@@ -101,75 +98,82 @@ class Administration:
         for name, value in settings.items():
             setattr(found, name, value)
         if isinstance(description, t.QueueDescription):
-            client.update_queue(found, **calls)
+            client.update_queue(found)
         elif isinstance(description, t.TopicDescription):
-            client.update_topic(found, **calls)
+            client.update_topic(found)
         else:
-            client.update_subscription(description.topic_path, found, **calls)
+            client.update_subscription(description.topic_path, found)
         return description
 
-    def _delete(self, command: c.DeleteEntity, calls: Calls) -> None:
+    def _delete(self, command: c.DeleteEntity) -> None:
         client, subscription = self._client, _subscription(command.path)
         if subscription is not None:
-            client.delete_subscription(*subscription, **calls)
-        elif isinstance(self._found(command.path, calls), sdk.QueueProperties):
-            client.delete_queue(command.path, **calls)
+            client.delete_subscription(*subscription)
+        elif isinstance(self._found(command.path), sdk.QueueProperties):
+            client.delete_queue(command.path)
         else:
-            client.delete_topic(command.path, **calls)
+            client.delete_topic(command.path)
 
-    def _found(self, path: str, calls: Calls) -> Any:
+    def _found(self, path: str) -> Any:
         """Return what the SDK tells about an entity."""
         subscription = _subscription(path)
         if subscription is not None:
-            return self._client.get_subscription(*subscription, **calls)
+            return self._client.get_subscription(*subscription)
         try:
-            return self._client.get_queue(path, **calls)
+            return self._client.get_queue(path)
         except ResourceNotFoundError:
-            return self._client.get_topic(path, **calls)
+            return self._client.get_topic(path)
 
-    def _get(self, command: c.GetEntity, calls: Calls) -> t.EntityDescription:
-        found = self._found(command.path, calls)
+    def _get(self, command: c.GetEntity) -> t.EntityDescription:
+        found = self._found(command.path)
         return _described(_named(command.path, found), found)
 
-    def _list(self, command: c.ListEntities, calls: Calls) -> list[t.EntityDescription]:
+    def _list(self, command: c.ListEntities) -> list[t.EntityDescription]:
         client = self._client
         if command.kind is c.EntityKind.QUEUE:
-            found: Any = client.list_queues(**calls)
+            found: Any = client.list_queues()
         elif command.kind is c.EntityKind.TOPIC:
-            found = client.list_topics(**calls)
+            found = client.list_topics()
         else:
             topic = command.topic_path or ""
-            client.get_topic(topic, **calls)
-            subscriptions = client.list_subscriptions(topic, **calls)
+            client.get_topic(topic)
+            subscriptions = client.list_subscriptions(topic)
             return _ordered(
                 _described(t.subscription_path(topic, one.name), one) for one in subscriptions
             )
         return _ordered(_described(one.name, one) for one in found)
 
-    def _runtime(self, command: c.GetRuntimeProperties, calls: Calls) -> t.RuntimeProperties:
+    def _runtime(self, command: c.GetRuntimeProperties) -> t.RuntimeProperties:
         path, client = command.path, self._client
         subscription = _subscription(path)
         if subscription is not None:
-            return _runtime(path, client.get_subscription_runtime_properties(*subscription, **calls))
+            return _runtime(path, client.get_subscription_runtime_properties(*subscription))
         try:
-            return _runtime(path, client.get_queue_runtime_properties(path, **calls))
+            return _runtime(path, client.get_queue_runtime_properties(path))
         except ResourceNotFoundError:
-            return _runtime(path, client.get_topic_runtime_properties(path, **calls))
+            return _runtime(path, client.get_topic_runtime_properties(path))
 
     # -- rules ---------------------------------------------------------------------------------
 
-    def _create_rule(self, command: c.CreateRule, calls: Calls) -> None:
+    def _create_rule(self, command: c.CreateRule) -> None:
         rule = command.rule
         where = _need_subscription(command.path)
-        self._client.create_rule(*where, rule.name, **_rule_settings(rule), **calls)
+        self._client.create_rule(*where, rule.name, **_rule_settings(rule))
 
-    def _delete_rule(self, command: c.DeleteRule, calls: Calls) -> None:
-        self._client.delete_rule(*_need_subscription(command.path), command.name, **calls)
+    def _update_rule(self, command: c.UpdateRule) -> None:
+        where, rule = _need_subscription(command.path), command.rule
+        found = self._client.get_rule(*where, rule.name)
+        for name, value in _rule_settings(rule).items():
+            setattr(found, name, value)
+        self._client.update_rule(*where, found)
 
-    def _list_rules(self, command: c.ListRules, calls: Calls) -> list[t.RuleDescription]:
+    def _delete_rule(self, command: c.DeleteRule) -> None:
+        self._client.delete_rule(*_need_subscription(command.path), command.name)
+
+    def _list_rules(self, command: c.ListRules) -> list[t.RuleDescription]:
         where = _need_subscription(command.path)
-        self._client.get_subscription(*where, **calls)
-        found = self._client.list_rules(*where, **calls)
+        self._client.get_subscription(*where)
+        found = self._client.list_rules(*where)
         return sorted((_rule(one) for one in found), key=lambda rule: rule.name.lower())
 
 
@@ -181,6 +185,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
     c.ListEntities: Administration._list,  # noqa: SLF001
     c.GetRuntimeProperties: Administration._runtime,  # noqa: SLF001
     c.CreateRule: Administration._create_rule,  # noqa: SLF001
+    c.UpdateRule: Administration._update_rule,  # noqa: SLF001
     c.DeleteRule: Administration._delete_rule,  # noqa: SLF001
     c.ListRules: Administration._list_rules,  # noqa: SLF001
 }

@@ -20,7 +20,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from twinbus.clock import Clock, from_us, moment_us, to_us
+from twinbus.clock import Clock, from_us, moment_us
 from twinbus.entities import DEAD_LETTER_SUFFIX
 from twinbus.errors import (
     CommunicationError,
@@ -35,6 +35,7 @@ from twinbus.limits import (
     AZURE_POLL_S,
     AZURE_RECEIVE_MESSAGES,
     AZURE_REQUEST_S,
+    NEVER_US,
     SECOND_US,
     SHOWN_LOST,
 )
@@ -55,13 +56,19 @@ _UPDATES = {  # how management names a disposition
 _UNREADABLE = "TwinbusCannotRead"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldLock:
     """A locked message, and what settles it."""
 
+    path: str  # lower case
     link: Link
     inlet: Inlet
     frame: Any
+    until_us: int  # wall time
+
+    def fits(self, path: str) -> bool:
+        """Whether the message is one of an entity, and can be settled on its link."""
+        return self.path == path.lower() and self.link.delivers(self.inlet)
 
 
 class HeldLocks:
@@ -81,28 +88,37 @@ class HeldLocks:
             if len(self._held) > AZURE_HELD_LOCKS:
                 self._held.popitem(last=False)
 
-    def take(self, tokens: Iterable[UUID]) -> tuple[dict[Link, dict[UUID, HeldLock]], list[UUID]]:
+    def take(
+        self, path: str, tokens: Iterable[UUID]
+    ) -> tuple[dict[Link, dict[UUID, HeldLock]], list[UUID]]:
         """Return messages by link, and forget them; and the tokens that need management."""
         found: dict[Link, dict[UUID, HeldLock]] = {}
         others = []
         with self._lock:
             for token in tokens:
-                held = self._held.pop(token, None)
-                if held is not None and held.link.delivers(held.inlet):
-                    found.setdefault(held.link, {})[token] = held
+                held = self._held.get(token)
+                if held is not None and held.fits(path):
+                    found.setdefault(held.link, {})[token] = self._held.pop(token)
                 else:
                     others.append(token)
         return found, others
 
-    def links(self, tokens: Iterable[UUID]) -> dict[Link, list[UUID]]:
+    def links(self, path: str, tokens: Iterable[UUID]) -> dict[Link, list[UUID]]:
         """Return the links that messages came by, as far as they are open."""
         found: dict[Link, list[UUID]] = {}
         with self._lock:
             for token in tokens:
                 held = self._held.get(token)
-                if held is not None and held.link.delivers(held.inlet):
+                if held is not None and held.fits(path):
                     found.setdefault(held.link, []).append(token)
         return found
+
+    def prolong(self, tokens: Iterable[UUID], until: datetime) -> None:
+        """Note that locks last longer."""
+        with self._lock:
+            for token in tokens:
+                if token in self._held:
+                    self._held[token].until_us = moment_us(until)
 
     def forget_link(self, link: Link) -> None:
         """Forget the messages of a link that is closed."""
@@ -129,18 +145,20 @@ class Reception:
         self._clock = clock
         self._is_stopped = is_stopped
         self._is_locking = command.mode is ReceiveMode.PEEK_LOCK
+        self._is_late = False  # its time was over before messages came
 
-    def run(self, open_timeout_s: float) -> list[BrokeredMessage]:
-        """Return messages, none if none came in time; give back what nobody waits for."""
+    def run(self, deadline: int | None, open_timeout_s: float) -> list[BrokeredMessage]:
+        """Return messages, none if none came in time; give back what nobody waits for.
+
+        Without a deadline, a moment of the clock, it returns what is there now.
+        """
         link, wanted = self._link, min(self._command.max_messages, AZURE_RECEIVE_MESSAGES)
-        wait_us = to_us(self._command.wait)
         with link.turn:
             link.open(open_timeout_s)
             inlet = link.inlet
-            inlet.give_credit(wanted, drain=not wait_us)
-        deadline = self._clock.now_us() + wait_us
+            inlet.give_credit(wanted, drain=deadline is None)
         try:
-            found = self._until_first(inlet, deadline if wait_us else None)
+            found = self._until_first(inlet, deadline)
             found += self._rest(inlet)
         finally:
             inlet.stop()
@@ -150,15 +168,13 @@ class Reception:
         """Return the first messages; without a deadline, those that are there now."""
         began = time.monotonic()
         while True:
+            self._is_late = deadline is not None and self._clock.now_us() >= deadline
             with self._link.turn:
                 found = inlet.read()
-            now = self._clock.now_us()
-            if found or inlet.is_drained or self._is_stopped():
+            if found or inlet.is_drained or self._is_stopped() or self._is_late:
                 return found
             if deadline is None and time.monotonic() - began > AZURE_DRAIN_S:
                 raise OperationTimeoutError("the service did not say what it has; try again")
-            if deadline is not None and now >= deadline:
-                return found
             left = AZURE_POLL_S
             if deadline is not None:
                 until = self._clock.seconds_until(deadline)
@@ -189,16 +205,17 @@ class Reception:
         back: list[Any] = []
         size, is_dead = 0, self._command.path.lower().endswith(DEAD_LETTER_SUFFIX.lower())
         for frame, payload in deliveries:
-            size += len(payload)
-            if self._is_locking and (
-                self._is_stopped() or (messages and size > self._command.max_bytes)
-            ):
+            if self._is_locking and (back or self._is_late or self._is_stopped()):
                 back.append(frame)
                 continue
             try:
                 message = read_delivered(payload, is_dead=is_dead)
             except MessagingError:
                 unread.append(frame)
+                continue
+            size += message.size
+            if self._is_locking and messages and size > self._command.max_bytes:
+                back.append(frame)
                 continue
             messages.append(self._locked(inlet, frame, message) if self._is_locking else message)
         with self._link.turn:
@@ -211,12 +228,13 @@ class Reception:
         return messages
 
     def _locked(self, inlet: Inlet, frame: Any, message: BrokeredMessage) -> BrokeredMessage:
-        token = UUID(bytes_le=bytes(frame[2]))
-        self._held.add(token, HeldLock(self._link, inlet, frame))
+        token, until_us = UUID(bytes_le=bytes(frame[2])), NEVER_US
         if message.locked_until_utc is not None:
-            left_us = moment_us(message.locked_until_utc) - self._clock.wall_us()
-            until = time.monotonic() + left_us / SECOND_US
+            until_us = moment_us(message.locked_until_utc)
+            until = time.monotonic() + (until_us - self._clock.wall_us()) / SECOND_US
             self._link.held_until = max(self._link.held_until, until)
+        path = self._command.path.lower()
+        self._held.add(token, HeldLock(path, self._link, inlet, frame, until_us))
         return replace(message, lock_token=token)
 
 
@@ -241,17 +259,24 @@ def _plain(kind: pa.DataType, value: Any) -> Any:
 
 
 def settle(
-    command: Settle, held: HeldLocks, borrow: Callable[[], Any], timeout_s: float
+    command: Settle,
+    held: HeldLocks,
+    borrow: Callable[[], Any],
+    clock: Clock,
+    timeout_s: float,
 ) -> None:
     """Carry a decision out; raise when locks were lost, after the others are settled.
 
     `borrow` gives a link of the entity in a `with` statement, for requests of management.
     """
     tokens = [UUID(bytes=token) for token in command.lock_tokens.to_pylist()]
-    found, others = held.take(tokens)
+    found, others = held.take(command.path, tokens)
     state = settled_state(command.disposition, command.reason, command.description)
     lost: list[UUID] = []
     for link, messages in found.items():
+        if command.disposition is Disposition.RELEASE:  # the service does not answer that
+            now = clock.wall_us()
+            lost += [token for token, one in messages.items() if one.until_us <= now]
         failed = _settle_on(link, messages, state, timeout_s)
         if failed is None:  # the link ended meanwhile
             others += messages

@@ -41,7 +41,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString, sign_token
 from twinbus.errors import MissingExtraError, OperationTimeoutError
-from twinbus.limits import SECOND_US, SERVICE_BUS_PORT, TOKEN_LIFE
+from twinbus.limits import AZURE_REQUEST_S, SECOND_US, SERVICE_BUS_PORT, TOKEN_LIFE
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Disposition
 
@@ -59,25 +59,30 @@ SettledState = Accepted | Modified | Rejected | Released
 class _KeyCredential(ServiceBusSharedKeyCredential):
     """Signs tokens by the clock of Twinbus, or shows the one token that it has."""
 
-    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+    def __init__(self, connection: ConnectionString, clock: Clock, *, for_once: bool) -> None:
         super().__init__(connection.key_name, connection.key)
         self._token = connection.token
         self._clock = clock
+        self._for_once = for_once
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         """Return a token for a resource; the SDK asks again before it expires."""
         life = int(TOKEN_LIFE.total_seconds())
-        expires_on = int(time.time()) + life
+        expires_on = 0 if self._for_once else int(time.time()) + life
         if self._token:
             return AccessToken(self._token, expires_on)
         expires_s = self._clock.wall_us() // SECOND_US + life
         return AccessToken(sign_token(scopes[0], self.policy, self.key, expires_s), expires_on)
 
 
-def credential_of(connection: ConnectionString, clock: Clock) -> Any:
-    """Return what opens the namespace of a connection string."""
+def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool = False) -> Any:
+    """Return what opens the namespace of a connection string.
+
+    `for_once` has a token signed for every request: the SDK's administration client would use one
+    for a minute longer than it is good for.
+    """
     if not connection.uses_entra:
-        return _KeyCredential(connection, clock)
+        return _KeyCredential(connection, clock, for_once=for_once)
     try:
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - few need it
     except ImportError as error:
@@ -119,7 +124,12 @@ def open_administration(
     """Return the SDK's client for managing a namespace."""
     verify = {} if connection.ca_file is None else {"connection_verify": str(connection.ca_file)}
     return ServiceBusAdministrationClient(
-        _host(connection), credential_of(connection, clock), retry_total=0, **verify
+        _host(connection),
+        credential_of(connection, clock, for_once=True),
+        retry_total=0,
+        connection_timeout=AZURE_REQUEST_S,
+        read_timeout=AZURE_REQUEST_S,
+        **verify,
     )
 
 

@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from twinbus.errors import MessageSizeExceededError
+from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
+from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import BrokeredMessage, conform, to_messages
 from twinbus.namespace.azure_links import Link
 from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule
@@ -44,11 +45,13 @@ def send(link: Link, command: Send, timeout_s: float) -> SendReceipt:
         )
         return SendReceipt([0] * len(originals))
     encoded = [(message, write_sent(message)) for message in outgoing(command)]
-    if encoded and all(one.scheduled_enqueue_time_utc is not None for one, _ in encoded):
-        return SendReceipt(schedule(link.sdk, encoded, timeout_s))
     limit = batch_limit(link.sdk)
-    for part in list(parts(encoded, limit, command.path)):
-        link.sdk.send_messages(batch_of(part, limit), timeout=timeout_s)
+    batches = list(parts(encoded, limit, command.path))
+    if all(one.scheduled_enqueue_time_utc is not None for one, _ in encoded):
+        numbers = [schedule(link.sdk, batch, timeout_s) for batch in batches]
+        return SendReceipt([number for some in numbers for number in some])
+    for batch in batches:
+        link.sdk.send_messages(batch_of(batch, limit), timeout=timeout_s)
     return SendReceipt([0] * len(encoded))
 
 
@@ -63,6 +66,12 @@ def _originals(command: Send) -> list[Any] | None:
 def outgoing(command: Send) -> list[BrokeredMessage]:
     """Return the messages of a send as the service gets them: each with an id."""
     origin, messages = command.origin, command.messages
+    if not len(messages):
+        raise InvalidArgumentError("a send needs at least one message")
+    if len(messages) > MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"a send has {len(messages)} messages; the limit is {MAX_BATCH_MESSAGES}"
+        )
     if isinstance(messages, pa.RecordBatch):
         batch = conform(messages)
         held = batch.column("message_id").to_pylist()
