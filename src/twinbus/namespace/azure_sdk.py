@@ -266,6 +266,26 @@ def batch_limit(sender: ServiceBusSender) -> int:
     return int(sender._max_batch_size_on_link)  # noqa: SLF001
 
 
+class _Outgoing:
+    """What a sender of the SDK takes for a message that is ready."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+
+def send_one(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
+    """Send one message of the SDK as it is; returns when it is durable."""
+    sender._do_retryable_operation(  # noqa: SLF001
+        sender._send,  # noqa: SLF001
+        message=_Outgoing(message),
+        timeout=timeout_s,
+        operation_requires_timeout=True,
+        require_last_exception=True,
+    )
+
+
 def batch_of(
     messages: Sequence[tuple[BrokeredMessage, Payload]], limit: int
 ) -> ServiceBusMessageBatch:

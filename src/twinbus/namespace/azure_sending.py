@@ -8,8 +8,7 @@ They go to the service as they are.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,7 +17,9 @@ from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import BrokeredMessage, conform, to_messages
 from twinbus.namespace.azure_links import Link
-from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule
+from twinbus.namespace.azure_messages import SdkMessage
+from twinbus.namespace.azure_messages import encoded as encode_sdk
+from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule, send_one
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 from twinbus.protocol.origins import OriginKind, message_id_of, origin_kind
 from twinbus.servicebus.messages import write_sent
@@ -29,22 +30,13 @@ _ENTRY_BYTES = 8  # of a batch, around one message
 Encoded = tuple[BrokeredMessage, Payload]
 
 
-@dataclass(frozen=True, slots=True)
-class SdkMessage(BrokeredMessage):
-    """A message with the one of the SDK that it was made of."""
-
-    original: Any = None
-
-
 def send(link: Link, command: Send, timeout_s: float) -> SendReceipt:
     """Send on an open link, with its turn; returns when the messages are durable."""
-    originals = _originals(command)
-    if originals is not None:
-        link.sdk.send_messages(
-            originals if len(originals) > 1 else originals[0], timeout=timeout_s
-        )
-        return SendReceipt([0] * len(originals))
-    encoded = [(message, write_sent(message)) for message in outgoing(command)]
+    messages = command.messages
+    if isinstance(messages, list) and len(messages) == 1 and type(messages[0]) is SdkMessage:
+        send_one(link.sdk, messages[0].outgoing, timeout_s)  # type: ignore[attr-defined]
+        return SendReceipt([0])
+    encoded = [(message, _encoded(message)) for message in outgoing(command)]
     limit = batch_limit(link.sdk)
     batches = list(parts(encoded, limit, command.path))
     if all(one.scheduled_enqueue_time_utc is not None for one, _ in encoded):
@@ -55,12 +47,10 @@ def send(link: Link, command: Send, timeout_s: float) -> SendReceipt:
     return SendReceipt([0] * len(encoded))
 
 
-def _originals(command: Send) -> list[Any] | None:
-    """Return the messages of the SDK that a send consists of; None: it does not."""
-    messages = command.messages
-    if not isinstance(messages, list) or not messages or type(messages[0]) is not SdkMessage:
-        return None
-    return [message.original for message in messages if isinstance(message, SdkMessage)]
+def _encoded(message: BrokeredMessage) -> Payload:
+    if type(message) is SdkMessage:
+        return encode_sdk(message.outgoing)  # type: ignore[attr-defined,no-any-return]
+    return write_sent(message)
 
 
 def outgoing(command: Send) -> list[BrokeredMessage]:
