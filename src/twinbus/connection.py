@@ -4,7 +4,7 @@
     Endpoint=twinbus://host:4617;SharedAccessKeyName=...;SharedAccessKey=...     a server
     Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
     Endpoint=twinbus+unix:///run/orders/door;...             a door on this machine, at a socket
-    Endpoint=sb://...                                        Azure Service Bus: not supported yet
+    Endpoint=sb://contoso.servicebus.windows.net;...         Azure Service Bus, by its SDK
 
 `Name` is the first label of the host, or the directory's name, unless it is given: an IP address
 has none. `NamespaceId` is the unique id that a namespace has from its birth.
@@ -28,17 +28,24 @@ from typing import Any, Self
 from urllib.parse import quote_plus, unquote_plus, urlsplit
 
 from twinbus.errors import InvalidArgumentError, UnauthorizedError
-from twinbus.limits import DEFAULT_PORT, MAX_TOKEN_CHARACTERS, SECOND_US
+from twinbus.limits import (
+    DEFAULT_PORT,
+    EMULATOR_PORT,
+    MAX_TOKEN_CHARACTERS,
+    SECOND_US,
+    SERVICE_BUS_PORT,
+)
 
 _MANAGEMENT = "/$management"
 _SCHEME = "SharedAccessSignature "
 
 
 class Place(Enum):
-    """Where a namespace runs: in this process, or on a server."""
+    """Where a namespace runs: in this process, on a server, or in Azure."""
 
     EMBEDDED = "embedded"
     SERVER = "twinbus"
+    SERVICE_BUS = "sb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,9 @@ class ConnectionString:
     tls: bool = False
     ca_file: Path | None = None  # PEM; None: the authorities that the system trusts
     tls_host_name: str | None = None  # the name in the certificate, if it is not the host
+    uses_websockets: bool = False  # of a Service Bus: AMQP over a websocket
+    custom_endpoint: str = ""  # of a Service Bus: host and port of a gateway in front of it
+    uses_entra: bool = False  # of a Service Bus: an identity of Entra in place of a key
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -77,11 +87,8 @@ class ConnectionString:
             return cls._server(endpoint, parts, tls=scheme.endswith("+tls"))
         if scheme == _SOCKET_SCHEME:
             return cls._local(endpoint, parts)
-        if scheme == "sb":
-            raise InvalidArgumentError(
-                "The `Endpoint` is an Azure Service Bus (sb://), which this version cannot reach "
-                f"yet. Use {_SCHEMES}."
-            )
+        if scheme == Place.SERVICE_BUS.value:
+            return cls(**_service_bus(endpoint, parts))
         raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme. Use {_SCHEMES}.")
 
     @classmethod
@@ -115,24 +122,12 @@ class ConnectionString:
     @classmethod
     def _server(cls, endpoint: str, parts: dict[str, str], *, tls: bool) -> Self:
         _check_known(parts, _SERVER_PARTS, "a server")
-        try:
-            address = urlsplit(endpoint)
-            host, port = address.hostname, address.port or DEFAULT_PORT
-        except ValueError:  # its text would show the endpoint, which may hold a key by mistake
-            raise InvalidArgumentError(
-                "The `Endpoint` is not an address. Write it as scheme://host:port, with a port "
-                "from 1 to 65535, and put ';' after it."
-            ) from None
-        if not host or "@" in address.netloc or address.path.strip("/") or address.query:
-            raise InvalidArgumentError(
-                "The `Endpoint` must be scheme://host:port and nothing else. Put the key into "
-                "`SharedAccessKeyName` and `SharedAccessKey`."
-            )
+        host, port = _host_and_port(endpoint)
         ca_file = parts.get("cafile")
         return cls(
             place=Place.SERVER,
             host=host,
-            port=port,
+            port=port or DEFAULT_PORT,
             name=parts.get("name", _first_label(host)),
             **_identity(parts),
             tls=_tls(parts.get("tls", ""), by_scheme=tls),
@@ -163,6 +158,8 @@ class ConnectionString:
             assert self.directory is not None
             named = f";Name={self.name}" if self.name != self.directory.name else ""
             return f"Endpoint=embedded://{self.directory}{named}"
+        if self.place is Place.SERVICE_BUS:
+            return _service_bus_text(self)
         scheme = "twinbus+tls" if self.tls else "twinbus"
         endpoint = f"{scheme}://{self._bracketed_host}:{self.port}"
         shown = {
@@ -192,12 +189,49 @@ _PARTS = {
         "Tls",
         "CaFile",
         "TlsHostName",
+        "UseDevelopmentEmulator",
+        "TransportType",
+        "CustomEndpoint",
+        "Authentication",
     )
 }
-_SERVER_PARTS = set(_PARTS) - {"endpoint"}
 _TLS_PARTS = {"tls", "cafile", "tlshostname"}
+_IDENTITY_PARTS = {
+    "name",
+    "namespaceid",
+    "entitypath",
+    "sharedaccesskeyname",
+    "sharedaccesskey",
+    "sharedaccesssignature",
+}
+_SERVER_PARTS = _IDENTITY_PARTS | _TLS_PARTS
+_SERVICE_BUS_PARTS = _IDENTITY_PARTS | {
+    "cafile",
+    "usedevelopmentemulator",
+    "transporttype",
+    "customendpoint",
+    "authentication",
+}
 _SOCKET_SCHEME = "twinbus+unix"
-_SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix:// or embedded://"
+_SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix://, embedded:// or sb://"
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int | None]:
+    """Return the host of an endpoint, and its port if it has one."""
+    try:
+        address = urlsplit(endpoint)
+        host, port = address.hostname, address.port
+    except ValueError:  # its text would show the endpoint, which may hold a key by mistake
+        raise InvalidArgumentError(
+            "The `Endpoint` is not an address. Write it as scheme://host:port, with a port "
+            "from 1 to 65535, and put ';' after it."
+        ) from None
+    if not host or "@" in address.netloc or address.path.strip("/") or address.query:
+        raise InvalidArgumentError(
+            "The `Endpoint` must be scheme://host:port and nothing else. Put the key into "
+            "`SharedAccessKeyName` and `SharedAccessKey`."
+        )
+    return host, port
 
 
 def _identity(parts: dict[str, str]) -> dict[str, Any]:
@@ -229,6 +263,80 @@ def _identity(parts: dict[str, str]) -> dict[str, Any]:
         "key": key,
         "token": token,
     }
+
+
+# -- Azure Service Bus -----------------------------------------------------------------------------
+
+_TRANSPORTS = {"": False, "amqp": False, "amqpoverwebsocket": True, "amqpwebsockets": True}
+
+
+def _service_bus(endpoint: str, parts: dict[str, str]) -> dict[str, Any]:
+    """Return the values of the connection string of a Service Bus, as its SDKs write it."""
+    _check_known(parts, _SERVICE_BUS_PARTS, "an Azure Service Bus")
+    host, port = _host_and_port(endpoint)
+    emulator, way = parts.get("usedevelopmentemulator", ""), parts.get("transporttype", "")
+    if emulator.lower() not in ("", "true", "false"):
+        raise InvalidArgumentError(
+            "`UseDevelopmentEmulator` of the connection string must be true or false."
+        )
+    if way.lower() not in _TRANSPORTS:
+        raise InvalidArgumentError(
+            "`TransportType` of the connection string must be Amqp or AmqpOverWebsocket."
+        )
+    is_plain, ca_file = emulator.lower() == "true", parts.get("cafile")
+    if "customendpoint" in parts:
+        _host_and_port(f"sb://{parts['customendpoint'].removeprefix('sb://')}")
+    return {
+        "place": Place.SERVICE_BUS,
+        "host": host,
+        "port": port or (EMULATOR_PORT if is_plain else SERVICE_BUS_PORT),
+        "name": parts.get("name", _first_label(host)),
+        **_identity(parts),
+        "tls": not is_plain,
+        "ca_file": Path(ca_file) if ca_file else None,
+        "uses_websockets": _TRANSPORTS[way.lower()],
+        "custom_endpoint": parts.get("customendpoint", "").removeprefix("sb://").rstrip("/"),
+        "uses_entra": _entra(parts),
+    }
+
+
+def _entra(parts: dict[str, str]) -> bool:
+    """Return whether an identity of Entra opens a Service Bus; else a key or token must."""
+    how = parts.get("authentication", "").lower()
+    has_key = "sharedaccesskey" in parts or "sharedaccesssignature" in parts
+    if how not in ("", "entra"):
+        raise InvalidArgumentError(
+            "`Authentication` of the connection string must be Entra. Leave it out where a key or "
+            "a token opens the namespace."
+        )
+    if has_key == bool(how):
+        raise InvalidArgumentError(
+            "The connection string of an Azure Service Bus needs one of `SharedAccessKey`, "
+            "`SharedAccessSignature` and `Authentication=Entra`. Give exactly one."
+        )
+    return bool(how)
+
+
+def _service_bus_text(connection: ConnectionString) -> str:
+    """Return the connection string of a Service Bus, with its key."""
+    usual = SERVICE_BUS_PORT if connection.tls else EMULATOR_PORT
+    port = "" if connection.port == usual else f":{connection.port}"
+    host = f"[{connection.host}]" if ":" in connection.host else connection.host
+    shown = {
+        "Endpoint": f"sb://{host}{port}",
+        "Name": connection.name,
+        "NamespaceId": connection.namespace_id,
+        "SharedAccessKeyName": connection.key_name,
+        "SharedAccessKey": connection.key,
+        "SharedAccessSignature": connection.token,
+        "Authentication": "Entra" if connection.uses_entra else "",
+        "EntityPath": connection.entity_path,
+        "TransportType": "AmqpOverWebsocket" if connection.uses_websockets else "",
+        "CustomEndpoint": connection.custom_endpoint,
+        "CaFile": connection.ca_file,
+        "UseDevelopmentEmulator": "" if connection.tls else "true",
+    }
+    return ";".join(f"{name}={value}" for name, value in shown.items() if value)
 
 
 def _first_label(host: str) -> str:

@@ -16,6 +16,7 @@ _CLI = ("click", "rich")
 _METRICS = ("prometheus_client",)
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {  # the modules that each extra brings
+    "azure": ("azure.servicebus",),
     "cli": _CLI,
     "metrics": _METRICS,
     "server": (

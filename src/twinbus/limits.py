@@ -335,6 +335,22 @@ MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
+# Azure Service Bus through its SDK
+SERVICE_BUS_PORT: Final = 5671  # AMQP over TLS
+EMULATOR_PORT: Final = 5672  # AMQP without TLS, as the emulator of Service Bus has it
+AZURE_WORKERS: Final = 32  # commands of one namespace that are carried out side by side
+AZURE_WAITERS: Final = 512  # receives that wait at the same time; each has a thread and a link
+AZURE_LINKS: Final = 1024  # senders and receivers of one namespace; each has a connection
+AZURE_IDLE_S: Final = 60.0  # after which an unused link is closed; the service closes it at 240 s
+AZURE_SWEEP_S: Final = 15.0  # between two looks for unused links
+AZURE_THREAD_IDLE_S: Final = 30.0  # after which a thread without work ends
+AZURE_RECEIVE_MESSAGES: Final = 1000  # that one receive asks the service for
+AZURE_HELD_LOCKS: Final = 100_000  # locked messages that are settled on the link they came by
+AZURE_POLL_S: Final = 0.25  # between two looks of a waiting receive whether it shall end
+AZURE_DRAIN_S: Final = 5.0  # for the service to take back credit; the link is closed then
+AZURE_ACCEPT_S: Final = 0.2  # the shortest wait for a session: opening a link takes some time
+AZURE_REQUEST_S: Final = 30.0  # for a request of management, where the caller sets no limit
+
 # Self-healing
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
 HEAL_WINDOW_US: Final = 600 * SECOND_US

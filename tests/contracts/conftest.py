@@ -1,5 +1,6 @@
 """The worlds the contract suite runs in: every way to reach a namespace is one."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,13 +12,17 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
+from tests.contracts.service_bus import DROPPED, Certificate, service_bus
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.errors import UnsupportedCapabilityError
 from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.opening import open_namespace
 from twinbus.namespace.server import ServerNamespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, PutKey
 from twinbus.server.door import Door
 
@@ -30,13 +35,33 @@ class World:
     clock: ManualClock
 
     def ask(self, command: Command[Any]) -> Any:
-        return self.namespace.submit(command).result(timeout=30)
+        try:
+            return self.namespace.submit(command).result(timeout=30)
+        except UnsupportedCapabilityError as error:
+            pytest.skip(f"needs {error.capability}")
+
+    def need(self, capability: Capability) -> None:
+        """Skip the test where the namespace lacks a capability."""
+        if capability not in self.namespace.capabilities:
+            pytest.skip(f"needs {capability.name}")
 
     def wait(self, **span: float) -> None:
         self.clock.advance(timedelta(**span))
 
 
-@pytest.fixture(params=["embedded", "server"])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "[sb" in item.name:
+            for pattern in DROPPED:
+                item.add_marker(pytest.mark.filterwarnings(pattern))
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture(params=["embedded", "server", "sb"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     clock = ManualClock()
     with EmbeddedNamespace(
@@ -46,6 +71,13 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             yield World(namespace, clock)
             return
         namespace.ask(PutKey(ROOT))
+        if request.param == "sb":
+            certificate: Certificate = request.getfixturevalue("certificate")
+            with service_bus(namespace, clock, certificate) as connection:
+                with closing(open_namespace(connection, clock)) as azure:
+                    yield World(azure, clock)
+            gc.collect(1)  # dropped sockets, while their warnings are expected
+            return
         with closing(Door(namespace, clock)) as door:
             connection = ConnectionString(
                 place=Place.SERVER,

@@ -31,6 +31,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage, MessageState, to_batch
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Peek, Receive, Send, UpdateEntity
 
 QUARTER_MEGABYTE = 250 * 1024
@@ -208,6 +209,7 @@ def of_size(size: int) -> BrokeredMessage:
 
 
 def test_a_message_of_256_kilobytes_is_taken(world: World) -> None:
+    world.need(Capability.WHOLE_BATCHES)
     queue(world)
     send(world, of_size(MAX_MESSAGE_BYTES))
     assert receive_one(world).size == MAX_MESSAGE_BYTES
@@ -235,6 +237,7 @@ def test_a_batch_with_one_oversize_message_is_refused_whole(world: World) -> Non
 
 
 def test_a_batch_may_be_larger_than_one_message(world: World) -> None:
+    world.need(Capability.WHOLE_BATCHES)
     queue(world)
     numbers = send(world, *(of_size(MAX_MESSAGE_BYTES) for _ in range(5)))
     assert len(numbers) == 5
@@ -272,6 +275,7 @@ def test_a_full_queue_refuses_with_quota_exceeded(world: World) -> None:
 
 
 def test_a_batch_that_does_not_fit_is_refused_whole(world: World) -> None:
+    world.need(Capability.WHOLE_BATCHES)
     queue(world, max_size_in_megabytes=1)
     with pytest.raises(QuotaExceededError):
         send(world, *(of_size(QUARTER_MEGABYTE) for _ in range(5)))

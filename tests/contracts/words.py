@@ -13,7 +13,9 @@ from twinbus.entities import (
     TopicDescription,
     dead_letter_path,
 )
+from twinbus.errors import MessagingError
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     AcceptSession,
     Command,
@@ -66,7 +68,18 @@ def send(world: World, *messages: BrokeredMessage | str, path: str = QUEUE) -> l
     """Send messages, or texts as their bodies; return their sequence numbers."""
     sent = [message(m) if isinstance(m, str) else m for m in messages]
     receipt: SendReceipt = world.ask(Send(path, sent))
-    return list(receipt.sequence_numbers)
+    if Capability.RECEIPT_NUMBERS in world.namespace.capabilities or any(receipt.sequence_numbers):
+        return list(receipt.sequence_numbers)
+    return _numbers_of(world, sent, path)
+
+
+def _numbers_of(world: World, sent: list[BrokeredMessage], path: str) -> list[int]:
+    """Look up the numbers of messages; 0: they are in no queue of this path."""
+    try:
+        found = {one.message_id: one.sequence_number or 0 for one in peek(world, path)}
+    except MessagingError:  # of a topic
+        found = {}
+    return [found.get(one.message_id, 0) for one in sent]
 
 
 def receive(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.extras import require
 from twinbus.namespace.contract import Namespace
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
         from twinbus.namespace.server import ServerNamespace  # noqa: PLC0415 - see above
 
         return ServerNamespace(connection, clock)
+    if connection.place is Place.SERVICE_BUS:
+        require("a namespace at sb://", "azure")
+        from twinbus.namespace.azure import AzureNamespace  # noqa: PLC0415 - see above
+
+        return AzureNamespace(connection, clock)
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     assert connection.directory is not None

@@ -24,6 +24,8 @@ class Capability(Enum):
     RULES = "rules of subscriptions"
     KEYS = "shared access keys"
     METERING = "a meter of operations"
+    RECEIPT_NUMBERS = "sequence numbers in the receipt of a send"
+    WHOLE_BATCHES = "batches of any size that are taken whole or not at all"
     SEQUENCE_NUMBERS = "sequence numbers"  # per queue; one that is created anew starts again
     RANGES = "leases of ranges"  # a range can be read again and again until it is settled
     REPEAT_MEMORY = "recognising a repeated send by its number"

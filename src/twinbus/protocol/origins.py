@@ -14,6 +14,7 @@ from a backup gives the same numbers again, but in another start: they are other
 import re
 from enum import Enum
 from functools import lru_cache
+from uuid import NAMESPACE_URL, uuid5
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import KNOWN_SENDERS, MAX_ORIGIN_CHARACTERS
@@ -75,3 +76,8 @@ def sender_number(source: str) -> int | None:
     if not _SENDER_NAME.fullmatch(source):
         return None
     return int(source.removeprefix(_SENDER), 16)
+
+
+def message_id_of(source: str, number: int) -> str:
+    """Return the id of a message that has none: the same each time the same message is sent."""
+    return str(uuid5(NAMESPACE_URL, f"twinbus:{source}:{number}"))

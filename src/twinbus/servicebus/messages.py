@@ -12,6 +12,9 @@ that the sender wrote:
 As long as the native fields have that fingerprint, the sections are delivered as they are; the
 broker only replaces the header and adds its annotations. Where somebody has changed a field (an
 action of a rule, a native client that sends the message on), that field wins over its section.
+
+`write_sent` and `read_delivered` are the client's side of the same: a message as a client of a
+Service Bus sends it, and what it makes of a delivery.
 """
 
 import struct
@@ -204,10 +207,12 @@ def write_message(message: BrokeredMessage, *, is_browsed: bool = False) -> list
     return pieces
 
 
-def _sections_of(message: BrokeredMessage) -> tuple[BodyKind, AmqpMessage]:
-    """Return the sections that fit the native fields."""
+def _sections_of(
+    message: BrokeredMessage, *, is_exact: bool = False
+) -> tuple[BodyKind, AmqpMessage]:
+    """Return the sections that fit the native fields; `is_exact` keeps parts of a millisecond."""
     if message.amqp is None:
-        return BodyKind.DATA, AmqpMessage(_native_sections(message, AmqpMessage(b"")))
+        return BodyKind.DATA, AmqpMessage(_native_sections(message, AmqpMessage(b""), is_exact))
     kind, known = BodyKind.DATA, b""
     sent = AmqpMessage(b"")
     if len(message.amqp) >= _HEAD.size:
@@ -217,11 +222,11 @@ def _sections_of(message: BrokeredMessage) -> tuple[BodyKind, AmqpMessage]:
         except (ValueError, AmqpError):  # a native client wrote something else there
             known = b""
     if known != fingerprint(message):
-        sent = AmqpMessage(_native_sections(message, sent))
+        sent = AmqpMessage(_native_sections(message, sent, is_exact))
     return kind, sent
 
 
-def _native_sections(message: BrokeredMessage, sent: AmqpMessage) -> bytes:
+def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool) -> bytes:  # noqa: FBT001
     """Return sections made of the native fields; what these cannot say is taken from `sent`."""
     before = sent.properties or Properties()
     properties = replace(
@@ -246,7 +251,7 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage) -> bytes:
     own = {
         name: held[name]
         if name in held and native_value(held[name]) == value
-        else amqp_value(value)
+        else amqp_value(value, is_exact=is_exact)
         for name, value in message.application_properties.items()
     }
     header = replace(sent.header or Header(), ttl=_ttl(message))
@@ -267,9 +272,12 @@ def _same_or(typed: Any, text: str | None) -> Any:
     return typed if _text(typed) == text else text
 
 
-def amqp_value(value: PropertyValue) -> Any:
-    """Return the value of a native property as it travels."""
+def amqp_value(value: PropertyValue, *, is_exact: bool = False) -> Any:
+    """Return the value of a native property as it travels; `is_exact` keeps microseconds."""
     if isinstance(value, datetime):
+        us = moment_us(value)
+        if is_exact and us % 1000:  # a timestamp of AMQP has whole milliseconds
+            return Described(_DATETIME_OFFSET, us * 10 + _EPOCH_TICKS)
         return timestamp_of(value)
     if isinstance(value, timedelta):
         return Described(_TIMESPAN, value // MICROSECOND * 10)
@@ -333,3 +341,114 @@ def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[B
             pass
     section = SectionKind.VALUE if kind is BodyKind.BINARY else SectionKind.DATA
     return [bytes((0x00, 0x53, section)), write_binary(message.body)]
+
+
+# -- the client's side -------------------------------------------------------------------------
+
+_ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
+    (
+        "x-opt-sequence-number",
+        "x-opt-enqueued-time",
+        "x-opt-enqueue-sequence-number",
+        "x-opt-locked-until",
+        "x-opt-message-state",
+        "x-opt-deadletter-source",
+        "x-opt-partition-id",
+    )
+)
+_DEATH: Final = ("DeadLetterReason", "DeadLetterErrorDescription")
+_NATIVE_TYPES: Final = (str, int, float, bool, bytes, UUID, Timestamp, Described)
+
+
+def write_sent(message: BrokeredMessage) -> bytes:
+    """Return a message as a client sends it."""
+    kind, sent = _sections_of(message, is_exact=True)
+    before = [section for one in _BESIDE[:-1] if (section := sent.raw(one)) is not None]
+    footer = sent.raw(SectionKind.FOOTER) or b""
+    return b"".join([*before, *_body(message, kind, sent), footer])
+
+
+def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage:
+    """Return a delivered message with what the broker tells about it, apart from its lock token.
+
+    `is_dead` says that it comes from a dead-letter queue: the reasons are then no properties of the
+    application.
+    """
+    delivered = AmqpMessage(payload)
+    told = delivered.message_annotations or {}
+    header = delivered.header or Header()
+    native = _without_death(_as_sent(delivered, told, header), is_dead=is_dead)
+    properties = (delivered.application_properties or {}) if is_dead else {}
+    enqueued = moment_of(told.get("x-opt-enqueued-time"))
+    life = native.time_to_live
+    return replace(
+        native,
+        sequence_number=_whole(told.get("x-opt-sequence-number")),
+        enqueued_time_utc=enqueued,
+        expires_at_utc=None if enqueued is None or life is None else enqueued + life,
+        delivery_count=int(header.delivery_count or 0),
+        locked_until_utc=moment_of(told.get("x-opt-locked-until")),
+        state=MessageState(int(told.get("x-opt-message-state") or 0)),
+        dead_letter_reason=_text(properties.get(_DEATH[0])),
+        dead_letter_error_description=_text(properties.get(_DEATH[1])),
+        dead_letter_source=_text(told.get("x-opt-deadletter-source")),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int) else None
+
+
+def _as_sent(
+    delivered: AmqpMessage, told: Mapping[Any, Any], header: Header
+) -> BrokeredMessage:
+    """Return the message as its sender wrote it; sections that say no more are left out."""
+    own = {key: value for key, value in told.items() if str(key) not in _ADDED}
+    sections = {
+        SectionKind.HEADER: replace(header, delivery_count=0, first_acquirer=False).encode(),
+        SectionKind.MESSAGE_ANNOTATIONS: encode_section(SectionKind.MESSAGE_ANNOTATIONS, own)
+        if own
+        else None,
+        SectionKind.DELIVERY_ANNOTATIONS: None,
+    }
+    sent = AmqpMessage(b"".join(delivered.spliced(sections)))
+    native = read_message(sent)
+    return replace(native, amqp=None) if _is_native(sent, header, own) else native
+
+
+def _is_native(sent: AmqpMessage, header: Header, annotations: Mapping[Any, Any]) -> bool:
+    """Whether the native fields say all that the sections say."""
+    properties = sent.properties or Properties()
+    bare = replace(
+        properties,
+        message_id=None,
+        correlation_id=None,
+        to=None,
+        subject=None,
+        reply_to=None,
+        content_type=None,
+        group_id=None,
+        reply_to_group_id=None,
+    )
+    held = (sent.application_properties or {}).values()
+    ids = (properties.message_id, properties.correlation_id)
+    return (
+        bare == Properties()
+        and all(one is None or type(one) is str for one in ids)
+        and not header.durable
+        and header.priority in (None, 4)
+        and {str(key) for key in annotations} <= {PARTITION_KEY, SCHEDULED}
+        and all(type(one) in _NATIVE_TYPES and native_value(one) is not None for one in held)
+        and sent.body_kind is SectionKind.DATA
+        and len(sent.data_sections) == 1
+        and sent.raw(SectionKind.FOOTER) is None
+    )
+
+
+def _without_death(message: BrokeredMessage, *, is_dead: bool) -> BrokeredMessage:
+    if not is_dead or not message.application_properties.keys() & set(_DEATH):
+        return message
+    kept = {
+        name: value for name, value in message.application_properties.items() if name not in _DEATH
+    }
+    return replace(message, application_properties=kept)

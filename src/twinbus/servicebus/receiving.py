@@ -66,20 +66,15 @@ class Receiving:
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, and not yet delivered
         self._is_ended = False
+        self._has_looked = False  # what the queue has, since the client began to drain the link
 
     # -- delivering ----------------------------------------------------------------------------
 
     def take_credit(self, given: CreditGiven) -> None:
         """Take what the client lets us send."""
-        if given.is_draining:
-            self._drop_asked()
-            self._release_ready()
-            if self._link.credit:
-                self._ask(NO_WAIT)
-            else:
-                self._link.drained()
-        else:
-            self.pump()
+        if given.is_draining and not self._has_looked:
+            self._drop_asked()  # it waits; what the queue has now is asked for by the pump
+        self.pump()
 
     def pump(self) -> None:
         """Deliver what there is, and ask for more as long as there is credit."""
@@ -90,7 +85,12 @@ class Receiving:
         if self._ready or self._asked is not None or self._is_ended or self._is_unread():
             return
         if link.is_draining:
-            link.drained()
+            if link.credit > 0 and not self._has_looked:
+                self._has_looked = True
+                self._ask(NO_WAIT)
+            else:
+                self._has_looked = False
+                link.drained()
         elif link.credit > 0:
             self._ask(MAX_WAIT)
 

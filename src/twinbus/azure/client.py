@@ -1,0 +1,233 @@
+"""A client of the SDK whose senders are paired.
+
+The client holds two things: what it inherits from the SDK, which makes the receivers, and a paired
+factory of Twinbus, through which its senders send. A sender hands the messages of the SDK over as
+they are; they become messages of Twinbus only when they are diverted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessageBatch, ServiceBusSender
+from azure.servicebus._common.constants import MAX_BATCH_SIZE_STANDARD
+
+from twinbus.azure.errors import to_sdk_error
+from twinbus.client.factory import MessagingFactory
+from twinbus.client.manager import NamespaceManager
+from twinbus.client.retry import RetryPolicy
+from twinbus.client.sender import MessageSender
+from twinbus.connection import ConnectionString
+from twinbus.errors import MessagingError
+from twinbus.limits import (
+    DEFAULT_BACKLOG_QUEUES,
+    DEFAULT_FAILOVER_INTERVAL,
+    DEFAULT_PING_INTERVAL,
+)
+from twinbus.namespace.azure_messages import SdkMessage, from_sdk
+from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
+from twinbus.pairing.pairing import SendAvailabilityPairing
+
+
+@dataclass(frozen=True, slots=True)
+class PairedWith:
+    """The secondary namespace, and how its primary is paired with it."""
+
+    secondary: str  # a connection string of any kind: sb://, twinbus://, embedded://
+    backlog_queue_count: int = DEFAULT_BACKLOG_QUEUES
+    failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL
+    ping_primary_interval: timedelta = DEFAULT_PING_INTERVAL
+    enable_syphon: bool = False
+    wait_for_secondary: bool = True
+    retry_policy: RetryPolicy | None = None  # of sends; the SDK's own retries are not used
+    ledger: str | Path | None = None
+
+    def options(self) -> SendAvailabilityPairedNamespaceOptions:
+        """Return the options of the pairing, with clients of the secondary."""
+        connect = {"retry_policy": self.retry_policy}
+        manager = NamespaceManager.from_connection_string(self.secondary, **connect)
+        factory = MessagingFactory.from_connection_string(self.secondary, **connect)
+        return SendAvailabilityPairedNamespaceOptions(
+            manager,
+            factory,
+            self.backlog_queue_count,
+            self.failover_interval,
+            self.enable_syphon,
+            ping_primary_interval=self.ping_primary_interval,
+            wait_for_secondary=self.wait_for_secondary,
+            ledger=self.ledger,
+        )
+
+
+class Pair:
+    """The paired factory of a primary that applications use through the SDK."""
+
+    def __init__(self, primary: str, paired_with: PairedWith) -> None:
+        policy = paired_with.retry_policy
+        self.factory = MessagingFactory.from_connection_string(primary, retry_policy=policy)
+        try:
+            self.pairing: SendAvailabilityPairing = self.factory.pair_namespace(
+                paired_with.options()
+            )
+        except BaseException:
+            self.factory.close()
+            raise
+
+    def close(self) -> None:
+        """End the pairing."""
+        self.factory.close()
+
+
+def sdk_text(primary: str) -> tuple[str, dict[str, Any]]:
+    """Return a connection string as the SDK takes it, and the options that it cannot say."""
+    connection = ConnectionString.parse(primary)
+    options: dict[str, Any] = {}
+    if connection.ca_file is not None:
+        options["connection_verify"] = str(connection.ca_file)
+    if connection.custom_endpoint:
+        options["custom_endpoint_address"] = f"sb://{connection.custom_endpoint}"
+    known = ("endpoint", "sharedaccess", "entitypath", "usedevelopmentemulator")
+    parts = [part for part in primary.split(";") if part.strip().lower().startswith(known)]
+    return ";".join(parts), options
+
+
+class PairedServiceBusClient(ServiceBusClient):
+    """A `ServiceBusClient` whose senders go on sending while the primary is unavailable.
+
+    It pairs when it is made: what is wrong with the secondary is raised there, unless
+    `wait_for_secondary=False` leaves that to the background.
+    """
+
+    _pair: Pair
+
+    @classmethod
+    def from_connection_string(
+        cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
+    ) -> Self:
+        """Return a client of the primary; keywords of the SDK hold for its receivers."""
+        text, options = sdk_text(conn_str)
+        client: Any = super().from_connection_string(text, **options, **kwargs)
+        client._pair = Pair(conn_str, paired_with)
+        return client  # type: ignore[no-any-return]
+
+    @property
+    def pairing(self) -> SendAvailabilityPairing:
+        """The pairing: its state, events and metrics."""
+        return self._pair.pairing
+
+    def get_queue_sender(self, queue_name: str, **kwargs: Any) -> "PairedServiceBusSender":
+        """Return a paired sender to a queue."""
+        self._check_entity(queue_name)
+        return PairedServiceBusSender(self, queue_name, **kwargs)
+
+    def get_topic_sender(self, topic_name: str, **kwargs: Any) -> "PairedServiceBusSender":
+        """Return a paired sender to a topic."""
+        self._check_entity(topic_name)
+        return PairedServiceBusSender(self, topic_name, **kwargs)
+
+    def _check_entity(self, name: str) -> None:
+        if self._entity_name and name != self._entity_name:
+            raise ValueError(
+                f"The connection string has EntityPath={self._entity_name}; a sender to {name} "
+                "needs one of the whole namespace."
+            )
+
+    def close(self) -> None:
+        """Close receivers, senders and the pairing."""
+        super().close()
+        self._pair.close()
+
+
+class PairedServiceBusSender(ServiceBusSender):
+    """A `ServiceBusSender` that sends through the pairing.
+
+    The retry policy of the pairing bounds an operation. A `timeout` is accepted and has no effect.
+    """
+
+    def __init__(self, client: PairedServiceBusClient, name: str, **kwargs: Any) -> None:
+        super().__init__(
+            client.fully_qualified_namespace,
+            client._credential,
+            queue_name=name,
+            use_tls=client._config.use_tls,
+            **kwargs,
+        )
+        self._sender: MessageSender = client._pair.factory.create_message_sender(name)
+
+    def __enter__(self) -> Self:
+        self._check_live()
+        return self
+
+    def send_messages(
+        self, message: Any, *, timeout: float | None = None, **_: Any
+    ) -> None:
+        """Send one message, several, or a batch; returns when they are durable."""
+        self._check_live()
+        _check_timeout(timeout)
+        messages = outgoing(message)
+        if not messages:
+            return
+        try:
+            self._sender.send_batch(messages)
+        except MessagingError as error:
+            raise to_sdk_error(error) from error
+
+    def schedule_messages(
+        self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **_: Any
+    ) -> list[int]:
+        """Send messages that appear at a later time; return numbers that cancel them."""
+        self._check_live()
+        _check_timeout(timeout)
+        at = schedule_time_utc
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        due = [one.scheduled(at) for one in outgoing(messages)]
+        if not due:
+            return []
+        try:
+            return self._sender.schedule(due, at)
+        except MessagingError as error:
+            raise to_sdk_error(error) from error
+
+    def cancel_scheduled_messages(
+        self, sequence_numbers: int | list[int], *, timeout: float | None = None, **_: Any
+    ) -> None:
+        """Cancel scheduled messages, diverted ones too."""
+        self._check_live()
+        _check_timeout(timeout)
+        if not sequence_numbers and not isinstance(sequence_numbers, int):
+            return
+        try:
+            self._sender.cancel_scheduled(sequence_numbers)
+        except MessagingError as error:
+            raise to_sdk_error(error) from error
+
+    def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
+        """Return an empty batch; works during an outage, too."""
+        self._check_live()
+        if max_size_in_bytes and max_size_in_bytes > MAX_BATCH_SIZE_STANDARD:
+            raise ValueError(
+                f"Max message size: {max_size_in_bytes} is too large; a batch that can be diverted "
+                f"has at most {MAX_BATCH_SIZE_STANDARD} bytes."
+            )
+        return ServiceBusMessageBatch(max_size_in_bytes or MAX_BATCH_SIZE_STANDARD)
+
+    def close(self) -> None:
+        """Send no more with it."""
+        super().close()
+        self._sender.close()
+
+
+def outgoing(message: Any) -> list[SdkMessage]:
+    """Return what a sender of the SDK takes as messages."""
+    if isinstance(message, ServiceBusMessageBatch):
+        return [from_sdk(one) for one in message._messages]
+    if isinstance(message, Iterable) and not isinstance(message, Mapping):
+        return [from_sdk(one) for one in message]
+    return [from_sdk(message)]
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and timeout <= 0:
+        raise ValueError("The timeout must be greater than 0.")

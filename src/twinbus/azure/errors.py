@@ -1,0 +1,32 @@
+"""Errors of Twinbus as the exceptions that code on the SDK catches."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from azure.servicebus import exceptions as sdk
+
+from twinbus import errors as e
+
+_TABLE: Final[Mapping[type[e.MessagingError], type[Any]]] = {  # the first that fits counts
+    e.MessageSizeExceededError: sdk.MessageSizeExceededError,
+    e.QuotaExceededError: sdk.ServiceBusQuotaExceededError,
+    e.UnauthorizedError: sdk.ServiceBusAuthorizationError,
+    e.EntityNotFoundError: sdk.MessagingEntityNotFoundError,
+    e.EntityDisabledError: sdk.MessagingEntityDisabledError,
+    e.MessageNotFoundError: sdk.MessageNotFoundError,
+    e.ServerBusyError: sdk.ServiceBusServerBusyError,
+    e.OperationTimeoutError: sdk.OperationTimeoutError,
+    e.CommunicationError: sdk.ServiceBusConnectionError,
+    e.BacklogUnavailableError: sdk.ServiceBusConnectionError,
+}
+
+
+def to_sdk_error(error: e.MessagingError) -> Exception:
+    """Return an error as the SDK would raise it; the error of Twinbus is its cause."""
+    if isinstance(error, e.NamespaceClosedError | e.FactoryFaultedError):
+        return ValueError(str(error))  # as the SDK refuses work of a closed handler
+    for kind, found in _TABLE.items():
+        if isinstance(error, kind):
+            made: Exception = found(message=error.text)
+            return made
+    return sdk.ServiceBusError(error.text)

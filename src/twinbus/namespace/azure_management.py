@@ -1,0 +1,352 @@
+"""Managing a Service Bus through its administration API: descriptions of Twinbus and of the SDK.
+
+Service Bus and Twinbus name most settings alike; SETTINGS has the others. The largest span that
+Service Bus knows means unlimited. A queue and a topic may not share a path, so a path is looked up
+as a queue first.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any, Final
+
+from azure.core.exceptions import ResourceNotFoundError
+from azure.servicebus import management as sdk
+
+from twinbus import entities as t
+from twinbus.clock import Clock
+from twinbus.connection import ConnectionString
+from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.limits import MAX_MAX_DELIVERY_COUNT, UNLIMITED
+from twinbus.namespace.azure_sdk import open_administration
+from twinbus.protocol import commands as c
+
+_LONGEST: Final = "P10675199DT2H48M5.4775807S"  # as the service writes it
+_UNLIMITED_FROM: Final = timedelta(days=10_000_000)
+_RENAMED: Final = {"enable_dead_lettering_on_message_expiration": "dead_lettering_on_message_expiration"}
+_STATUSES: Final = {
+    t.EntityStatus.ACTIVE: "Active",
+    t.EntityStatus.DISABLED: "Disabled",
+    t.EntityStatus.SEND_DISABLED: "SendDisabled",
+    t.EntityStatus.RECEIVE_DISABLED: "ReceiveDisabled",
+}
+_BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
+_OWN_FIELDS: Final = ("path", "topic_path", "name")
+_FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+
+class Administration:
+    """Carries commands of management out; safe for threads, as the SDK's client is."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._opened: sdk.ServiceBusAdministrationClient | None = None
+
+    @property
+    def _client(self) -> sdk.ServiceBusAdministrationClient:
+        if self._opened is None:
+            self._opened = open_administration(self._connection, self._clock)
+        return self._opened
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def carry_out(self, command: c.Command[Any]) -> Any:
+        """Return the reply to a command."""
+        return _HANDLERS[type(command)](self, command)
+
+    # -- entities ------------------------------------------------------------------------------
+
+    def _create(self, command: c.CreateEntity) -> t.EntityDescription:
+        description, client = command.description, self._client
+        settings = to_settings(description)
+        if isinstance(description, t.QueueDescription):
+            made: Any = client.create_queue(description.path, **settings)
+        elif isinstance(description, t.TopicDescription):
+            made = client.create_topic(description.path, **settings)
+        else:
+            topic, name = description.topic_path, description.name
+            made = client.create_subscription(topic, name, **settings)
+            if command.rule is not None:
+                self._replace_rule(topic, name, command.rule)
+        return _described(description.path, made)
+
+    def _replace_rule(self, topic: str, name: str, rule: t.RuleDescription) -> None:
+        if rule.name == t.DEFAULT_RULE:
+            self._client.delete_rule(topic, name, t.DEFAULT_RULE)
+            self._client.create_rule(topic, name, rule.name, **_rule_settings(rule))
+            return
+        self._client.create_rule(topic, name, rule.name, **_rule_settings(rule))
+        self._client.delete_rule(topic, name, t.DEFAULT_RULE)
+
+    def _update(self, command: c.UpdateEntity) -> t.EntityDescription:
+        description, client = command.description, self._client
+        found = self._found(description.path)
+        if not isinstance(_described(description.path, found), type(description)):
+            raise EntityNotFoundError(f"there is no such entity: {description.path}")
+        settings = to_settings(description)
+        before = to_settings(_described(description.path, found))
+        changed = [name for name in _FIXED if settings.get(name) != before.get(name)]
+        if changed:
+            raise InvalidArgumentError(
+                f"{changed[0]} of {description.path} is fixed at creation; delete the entity and "
+                "create it anew"
+            )
+        for name, value in settings.items():
+            setattr(found, name, value)
+        if isinstance(description, t.QueueDescription):
+            client.update_queue(found)
+        elif isinstance(description, t.TopicDescription):
+            client.update_topic(found)
+        else:
+            client.update_subscription(description.topic_path, found)
+        return description
+
+    def _delete(self, command: c.DeleteEntity) -> None:
+        client, subscription = self._client, _subscription(command.path)
+        if subscription is not None:
+            client.delete_subscription(*subscription)
+        elif isinstance(self._found(command.path), sdk.QueueProperties):
+            client.delete_queue(command.path)
+        else:
+            client.delete_topic(command.path)
+
+    def _found(self, path: str) -> Any:
+        """Return what the SDK tells about an entity."""
+        subscription = _subscription(path)
+        if subscription is not None:
+            return self._client.get_subscription(*subscription)
+        try:
+            return self._client.get_queue(path)
+        except ResourceNotFoundError:
+            return self._client.get_topic(path)
+
+    def _get(self, command: c.GetEntity) -> t.EntityDescription:
+        found = self._found(command.path)
+        return _described(_named(command.path, found), found)
+
+    def _list(self, command: c.ListEntities) -> list[t.EntityDescription]:
+        client = self._client
+        if command.kind is c.EntityKind.QUEUE:
+            found: Any = client.list_queues()
+        elif command.kind is c.EntityKind.TOPIC:
+            found = client.list_topics()
+        else:
+            topic = command.topic_path or ""
+            client.get_topic(topic)
+            subscriptions = client.list_subscriptions(topic)
+            return _ordered(
+                _described(t.subscription_path(topic, one.name), one) for one in subscriptions
+            )
+        return _ordered(_described(one.name, one) for one in found)
+
+    def _runtime(self, command: c.GetRuntimeProperties) -> t.RuntimeProperties:
+        path, client = command.path, self._client
+        subscription = _subscription(path)
+        if subscription is not None:
+            return _runtime(path, client.get_subscription_runtime_properties(*subscription))
+        try:
+            return _runtime(path, client.get_queue_runtime_properties(path))
+        except ResourceNotFoundError:
+            return _runtime(path, client.get_topic_runtime_properties(path))
+
+    # -- rules ---------------------------------------------------------------------------------
+
+    def _create_rule(self, command: c.CreateRule) -> None:
+        rule = command.rule
+        where = _need_subscription(command.path)
+        self._client.create_rule(*where, rule.name, **_rule_settings(rule))
+
+    def _update_rule(self, command: c.UpdateRule) -> None:
+        where, rule = _need_subscription(command.path), command.rule
+        found = self._client.get_rule(*where, rule.name)
+        for name, value in _rule_settings(rule).items():
+            setattr(found, name, value)
+        self._client.update_rule(*where, found)
+
+    def _delete_rule(self, command: c.DeleteRule) -> None:
+        self._client.delete_rule(*_need_subscription(command.path), command.name)
+
+    def _list_rules(self, command: c.ListRules) -> list[t.RuleDescription]:
+        where = _need_subscription(command.path)
+        self._client.get_subscription(*where)
+        found = self._client.list_rules(*where)
+        return sorted((_rule(one) for one in found), key=lambda rule: rule.name.lower())
+
+
+_HANDLERS: dict[type, Callable[..., Any]] = {
+    c.CreateEntity: Administration._create,  # noqa: SLF001
+    c.UpdateEntity: Administration._update,  # noqa: SLF001
+    c.DeleteEntity: Administration._delete,  # noqa: SLF001
+    c.GetEntity: Administration._get,  # noqa: SLF001
+    c.ListEntities: Administration._list,  # noqa: SLF001
+    c.GetRuntimeProperties: Administration._runtime,  # noqa: SLF001
+    c.CreateRule: Administration._create_rule,  # noqa: SLF001
+    c.UpdateRule: Administration._update_rule,  # noqa: SLF001
+    c.DeleteRule: Administration._delete_rule,  # noqa: SLF001
+    c.ListRules: Administration._list_rules,  # noqa: SLF001
+}
+
+
+# -- paths -------------------------------------------------------------------------------------
+
+
+def _subscription(path: str) -> tuple[str, str] | None:
+    """Return the topic and the name of a subscription; None: the path is of another kind."""
+    at = path.lower().find(t.SUBSCRIPTIONS.lower())
+    return None if at < 0 else (path[:at], path[at + len(t.SUBSCRIPTIONS) :])
+
+
+def _need_subscription(path: str) -> tuple[str, str]:
+    found = _subscription(path)
+    if found is None:
+        raise EntityNotFoundError(f"there is no subscription {path}", path=path)
+    return found
+
+
+def _named(path: str, found: Any) -> str:
+    """Return the path as the service writes it."""
+    subscription = _subscription(path)
+    if subscription is None:
+        return str(found.name)
+    return t.subscription_path(subscription[0], str(found.name))
+
+
+def _ordered(found: Any) -> list[t.EntityDescription]:
+    return sorted(found, key=lambda one: one.path.lower())
+
+
+# -- descriptions ------------------------------------------------------------------------------
+
+
+def to_settings(description: t.EntityDescription) -> dict[str, Any]:
+    """Return a description as the SDK's keywords."""
+    settings: dict[str, Any] = {}
+    for field in fields(description):
+        if field.name in _OWN_FIELDS:
+            continue
+        value: Any = getattr(description, field.name)
+        if value == UNLIMITED:
+            value = _LONGEST
+        elif isinstance(value, t.EntityStatus):
+            value = _STATUSES[value]
+        settings[_RENAMED.get(field.name, field.name)] = value
+    return settings
+
+
+def _described(path: str, found: Any) -> t.EntityDescription:
+    """Return what the SDK tells about an entity as a description."""
+    if isinstance(found, sdk.QueueProperties):
+        return t.QueueDescription(path=path, **_values(t.QueueDescription, found))
+    if isinstance(found, sdk.TopicProperties):
+        return t.TopicDescription(path=path, **_values(t.TopicDescription, found))
+    topic, name = _need_subscription(path)
+    values = _values(t.SubscriptionDescription, found)
+    return t.SubscriptionDescription(topic_path=topic, name=name, **values)
+
+
+def _values(kind: type, found: Any) -> dict[str, Any]:
+    values = {}
+    for field in fields(kind):
+        if field.name in _OWN_FIELDS:
+            continue
+        value = getattr(found, _RENAMED.get(field.name, field.name), None)
+        if value is not None:
+            values[field.name] = _value(field.name, value)
+    return values
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return UNLIMITED if value >= _UNLIMITED_FROM else value
+    if name == "status":
+        return _BY_STATUS.get(str(getattr(value, "value", value)), t.EntityStatus.DISABLED)
+    if name == "max_delivery_count":
+        return min(int(value), MAX_MAX_DELIVERY_COUNT)
+    if name == "forward_to":  # the service makes an address of it
+        return str(value).rpartition("://")[2].partition("/")[2] if "://" in value else value
+    return value
+
+
+def _runtime(path: str, found: Any) -> t.RuntimeProperties:
+    def count(name: str) -> int:
+        return int(getattr(found, name, 0) or 0)
+
+    return t.RuntimeProperties(
+        path=path,
+        active_message_count=count("active_message_count"),
+        dead_letter_message_count=count("dead_letter_message_count"),
+        scheduled_message_count=count("scheduled_message_count"),
+        transfer_message_count=count("transfer_message_count"),
+        size_in_bytes=count("size_in_bytes"),
+        created_at_utc=found.created_at_utc,
+        updated_at_utc=found.updated_at_utc,
+        accessed_at_utc=found.accessed_at_utc,
+        subscription_count=count("subscription_count"),
+    )
+
+
+# -- rules -------------------------------------------------------------------------------------
+
+
+def _rule_settings(rule: t.RuleDescription) -> dict[str, Any]:
+    action = rule.action
+    return {
+        "filter": _sdk_filter(rule.filter),
+        "action": None
+        if action is None
+        else sdk.SqlRuleAction(action.expression, dict(action.parameters) or None),
+    }
+
+
+def _sdk_filter(held: t.RuleFilter) -> Any:
+    if isinstance(held, t.TrueFilter):
+        return sdk.TrueRuleFilter()
+    if isinstance(held, t.FalseFilter):
+        return sdk.FalseRuleFilter()
+    if isinstance(held, t.SqlFilter):
+        return sdk.SqlRuleFilter(held.expression, dict(held.parameters) or None)
+    return sdk.CorrelationRuleFilter(
+        message_id=held.message_id,
+        session_id=held.session_id,
+        correlation_id=held.correlation_id,
+        content_type=held.content_type,
+        label=held.subject,
+        to=held.to,
+        reply_to=held.reply_to,
+        reply_to_session_id=held.reply_to_session_id,
+        properties=dict(held.properties) or None,
+    )
+
+
+def _rule(found: Any) -> t.RuleDescription:
+    held, action = found.filter, found.action
+    expression = getattr(action, "sql_expression", None)
+    return t.RuleDescription(
+        found.name,
+        _filter(held),
+        None if not expression else t.SqlAction(expression, dict(action.parameters or {})),
+    )
+
+
+def _filter(held: Any) -> t.RuleFilter:
+    if isinstance(held, sdk.TrueRuleFilter):
+        return t.TrueFilter()
+    if isinstance(held, sdk.FalseRuleFilter):
+        return t.FalseFilter()
+    if isinstance(held, sdk.SqlRuleFilter):
+        return t.SqlFilter(held.sql_expression or "", dict(held.parameters or {}))
+    return t.CorrelationFilter(
+        message_id=held.message_id,
+        session_id=held.session_id,
+        correlation_id=held.correlation_id,
+        content_type=held.content_type,
+        subject=held.label,
+        to=held.to,
+        reply_to=held.reply_to,
+        reply_to_session_id=held.reply_to_session_id,
+        properties=dict(held.properties or {}),
+    )

@@ -1,0 +1,135 @@
+"""Messages of the SDK as those of Twinbus, for applications that are written on the SDK.
+
+The native fields are what pairing and the backlog look at. The message of the SDK stays beside them
+and goes to a Service Bus as it is. Its sections, byte for byte, are encoded only if somebody wants
+them: when the message is diverted.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from azure.servicebus import ServiceBusMessage
+from azure.servicebus._pyamqp._encode import encode_payload
+from azure.servicebus._pyamqp.message import Message, Properties
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+
+from twinbus.amqp.message import AmqpMessage
+from twinbus.clock import from_us
+from twinbus.message import BrokeredMessage, PropertyValue
+from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message
+
+_PLAIN = (str, int, float, bool, bytes, UUID)
+_MOST_TTL_MS = 2**32 - 1  # for ever
+
+
+class SdkMessage(BrokeredMessage):
+    """A message of Twinbus with the one of the SDK that it was made of."""
+
+    __slots__ = ("_sections", "outgoing")
+
+    def __init__(self, outgoing: Message | None = None, **fields: Any) -> None:
+        object.__setattr__(self, "outgoing", outgoing)
+        object.__setattr__(self, "_sections", None)
+        super().__init__(**fields)
+
+    @property
+    def amqp(self) -> bytes | None:  # type: ignore[override]
+        """How the message looks as AMQP, for AMQP receivers."""
+        outgoing: Message | None = self.outgoing  # type: ignore[attr-defined]
+        if self._sections is None and outgoing is not None:  # type: ignore[attr-defined]
+            object.__setattr__(self, "_sections", read_message(AmqpMessage(encoded(outgoing))).amqp)
+        return self._sections  # type: ignore[attr-defined,no-any-return]
+
+    @amqp.setter
+    def amqp(self, value: bytes | None) -> None:
+        object.__setattr__(self, "_sections", value)
+
+    def scheduled(self, at: datetime) -> BrokeredMessage:
+        """Return the message as one that appears at a later time."""
+        values = {name: getattr(self, name) for name in BrokeredMessage.__dataclass_fields__}
+        return replace(BrokeredMessage(**values), scheduled_enqueue_time_utc=at)
+
+
+def encoded(outgoing: Message) -> bytes:
+    """Return a message of the SDK as AMQP."""
+    output = bytearray()
+    encode_payload(output, outgoing)
+    return bytes(output)
+
+
+def from_sdk(message: Any) -> SdkMessage:
+    """Return a message of the SDK, in any form that its senders take, with an id."""
+    if isinstance(message, Mapping):
+        message = ServiceBusMessage(**message)
+    raw = getattr(message, "raw_amqp_message", message)
+    try:
+        outgoing = PyamqpTransport.to_outgoing_amqp_message(raw)
+    except AttributeError:
+        raise TypeError(
+            "Only AmqpAnnotatedMessage, ServiceBusMessage instances or Mappings representing "
+            f"messages can be sent, not {type(message).__name__}"
+        ) from None
+    properties = outgoing.properties or Properties()  # type: ignore[call-arg]
+    if not properties.message_id:
+        properties = properties._replace(message_id=uuid4().hex)
+        outgoing = outgoing._replace(properties=properties)
+    annotations = outgoing.message_annotations or {}
+    return SdkMessage(
+        outgoing,
+        body=_body(outgoing),
+        message_id=_text(properties.message_id),
+        session_id=_text(properties.group_id),
+        correlation_id=_text(properties.correlation_id),
+        content_type=_text(properties.content_type),
+        subject=_text(properties.subject),
+        to=_text(properties.to),
+        reply_to=_text(properties.reply_to),
+        reply_to_session_id=_text(properties.reply_to_group_id),
+        partition_key=_text(_annotation(annotations, PARTITION_KEY)),
+        time_to_live=_life(outgoing),
+        scheduled_enqueue_time_utc=_moment(_annotation(annotations, SCHEDULED)),
+        application_properties=dict(_properties(outgoing)),
+    )
+
+
+def _annotation(annotations: Mapping[Any, Any], name: str) -> Any:
+    return annotations.get(name.encode(), annotations.get(name))
+
+
+def _body(outgoing: Message) -> bytes:
+    data = outgoing.data
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]
+    return bytes(data) if isinstance(data, bytes | bytearray) else b""
+
+
+def _text(value: Any) -> str | None:
+    if value is None or type(value) is str:
+        return value
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _life(outgoing: Message) -> timedelta | None:
+    ttl = outgoing.header.ttl if outgoing.header else None
+    return None if not ttl or ttl == _MOST_TTL_MS else timedelta(milliseconds=ttl)
+
+
+def _moment(value: Any) -> datetime | None:
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    return from_us(value * 1000) if isinstance(value, int) else None
+
+
+def _properties(outgoing: Message) -> Iterator[tuple[str, PropertyValue]]:
+    """Give the properties whose types Twinbus has; the others stay in the sections."""
+    for name, value in (outgoing.application_properties or {}).items():
+        text = _text(name) or ""
+        if type(value) in _PLAIN:
+            yield text, value
+        elif isinstance(value, datetime):
+            moment = _moment(value)
+            assert moment is not None
+            yield text, moment

@@ -1,0 +1,505 @@
+"""The SDK of Azure Service Bus as Twinbus uses it; the only module that reaches into its parts.
+
+The SDK's own decoder loses types: text and bytes of application properties look alike, and times
+are whole numbers. So the bytes of each delivered message are kept beside what the SDK makes of
+them, and Twinbus decodes them itself. It also encodes the messages that it sends.
+
+The SDK retries nothing here (`retry_total=0`), and starts no thread: a link that is not used for a
+while is closed by its pool (azure_links.py). `test_azure_sdk.py` checks every part that is used.
+"""
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from azure.core.credentials import AccessToken
+from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
+    ServiceBusClient,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSender,
+    TransportType,
+)
+from azure.servicebus._base_handler import ServiceBusSharedKeyCredential
+from azure.servicebus._common import mgmt_handlers
+from azure.servicebus._common.constants import REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION
+from azure.servicebus._common.message import ServiceBusMessageBatch
+from azure.servicebus._pyamqp.client import ReceiveClient, SendClient
+from azure.servicebus._pyamqp.constants import LinkState
+from azure.servicebus._pyamqp.error import AMQPConnectionError, AMQPError, ErrorCondition
+from azure.servicebus._pyamqp.message import Message
+from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
+from azure.servicebus._pyamqp.receiver import check_disposition_outcome, outcome_name
+from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
+from azure.servicebus.management import ServiceBusAdministrationClient
+
+from twinbus.clock import Clock
+from twinbus.connection import ConnectionString, sign_token
+from twinbus.errors import MissingExtraError, OperationTimeoutError
+from twinbus.limits import AZURE_REQUEST_S, SECOND_US, SERVICE_BUS_PORT, TOKEN_LIFE
+from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import Disposition
+
+_FLOW_DELIVERY_COUNT, _FLOW_CREDIT, _FLOW_DRAIN = 5, 6, 8  # fields of a flow frame
+_TRANSFER_MORE, _TRANSFER_PAYLOAD = 5, 11  # fields of a transfer frame
+_BATCH_BODY = 5  # field of a batch
+_DEAD_LETTER = b"com.microsoft:dead-letter"
+Payload = bytes
+SettledState = Accepted | Modified | Rejected | Released
+
+
+# -- credentials and clients -------------------------------------------------------------------
+
+
+class _KeyCredential(ServiceBusSharedKeyCredential):
+    """Signs tokens by the clock of Twinbus, or shows the one token that it has."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock, *, for_once: bool) -> None:
+        super().__init__(connection.key_name, connection.key)
+        self._token = connection.token
+        self._clock = clock
+        self._for_once = for_once
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        """Return a token for a resource; the SDK asks again before it expires."""
+        life = int(TOKEN_LIFE.total_seconds())
+        expires_on = 0 if self._for_once else int(time.time()) + life
+        if self._token:
+            return AccessToken(self._token, expires_on)
+        expires_s = self._clock.wall_us() // SECOND_US + life
+        return AccessToken(sign_token(scopes[0], self.policy, self.key, expires_s), expires_on)
+
+
+def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool = False) -> Any:
+    """Return what opens the namespace of a connection string.
+
+    `for_once` has a token signed for every request: the SDK's administration client would use one
+    for a minute longer than it is good for.
+    """
+    if not connection.uses_entra:
+        return _KeyCredential(connection, clock, for_once=for_once)
+    try:
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - few need it
+    except ImportError as error:
+        raise MissingExtraError(
+            "Authentication=Entra needs the package azure-identity: pip install azure-identity",
+            extras=("azure-identity",),
+        ) from error
+    return DefaultAzureCredential()
+
+
+def _host(connection: ConnectionString) -> str:
+    return connection.address.removesuffix(f":{SERVICE_BUS_PORT}")
+
+
+def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
+    """Return the SDK's client of a namespace; it connects when a link is used."""
+    options: dict[str, Any] = {}
+    if connection.custom_endpoint:
+        options["custom_endpoint_address"] = f"sb://{connection.custom_endpoint}"
+    elif connection.tls and connection.port != SERVICE_BUS_PORT:
+        options["custom_endpoint_address"] = f"sb://{connection.address}"  # else it drops the port
+    way = TransportType.AmqpOverWebsocket if connection.uses_websockets else TransportType.Amqp
+    client = ServiceBusClient(
+        _host(connection),
+        credential_of(connection, clock),
+        retry_total=0,
+        use_tls=connection.tls,
+        transport_type=way,
+        connection_verify=None if connection.ca_file is None else str(connection.ca_file),
+        **options,
+    )
+    client._amqp_transport = TypedTransport  # noqa: SLF001 - see the module's docstring
+    return client
+
+
+def open_administration(
+    connection: ConnectionString, clock: Clock
+) -> ServiceBusAdministrationClient:
+    """Return the SDK's client for managing a namespace."""
+    verify = {} if connection.ca_file is None else {"connection_verify": str(connection.ca_file)}
+    return ServiceBusAdministrationClient(
+        _host(connection),
+        credential_of(connection, clock, for_once=True),
+        retry_total=0,
+        connection_timeout=AZURE_REQUEST_S,
+        read_timeout=AZURE_REQUEST_S,
+        **verify,
+    )
+
+
+# -- bytes of messages -------------------------------------------------------------------------
+
+
+class _PayloadMessage(Message):  # type: ignore[misc]
+    """A message as the SDK decodes it, with the bytes that it was decoded from."""
+
+    payload: Payload
+
+
+def _with_payload(message: Message, payload: Payload) -> _PayloadMessage:
+    kept = _PayloadMessage(*message)
+    kept.payload = payload
+    return kept
+
+
+class _Monitor:
+    """Watches a receiver's link: keeps payloads, and notices that credit was taken back."""
+
+    def __init__(self, link: Any) -> None:
+        self.payload: Payload = b""  # of the delivery that was completed last
+        self.is_drained = False
+        self._parts = bytearray()
+        self._link = link
+        self._take_transfer = link._incoming_transfer  # noqa: SLF001
+        link._incoming_transfer = self._incoming_transfer  # noqa: SLF001
+        link._incoming_flow = self._incoming_flow  # noqa: SLF001
+
+    def _incoming_transfer(self, frame: Sequence[Any]) -> None:
+        self._parts += frame[_TRANSFER_PAYLOAD]
+        if not frame[_TRANSFER_MORE]:
+            self.payload = bytes(self._parts)
+            self._parts.clear()
+        self._take_transfer(frame)
+
+    def _incoming_flow(self, frame: Sequence[Any]) -> None:
+        if frame[_FLOW_DRAIN] and not frame[_FLOW_CREDIT]:
+            self._link.delivery_count = frame[_FLOW_DELIVERY_COUNT]
+            self._link.current_link_credit = 0
+            self.is_drained = True
+
+
+_OPENING_S = 0.5  # that opening a link may go on before the SDK looks at its deadline
+
+
+def _is_ready(client_ready: Callable[[], bool]) -> bool:
+    """Whether a link is open; the SDK alone sleeps between any two frames of the opening."""
+    deadline = time.monotonic() + _OPENING_S
+    while not client_ready():
+        if time.monotonic() >= deadline:
+            return False
+    return True
+
+
+class _QuickClient(SendClient):
+    """The SDK's end of a sender, which opens without sleeping."""
+
+    def client_ready(self) -> bool:
+        return _is_ready(super().client_ready)
+
+
+class _WatchedClient(ReceiveClient):
+    """The SDK's end of a receiver, with a monitor on its link; opens without sleeping."""
+
+    def client_ready(self) -> bool:
+        return _is_ready(super().client_ready)
+
+    monitor: _Monitor
+
+    def _client_ready(self) -> bool:
+        before = self._link
+        is_ready: bool = super()._client_ready()
+        if self._link is not before and self._link is not None:
+            self.monitor = _Monitor(self._link)
+            self._link_credit = 0  # credit is given by receives alone
+        return is_ready
+
+    def _message_received(self, frame: Any, message: Message) -> None:
+        super()._message_received(frame, _with_payload(message, self.monitor.payload))
+
+
+class TypedTransport(PyamqpTransport):
+    """The SDK's transport, which keeps the bytes of delivered messages and starts no thread."""
+
+    @staticmethod
+    def create_send_client(config: Any, **kwargs: Any) -> Any:
+        """Return a client without a thread that keeps it alive."""
+        config.keep_alive = None
+        client = PyamqpTransport.create_send_client(config, **kwargs)
+        client.__class__ = _QuickClient
+        return client
+
+    @staticmethod
+    def create_receive_client(receiver: Any, **kwargs: Any) -> Any:
+        """Return a client that watches its link, without a thread that keeps it alive."""
+        kwargs["keep_alive_interval"] = None
+        client = PyamqpTransport.create_receive_client(receiver, **kwargs)
+        client.__class__ = _WatchedClient
+        return client
+
+    @staticmethod
+    def enhanced_message_received(receiver: Any, frame: Any, message: Message) -> None:
+        """Take a message while somebody receives; else give it back."""
+        kept = _with_payload(message, receiver._handler.monitor.payload)  # noqa: SLF001
+        PyamqpTransport.enhanced_message_received(receiver, frame, kept)
+
+    @staticmethod
+    def mgmt_client_request(client: Any, message: Any, **kwargs: Any) -> Any:
+        """Have answers of management parsed by this class."""
+        parse = kwargs.pop("callback")
+
+        def callback(status: Any, response: Any, description: Any, **_: Any) -> Any:
+            return parse(status, response, description, amqp_transport=TypedTransport)
+
+        return PyamqpTransport.mgmt_client_request(client, message, callback=callback, **kwargs)
+
+    @staticmethod
+    def parse_received_message(message: Any, message_type: Any, **kwargs: Any) -> list[Any]:
+        """Return the messages of an answer of management, with their bytes."""
+        found = PyamqpTransport.parse_received_message(message, message_type, **kwargs)
+        entries = message.value[b"messages"] if message.value else []
+        for one, entry in zip(found, entries, strict=True):
+            one.payload = bytes(entry[b"message"])
+        return list(found)
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+def batch_limit(sender: ServiceBusSender) -> int:
+    """Return how many bytes a batch on the open link of a sender may have."""
+    return int(sender._max_batch_size_on_link)  # noqa: SLF001
+
+
+class _Outgoing:
+    """What a sender of the SDK takes for a message that is ready."""
+
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+
+
+def send_one(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
+    """Send one message of the SDK as it is; returns when it is durable."""
+    sender._do_retryable_operation(  # noqa: SLF001
+        sender._send,  # noqa: SLF001
+        message=_Outgoing(message),
+        timeout=timeout_s,
+        operation_requires_timeout=True,
+        require_last_exception=True,
+    )
+
+
+def batch_of(
+    messages: Sequence[tuple[BrokeredMessage, Payload]], limit: int
+) -> ServiceBusMessageBatch:
+    """Return encoded messages as a batch of the SDK."""
+    batch = ServiceBusMessageBatch(limit, amqp_transport=TypedTransport)
+    batch._message[_BATCH_BODY].extend(payload for _, payload in messages)  # noqa: SLF001
+    batch._count = len(messages)  # noqa: SLF001
+    first = messages[0][0]
+    TypedTransport.set_batch_envelope_properties(
+        batch._message,  # noqa: SLF001
+        first.message_id,
+        first.session_id,
+        first.partition_key,
+    )
+    return batch
+
+
+def schedule(
+    sender: ServiceBusSender,
+    messages: Sequence[tuple[BrokeredMessage, Payload]],
+    timeout_s: float,
+) -> list[int]:
+    """Have messages scheduled, all or none; return their sequence numbers."""
+    entries = []
+    for message, payload in messages:
+        entry: dict[str, Any] = {"message-id": message.message_id, "message": bytearray(payload)}
+        if message.session_id is not None:
+            entry["session-id"] = message.session_id
+        if message.partition_key is not None:
+            entry["partition-key"] = message.partition_key
+        entries.append(entry)
+    numbers = sender._mgmt_request_response_with_retry(  # noqa: SLF001
+        REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION,
+        {"messages": entries},
+        mgmt_handlers.schedule_op,
+        timeout=timeout_s,
+    )
+    return [int(number) for number in numbers]
+
+
+def is_open(link: ServiceBusSender | ServiceBusReceiver) -> bool:
+    """Whether a sender or receiver has a connection, as far as it knows."""
+    return bool(link._running)  # noqa: SLF001
+
+
+def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> None:
+    """Connect a sender or receiver; `hang_up` of another thread ends it early."""
+    link._do_retryable_operation(  # noqa: SLF001
+        link._open,  # noqa: SLF001
+        timeout=timeout_s,
+        operation_requires_timeout=True,
+    )
+
+
+def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:
+    """End the connection of a link from another thread: the SDK may wait for ever in it."""
+    try:
+        transport = link._handler._connection._transport  # noqa: SLF001
+    except AttributeError:  # there is none yet, or none any more
+        return
+    held = getattr(transport, "sock", None)
+    with contextlib.suppress(OSError, AttributeError):
+        getattr(held, "sock", held).shutdown(socket.SHUT_RDWR)
+
+
+# -- receiving ---------------------------------------------------------------------------------
+
+
+def new_receiver(
+    client: ServiceBusClient,
+    path: str,
+    *,
+    deletes: bool = False,
+    session_id: str | None = None,
+    next_session_s: float | None = None,
+) -> ServiceBusReceiver:
+    """Return a receiver of an entity, of a session, or of the next session that is free."""
+    options: dict[str, Any] = {}
+    if session_id is not None:
+        options["session_id"] = session_id
+    elif next_session_s is not None:
+        options |= {"session_id": NEXT_AVAILABLE_SESSION, "max_wait_time": next_session_s}
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE if deletes else ServiceBusReceiveMode.PEEK_LOCK
+    return client.get_queue_receiver(path, receive_mode=mode, **options)
+
+
+class Inlet:
+    """The open link of a receiver, by which messages come in. Used by one thread at a time."""
+
+    def __init__(self, receiver: ServiceBusReceiver) -> None:
+        self._receiver = receiver
+        self._handler: Any = receiver._handler  # noqa: SLF001
+        self._link = self._handler._link  # noqa: SLF001
+        self._connection = self._handler._connection  # noqa: SLF001
+        self._monitor: _Monitor = self._handler.monitor
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the receiver still uses this link."""
+        return is_open(self._receiver) and self._receiver._handler is self._handler  # noqa: SLF001
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the service has sent all that it had, and has taken the credit back."""
+        return self._monitor.is_drained
+
+    def give_credit(self, count: int, *, drain: bool = False) -> None:
+        """Let the service send so many messages; with `drain` only those that it has now."""
+        self._receiver._receive_context.set()  # noqa: SLF001
+        self._monitor.is_drained = False
+        self._link.flow(link_credit=count, drain=drain)
+
+    def drain(self) -> bool:
+        """Ask for the rest and the credit back; return whether there is credit to come back."""
+        if self._link.current_link_credit <= 0 or self._monitor.is_drained:
+            return False
+        self._link.flow(link_credit=self._link.current_link_credit, drain=True)
+        return True
+
+    def stop(self) -> None:
+        """Give messages back from now on that come outside of a receive."""
+        self._receiver._receive_context.clear()  # noqa: SLF001
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to read; needs no turn. False: there is nothing."""
+        held = getattr(self._connection._transport, "sock", None)  # noqa: SLF001
+        if not isinstance(held, socket.socket):  # a websocket buffers; or the connection is gone
+            return True
+        if isinstance(held, ssl.SSLSocket) and held.pending():
+            return True
+        try:
+            poll = select.poll()
+            poll.register(held, select.POLLIN)
+        except (OSError, ValueError):  # closed meanwhile
+            return True
+        return bool(poll.poll(timeout_s * 1000))
+
+    def read(self) -> list[tuple[Any, Payload]]:
+        """Take in what has arrived; return deliveries: what settles each, and its bytes."""
+        self._handler.auth_complete()
+        while self.wait(0):
+            self._connection.listen(wait=False)
+            self.check()
+        return self.take()
+
+    def check(self) -> None:
+        """Raise why the link or its connection has ended."""
+        if self._connection._error is not None:  # noqa: SLF001
+            raise self._connection._error  # noqa: SLF001
+        if self._link.get_state() is not LinkState.ATTACHED:
+            raise AMQPConnectionError(ErrorCondition.UnknownError, description="the link has ended")
+
+    def take(self) -> list[tuple[Any, Payload]]:
+        """Return deliveries that were read and not yet taken."""
+        waiting = self._handler._received_messages  # noqa: SLF001
+        found = []
+        while not waiting.empty():
+            frame, message = waiting.get_nowait()
+            found.append((frame, message.payload))
+        return found
+
+    def settle(
+        self, deliveries: Sequence[Any], state: SettledState, timeout_s: float
+    ) -> list[Exception | None]:
+        """Settle deliveries side by side; return why each failed, or None."""
+        link, expected = self._link, outcome_name(state)
+        is_settled = isinstance(state, Released)  # the service does not answer that
+        pending: dict[int, dict[str, Any]] = {}
+        try:
+            for frame in deliveries:
+                if not is_settled:
+                    pending[frame[1]] = {"settled": False, "outcome": None}
+                    link._pending_dispositions[frame[1]] = pending[frame[1]]  # noqa: SLF001
+                link._outgoing_disposition(  # noqa: SLF001
+                    frame[1], frame[1], frame[2], is_settled, state, None
+                )
+            deadline = time.monotonic() + timeout_s
+            while not all(one["settled"] for one in pending.values()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise OperationTimeoutError("the service did not confirm a settlement in time")
+                if self.wait(min(left, 1.0)):
+                    self._connection.listen(wait=False)
+                self.check()
+        finally:
+            for number in pending:
+                link._pending_dispositions.pop(number, None)  # noqa: SLF001
+        return [_failure(frame[1], pending, expected) for frame in deliveries]
+
+
+def _failure(number: int, pending: dict[int, dict[str, Any]], expected: str) -> Exception | None:
+    if number not in pending:
+        return None
+    try:
+        check_disposition_outcome(number, pending[number]["outcome"], expected)
+    except Exception as error:  # noqa: BLE001 - the caller maps it
+        return error
+    return None
+
+
+def settled_state(
+    disposition: Disposition, reason: str | None, description: str | None
+) -> SettledState:
+    """Return how a decision about a message is told to the service."""
+    if disposition is Disposition.DEAD_LETTER:
+        info = {b"DeadLetterReason": reason, b"DeadLetterErrorDescription": description}
+        error = AMQPError(condition=_DEAD_LETTER, description=description, info=info)
+        return Rejected(error=error)
+    return _STATES[disposition]()
+
+
+_STATES: dict[Disposition, Callable[[], SettledState]] = {
+    Disposition.COMPLETE: Accepted,
+    Disposition.ABANDON: lambda: Modified(delivery_failed=True, undeliverable_here=False),
+    Disposition.DEFER: lambda: Modified(delivery_failed=True, undeliverable_here=True),
+    Disposition.RELEASE: Released,
+}
