@@ -118,6 +118,11 @@ class ServiceBusConversation:
         self._work.answer(request, value)
         self._take(self.amqp.take_events())
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether `take_requests` has something to return."""
+        return bool(self._work.arrived or self._work.withdrawn)
+
     def take_requests(self) -> tuple[list[Request], list[Request]]:
         """Return the requests for the broker, and those that nobody waits for any more."""
         work = self._work
