@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_a_program_for_the_emulator_runs_unchanged(emulator: Emulator) -> None:
 
 def test_rules_of_the_file_choose_messages(emulator: Emulator) -> None:
     text = emulator.connection("sbemulatorns")
-    united = {"club": "united", "rank": 1}
+    united: dict[str | bytes, Any] = {"club": "united", "rank": 1}
     with ServiceBusClient.from_connection_string(text) as client:
         with client.get_topic_sender("news") as sender:
             sender.send_messages(
