@@ -329,6 +329,7 @@ SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at 
 SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
 DEV_CERTIFICATE_LIFE: Final = timedelta(days=365)  # clients refuse more than 397 days
 CLOCK_SKEW: Final = timedelta(hours=1)  # that a new certificate is valid before it was made
+EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official emulator
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus

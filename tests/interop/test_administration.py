@@ -32,7 +32,7 @@ from azure.servicebus.management import (
 )
 
 MINUTE = timedelta(minutes=1)
-QUEUE = {
+QUEUE: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "dead_lettering_on_message_expiration": True,
     "default_message_time_to_live": timedelta(hours=2, seconds=1.5),
@@ -47,7 +47,7 @@ QUEUE = {
     "user_metadata": "of <sales> & 'services' \u00e9",
     "status": "ReceiveDisabled",
 }
-QUEUE_UPDATE = {
+QUEUE_UPDATE: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=2),
     "dead_lettering_on_message_expiration": False,
     "default_message_time_to_live": timedelta(days=14),
@@ -59,7 +59,7 @@ QUEUE_UPDATE = {
     "user_metadata": "changed",
     "status": "Active",
 }
-TOPIC = {
+TOPIC: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "default_message_time_to_live": timedelta(hours=3),
     "duplicate_detection_history_time_window": 5 * MINUTE,
@@ -70,7 +70,7 @@ TOPIC = {
     "user_metadata": "a topic",
     "status": "SendDisabled",
 }
-SUBSCRIPTION = {
+SUBSCRIPTION: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "dead_lettering_on_message_expiration": True,
     "dead_lettering_on_filter_evaluation_exceptions": False,
@@ -125,7 +125,7 @@ def test_what_an_update_leaves_out_gets_its_default(
 ) -> None:
     path = bus.name()
     queue = admin.create_queue(path, user_metadata="some", lock_duration=timedelta(seconds=10))
-    queue.user_metadata = queue.lock_duration = None  # type: ignore[assignment]
+    queue.user_metadata = queue.lock_duration = None
     admin.update_queue(queue)
     found = admin.get_queue(path)
     assert (found.user_metadata, found.lock_duration) == (None, MINUTE)
@@ -278,7 +278,7 @@ def test_runtime_properties_of_topics_and_subscriptions(
 
 # -- rules ---------------------------------------------------------------------------------------
 
-VALUES = {
+VALUES: dict[str, Any] = {
     "text": "a <b> & c",
     "small": -3,
     "large": 2**40,
@@ -287,7 +287,7 @@ VALUES = {
     "moment": datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC),
     "span": timedelta(hours=1, minutes=30),
 }
-CORRELATION = {
+CORRELATION: dict[str, Any] = {
     "correlation_id": "c",
     "message_id": "m",
     "to": "t",
@@ -350,7 +350,7 @@ def test_true_and_false_rules(
     subscription: str,
     kind: Callable[[], TrueRuleFilter | FalseRuleFilter],
 ) -> None:
-    name = kind.__name__  # type: ignore[attr-defined]
+    name = kind.__name__
     admin.create_rule(subscription, "rules", name, filter=kind())
     assert type(admin.get_rule(subscription, "rules", name).filter) is kind
 
@@ -424,7 +424,7 @@ def test_an_update_replaces_the_keys_of_an_entity(
         bus.sender(path, bus.client("old", "p" * 32, retry_total=0)).send_messages(
             ServiceBusMessage("a")
         )
-    queue = admin.get_topic(path)  # type: ignore[assignment]
+    queue = admin.get_topic(path)
     queue.authorization_rules = []
     admin.update_topic(queue)
     assert not any(key.entity_path == path for key in bus.manager.list_keys())

@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from azure.servicebus.aio import ServiceBusClient as AsyncClient
 from azure.servicebus.exceptions import ServiceBusError
 
 
-def plain(bus: Bus) -> dict[str, str]:
+def plain(bus: Bus) -> dict[str, Any]:
     return {"custom_endpoint_address": f"sb://localhost:{bus.server.port}"}
 
 

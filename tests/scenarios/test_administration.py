@@ -71,7 +71,7 @@ def path() -> str:
         (entry(queue(name="Other")), "is not expected here"),
         (entry(queue(name="RuleDescription")), "is not expected here"),
         (entry(queue(name="SubscriptionDescription")), "cannot be described by"),
-        (entry(queue("<Colour>red</Colour>")), "has no element 'Colour'"),
+        (entry(queue("<Colour>red</Colour>")), "has no 'Colour'"),
         (entry(queue("<Status>Active</Status>" * 2)), "twice"),
         (entry(queue("<LockDuration>a while</LockDuration>")), "not a length of time"),
         (entry(queue("<LockDuration>P1Y</LockDuration>")), "not a length of time"),

@@ -188,22 +188,30 @@ def read_entity(found: Element, max_message_bytes: int, new_secret: Callable[[],
         raise InvalidArgumentError(
             f"a {shown(name)} is not expected here; send one of {', '.join(_ELEMENTS)}"
         )
-    kind, known = _ELEMENTS[name]
+    kind = _ELEMENTS[name][0]
     settings: dict[str, Any] = {}
     keys = rule = None
     for child_name, child in children_of(found):
-        if child_name not in known:
-            raise InvalidArgumentError(f"a {name} has no element {shown(child_name)}")
+        settings |= read_setting(kind, child_name, child.text or "", max_message_bytes)
         if child_name == "AuthorizationRules":
             keys = read_keys(child, new_secret)
         elif child_name == "DefaultRuleDescription":
             rule = read_rule(child)
-        elif child.text and child_name in _SETTINGS:
-            setting, how = _SETTINGS[child_name]
-            settings[setting] = how.read(child_name, child.text)
-        elif child.text and child_name in _ALWAYS:
-            _ALWAYS[child_name](child_name, child.text, max_message_bytes)
     return Wanted(kind, settings, keys, rule)
+
+
+def read_setting(
+    kind: type[EntityDescription], name: str, text: str, max_message_bytes: int
+) -> dict[str, Any]:
+    """Return the setting that an element stands for; nothing if it is empty or sets nothing."""
+    if name not in _ELEMENTS[kind.__name__][1]:
+        raise InvalidArgumentError(f"a {kind.__name__} has no {shown(name)}")
+    if text and name in _SETTINGS:
+        setting, how = _SETTINGS[name]
+        return {setting: how.read(name, text)}
+    if text and name in _ALWAYS:
+        _ALWAYS[name](name, text, max_message_bytes)
+    return {}
 
 
 def _check_size(name: str, text: str, max_message_bytes: int) -> None:
