@@ -333,7 +333,7 @@ class AzureNamespace(Closable):
             return reception.run(deadline, job.left_s)
 
         if command.session is not None:
-            return delivery_batch(self._with_session(job, command.session, use))
+            return self._receive_of_session(job, command.session, use)
         while True:
             try:
                 return delivery_batch(self._with_link(job, _receives(command), use))
@@ -343,6 +343,23 @@ class AzureNamespace(Closable):
                 if deadline is None or is_stopped() or not _has_worked(failure):
                     raise
             time.sleep(AZURE_POLL_S)
+
+    def _receive_of_session(
+        self, job: Job, session: c.SessionLock, use: Callable[[Link], list[BrokeredMessage]]
+    ) -> pa.RecordBatch:
+        """Receive by the link that holds a session; it locks messages, so that they are settled."""
+        found = delivery_batch(self._with_session(job, session, use))
+        if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
+            return found
+        tokens = found.column("lock_token")
+        complete = c.Settle(job.command.path, tokens, c.Disposition.COMPLETE)
+        self._settle(Job(complete, AZURE_REQUEST_S))
+        names = ("lock_token", "locked_until_utc")
+        for name in names:
+            at = found.schema.get_field_index(name)
+            field = found.schema.field(at)
+            found = found.set_column(at, field, pa.nulls(found.num_rows, field.type))
+        return found
 
     def _receive_deferred(self, job: Job) -> pa.RecordBatch:
         command: c.ReceiveDeferred = job.command

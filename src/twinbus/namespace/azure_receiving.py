@@ -41,7 +41,7 @@ from twinbus.limits import (
 )
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, BrokeredMessage, to_batch
 from twinbus.namespace.azure_errors import to_messaging_error
-from twinbus.namespace.azure_links import Link
+from twinbus.namespace.azure_links import Link, Purpose
 from twinbus.namespace.azure_sdk import (
     Inlet,
     Operation,
@@ -161,7 +161,7 @@ class Reception:
         self._held = held
         self._clock = clock
         self._is_stopped = is_stopped
-        self._is_locking = command.mode is ReceiveMode.PEEK_LOCK
+        self._is_locking = link.key.purpose is Purpose.LOCK
         self._is_late = False  # its time was over before messages came
 
     def run(self, deadline: int | None, open_timeout_s: float) -> list[BrokeredMessage]:
