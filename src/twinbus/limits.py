@@ -350,6 +350,8 @@ AZURE_HELD_LOCKS: Final = 100_000  # locked messages that are settled on the lin
 AZURE_POLL_S: Final = 0.25  # between two looks of a waiting receive whether it shall end
 AZURE_DRAIN_S: Final = 5.0  # for the service to take back credit; the link is closed then
 AZURE_ACCEPT_S: Final = 0.2  # the shortest wait for a session: opening a link takes some time
+AZURE_ACCEPT_SLICE_S: Final = 60.0  # the longest wait for a session that is asked of the service
+AZURE_ACCEPT_GRACE_S: Final = 1.0  # on top of that wait, for the service to say that it is over
 AZURE_REQUEST_S: Final = 30.0  # for a request of management, where the caller sets no limit
 
 # Self-healing

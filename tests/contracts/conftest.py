@@ -18,6 +18,7 @@ from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import UnsupportedCapabilityError
 from twinbus.ledger import NO_LEDGER
+from twinbus.namespace.azure import CAPABILITIES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
@@ -33,6 +34,7 @@ class World:
 
     namespace: Namespace
     clock: ManualClock
+    broker: EmbeddedNamespace | None = None  # behind the namespace, where it is of another engine
 
     def ask(self, command: Command[Any]) -> Any:
         try:
@@ -63,6 +65,10 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 @pytest.fixture(params=["embedded", "server", "sb"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "sb":
+        needed = getattr(request.module, "NEEDS", None)
+        if needed is not None and needed not in CAPABILITIES:
+            pytest.skip(f"needs {needed.name}")
     clock = ManualClock()
     with EmbeddedNamespace(
         EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
@@ -75,7 +81,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             certificate: Certificate = request.getfixturevalue("certificate")
             with service_bus(namespace, clock, certificate) as connection:
                 with closing(open_namespace(connection, clock)) as azure:
-                    yield World(azure, clock)
+                    yield World(azure, clock, namespace)
             gc.collect(1)  # dropped sockets, while their warnings are expected
             return
         with closing(Door(namespace, clock)) as door:

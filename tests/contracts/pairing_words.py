@@ -6,12 +6,15 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from random import Random
+from tempfile import mkdtemp
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tests.contracts.keys import ROOT
+from tests.contracts.service_bus import Certificate, service_bus
 from twinbus import (
     BrokeredMessage,
     HealthState,
@@ -54,7 +57,7 @@ AT_ONCE = timedelta(0)
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 MANY = 1000
-WAYS = ["embedded", "server"]
+WAYS = ["embedded", "server", "sb"]
 ALIASES = ("x-ms-path", "x-ms-sessionid", "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc")
 
 
@@ -361,7 +364,7 @@ def opened(way: str, directory: Path, *, threaded: bool = False) -> Iterator[Pai
 def _end(
     way: str, name: str, directory: Path, clock: ManualClock, stack: ExitStack, threaded: bool
 ) -> End:
-    is_server = way == "server"
+    is_server = way != "embedded"
     disks = Storages(log=_Memory(), spill=_Memory())
     namespace = stack.enter_context(
         EmbeddedNamespace(
@@ -371,9 +374,12 @@ def _end(
             threaded=threaded or is_server,
         )
     )
-    if not is_server:
+    if way == "embedded":
         return End(name, clock, lambda: _Kept(namespace))
     namespace.ask(PutKey(ROOT))
+    if way == "sb":
+        address = stack.enter_context(service_bus(namespace, clock, _certificate(), name))
+        return End(name, clock, lambda: open_namespace(address, clock), address)
     door = stack.enter_context(closing(Door(namespace, clock)))
     where = ConnectionString(
         place=Place.SERVER,
@@ -383,6 +389,11 @@ def _end(
         key=ROOT.primary,
     )
     return End(name, clock, lambda: open_namespace(where, clock), where, namespace.id)
+
+
+@cache
+def _certificate() -> Certificate:
+    return Certificate(Path(mkdtemp(prefix="twinbus-certificate-")))
 
 
 def backlog(index: int, primary: str = PRIMARY) -> str:

@@ -94,7 +94,8 @@ def test_a_message_without_its_own_time_to_live_gets_the_default(world: World) -
     queue(world, default_message_time_to_live=TEN_SECONDS)
     send(world, "a")
     world.wait(seconds=9)
-    assert peek(world)[0].expires_at_utc == later(world, seconds=1)
+    if world.broker is None:  # Service Bus does not say when the default ends a message
+        assert peek(world)[0].expires_at_utc == later(world, seconds=1)
     world.wait(seconds=2)
     assert receive(world) == []
 

@@ -21,7 +21,10 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError, SessionCannotBeLockedError
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import AcceptSession, Peek, ReadMeter, Receive
+
+NEEDS = Capability.METERING  # of every test here
 
 UNIT = 64 * 1024
 

@@ -39,6 +39,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_LEASE_DURATION, MAX_LEASE_MESSAGES
 from twinbus.message import DELIVERY_SCHEMA, to_messages
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     DeadLetterPart,
     Disposition,
@@ -52,6 +53,8 @@ from twinbus.protocol.commands import (
     RenewRange,
     SettleRange,
 )
+
+NEEDS = Capability.RANGES  # of every test here
 
 MINUTE = timedelta(minutes=1)
 

@@ -15,6 +15,7 @@ from tests.contracts.words import (
 )
 from twinbus.entities import dead_letter_path
 from twinbus.message import tokens_of
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     CancelScheduled,
     DeadLetterPart,
@@ -33,6 +34,7 @@ def test_a_lock_token_given_twice_settles_once(world: World) -> None:
     assert token is not None
     world.ask(Settle(QUEUE, tokens_of([token, token]), Disposition.COMPLETE))
     assert runtime(world).active_message_count == 1
+    world.need(Capability.METERING)
     assert runtime(world).size_in_bytes == peek(world)[0].size
 
 

@@ -38,6 +38,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_SESSION_STATE_BYTES
 from twinbus.message import BrokeredMessage, to_messages
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     AcceptSession,
     Disposition,
@@ -485,6 +486,7 @@ def test_the_state_of_a_lapsed_session_cannot_be_set(world: World) -> None:
 
 
 def test_state_has_a_size_limit(world: World) -> None:
+    world.need(Capability.WHOLE_BATCHES)
     sessions(world)
     lock = accept(world, "s")
     world.ask(SetSessionState(QUEUE, lock, b"x" * MAX_SESSION_STATE_BYTES))

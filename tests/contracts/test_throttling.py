@@ -6,7 +6,10 @@ from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, outcome, queue, send
 from twinbus.errors import ServerBusyError
 from twinbus.limits import DEFAULT_OPEN_RECEIVES
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Receive
+
+NEEDS = Capability.METERING  # of every test here
 
 
 def test_one_open_receive_too_many_is_refused(world: World) -> None:

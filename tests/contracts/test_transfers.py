@@ -21,8 +21,11 @@ from tests.contracts.words import (
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, InvalidArgumentError, QuotaExceededError
 from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import DeleteEntity, Origin, Send, UpdateEntity
 from twinbus.protocol.origins import sender_source
+
+NEEDS = Capability.TRANSFER_MEMORY  # of every test here
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 

@@ -1,5 +1,6 @@
 """The sentences the contract suite is written in."""
 
+import time
 from concurrent.futures import Future
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -67,19 +68,23 @@ def message(body: str = "order", **fields: Any) -> BrokeredMessage:
 def send(world: World, *messages: BrokeredMessage | str, path: str = QUEUE) -> list[int]:
     """Send messages, or texts as their bodies; return their sequence numbers."""
     sent = [message(m) if isinstance(m, str) else m for m in messages]
+    if Capability.RECEIPT_NUMBERS in world.namespace.capabilities:
+        return list(world.ask(Send(path, sent)).sequence_numbers)
+    before = {number for _, number in _held(world, path)}
     receipt: SendReceipt = world.ask(Send(path, sent))
-    if Capability.RECEIPT_NUMBERS in world.namespace.capabilities or any(receipt.sequence_numbers):
+    if any(receipt.sequence_numbers):
         return list(receipt.sequence_numbers)
-    return _numbers_of(world, sent, path)
+    new = {name: number for name, number in _held(world, path) if number not in before}
+    return [new.pop(one.message_id, 0) for one in sent]
 
 
-def _numbers_of(world: World, sent: list[BrokeredMessage], path: str) -> list[int]:
-    """Look up the numbers of messages; 0: they are in no queue of this path."""
+def _held(world: World, path: str) -> list[tuple[str, int]]:
+    """Look up ids and numbers of the messages in a queue; a topic has none."""
     try:
-        found = {one.message_id: one.sequence_number or 0 for one in peek(world, path)}
-    except MessagingError:  # of a topic
-        found = {}
-    return [found.get(one.message_id, 0) for one in sent]
+        found = to_messages(world.namespace.ask(Peek(path, 0, MANY), 10))
+    except MessagingError:
+        return []
+    return [(one.message_id, one.sequence_number or 0) for one in found]
 
 
 def receive(
@@ -135,8 +140,19 @@ def accept(world: World, session_id: str | None = None, path: str = QUEUE) -> Se
 
 def start(world: World, command: Command[R]) -> "Future[R]":
     """Submit a command that may have to wait, and make sure the namespace has taken it in."""
+    if world.broker is None:
+        future = world.namespace.submit(command)
+        world.ask(ListEntities(EntityKind.QUEUE))
+        return future
+    before = world.broker.snapshot().open_receives
     future = world.namespace.submit(command)
-    world.ask(ListEntities(EntityKind.QUEUE))
+    waits_here = isinstance(command, AcceptSession)  # for a named session the client waits
+    deadline = time.monotonic() + (0.2 if waits_here else 10)
+    while world.broker.snapshot().open_receives == before and not future.done():
+        if time.monotonic() >= deadline:
+            assert waits_here
+            break
+        time.sleep(0.002)
     return future
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid4
@@ -26,6 +25,7 @@ from azure.servicebus._pyamqp.error import AMQPException
 from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
+    EntityNotFoundError,
     MessagingError,
     NamespaceClosedError,
     OperationTimeoutError,
@@ -35,15 +35,15 @@ from twinbus.errors import (
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
+    AZURE_ACCEPT_GRACE_S,
     AZURE_ACCEPT_S,
+    AZURE_ACCEPT_SLICE_S,
     AZURE_POLL_S,
-    AZURE_RECEIVE_MESSAGES,
     AZURE_REQUEST_S,
     AZURE_SWEEP_S,
     AZURE_WAITERS,
     AZURE_WORKERS,
     MAX_CLOSE_WAIT,
-    SECOND_US,
     TRY_TIMEOUT,
 )
 from twinbus.message import BrokeredMessage
@@ -51,14 +51,21 @@ from twinbus.namespace.azure_crew import Crew
 from twinbus.namespace.azure_errors import mapped, to_messaging_error
 from twinbus.namespace.azure_links import Link, LinkKey, LinkPool, Purpose
 from twinbus.namespace.azure_management import Administration
-from twinbus.namespace.azure_receiving import HeldLocks, Reception, delivery_batch, renew, settle
-from twinbus.namespace.azure_sdk import new_receiver, open_client
+from twinbus.namespace.azure_receiving import (
+    HeldLocks,
+    Reception,
+    delivery_batch,
+    peek,
+    receive_deferred,
+    renew,
+    settle,
+)
+from twinbus.namespace.azure_sdk import new_linkless, new_receiver, open_client
 from twinbus.namespace.azure_sending import send
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.requests import unanswered
 from twinbus.protocol.table import check_supported, row_of, undo_of, waits
-from twinbus.servicebus.messages import read_delivered
 from twinbus.wakeup import Wakeup
 
 R = TypeVar("R")
@@ -197,6 +204,7 @@ class AzureNamespace(Closable):
 
     def _start(self, command: c.Command[Any], timeout_s: float) -> Job:
         check_supported(command, "Azure Service Bus", self.capabilities)
+        _check_path(command)
         job = Job(command, timeout_s)
         with self._lock:
             if self._is_closed:
@@ -242,6 +250,8 @@ class AzureNamespace(Closable):
     def _new_link(self, key: LinkKey) -> Link:
         if key.purpose is Purpose.SEND:
             return Link(key, self._client.get_queue_sender(key.path))
+        if key.purpose is Purpose.MANAGE:
+            return Link(key, new_linkless(self._client, key.path))
         deletes = key.purpose is Purpose.DELETE
         return Link(key, new_receiver(self._client, key.path, deletes=deletes))
 
@@ -275,7 +285,7 @@ class AzureNamespace(Closable):
     @contextmanager
     def _borrowed(self, path: str, timeout_s: float) -> Iterator[Link]:
         """Give a link of an entity for a request of management."""
-        link = self._links.take(LinkKey(path, Purpose.LOCK), timeout_s)
+        link = self._links.take(_manages(path), timeout_s)
         try:
             yield link
         except Exception as failure:
@@ -323,7 +333,7 @@ class AzureNamespace(Closable):
             return reception.run(deadline, job.left_s)
 
         if command.session is not None:
-            return delivery_batch(self._with_session(job, command.session, use))
+            return self._receive_of_session(job, command.session, use)
         while True:
             try:
                 return delivery_batch(self._with_link(job, _receives(command), use))
@@ -334,44 +344,38 @@ class AzureNamespace(Closable):
                     raise
             time.sleep(AZURE_POLL_S)
 
+    def _receive_of_session(
+        self, job: Job, session: c.SessionLock, use: Callable[[Link], list[BrokeredMessage]]
+    ) -> pa.RecordBatch:
+        """Receive by the link that holds a session; it locks messages, so that they are settled."""
+        found = delivery_batch(self._with_session(job, session, use))
+        if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
+            return found
+        tokens = found.column("lock_token")
+        complete = c.Settle(job.command.path, tokens, c.Disposition.COMPLETE)
+        self._settle(Job(complete, AZURE_REQUEST_S))
+        names = ("lock_token", "locked_until_utc")
+        for name in names:
+            at = found.schema.get_field_index(name)
+            field = found.schema.field(at)
+            found = found.set_column(at, field, pa.nulls(found.num_rows, field.type))
+        return found
+
     def _receive_deferred(self, job: Job) -> pa.RecordBatch:
         command: c.ReceiveDeferred = job.command
 
         def use(link: Link) -> list[BrokeredMessage]:
-            with link.turn:
-                link.open(job.left_s)
-                numbers = [int(number) for number in command.sequence_numbers]
-                found = link.sdk.receive_deferred_messages(
-                    numbers, timeout=max(job.left_s, 0.001)
-                )
-            return [
-                replace(read_delivered(one.payload), lock_token=one.lock_token) for one in found
-            ]
+            return receive_deferred(link, command, job.left_s)
 
         if command.session is not None:
             return delivery_batch(self._with_session(job, command.session, use))
-        return delivery_batch(self._with_link(job, _receives(command), use))
+        return delivery_batch(self._with_link(job, _manages(command.path), use))
 
     def _peek(self, job: Job) -> pa.RecordBatch:
         command: c.Peek = job.command
-
-        def use(link: Link) -> list[BrokeredMessage]:
-            with link.turn:
-                link.open(job.left_s)
-                found = link.sdk.peek_messages(
-                    min(command.max_messages, AZURE_RECEIVE_MESSAGES),
-                    sequence_number=max(command.from_sequence_number, 1),
-                    timeout=max(job.left_s, 0.001),
-                )
-            return [read_delivered(one.payload, is_dead=is_dead) for one in found]
-
-        is_dead = command.path.lower().endswith("/$deadletterqueue")
-        found = self._with_link(job, LinkKey(command.path, Purpose.LOCK), use)
-        size = 0
-        for at, message in enumerate(found):
-            size += len(message.body)
-            if at and size > command.max_bytes:
-                return delivery_batch(found[:at])
+        found = self._with_link(
+            job, _manages(command.path), lambda link: peek(link, command, job.left_s)
+        )
         return delivery_batch(found)
 
     def _settle(self, job: Job) -> None:
@@ -407,23 +411,22 @@ class AzureNamespace(Closable):
                     raise
                 is_over = self._clock.now_us() >= deadline
                 if is_over or job.is_abandoned or self._is_closed:
-                    if isinstance(error, OperationTimeoutError) and command.session_id is None:
-                        raise _no_session(command.path) from failure
-                    raise
+                    raise _no_session(command) from failure
             time.sleep(AZURE_POLL_S)
 
     def _try_accept(self, job: Job, command: c.AcceptSession, deadline: int) -> c.SessionGrant:
-        left = max((deadline - self._clock.now_us()) / SECOND_US, AZURE_ACCEPT_S)
+        left_s = self._clock.seconds_until(deadline) or 0.0  # None: the clock is moved by hand
+        wait_s = min(max(left_s, AZURE_ACCEPT_S), AZURE_ACCEPT_SLICE_S)
         sdk = new_receiver(
             self._client,
             command.path,
             session_id=command.session_id,
-            next_session_s=min(left, 60.0) if command.session_id is None else None,
+            next_session_s=wait_s if command.session_id is None else None,
         )
         link = job.link = Link(LinkKey(command.path, Purpose.LOCK), sdk)
         try:
             with link.turn:
-                link.open(job.left_s)
+                link.open(min(job.left_s, wait_s + AZURE_ACCEPT_GRACE_S))
         except BaseException:
             self._closers.submit(link.close)
             raise
@@ -438,8 +441,8 @@ class AzureNamespace(Closable):
     def _with_session(self, job: Job, lock: c.SessionLock, use: Callable[[Link], R]) -> R:
         """Use the link that holds a session; it is never opened again: the session is lost."""
         link = self._sessions.get(lock.lock_token)
-        if link is None or not link.is_open:
-            self._sessions.pop(lock.lock_token, None)
+        is_other = link is not None and str(link.sdk.session.session_id) != lock.session_id
+        if link is None or is_other or not link.is_open:
             raise SessionLockLostError(
                 f"session {lock.session_id!r:.60} is not held here; accept it again",
                 session_id=lock.session_id,
@@ -524,13 +527,27 @@ class AzureNamespace(Closable):
         self._administration.close()
 
 
+def _check_path(command: c.Command[Any]) -> None:
+    """Refuse a path that the SDK would take for another one."""
+    path = getattr(command, "path", None)
+    if path is not None and (not path or path != path.strip("/") or set(path) & set("?#\\")):
+        raise EntityNotFoundError(f"there is no entity {path!r:.60}; check the path", path=path)
+
+
 def _has_worked(failure: BaseException) -> bool:
     """Whether a link that was open has ended for a reason that another one may not have."""
     return mapped(failure).is_stale and isinstance(failure, AMQPException)
 
 
-def _no_session(path: str) -> SessionCannotBeLockedError:
-    return SessionCannotBeLockedError(f"no session of {path} became free in time", path=path)
+def _no_session(command: c.AcceptSession) -> SessionCannotBeLockedError:
+    """Return the error of a session that is not free, or did not become free."""
+    what = f"session {command.session_id!r:.60} of {command.path} is locked by another receiver"
+    end = ", which did not release it in time; try again or wait longer"
+    if command.session_id is None:
+        what = f"{command.path} has no session with messages that is not locked"
+        end = ", and none came in time; try again or wait longer"
+    text = what + (end if command.wait else "; try again, or wait for it")
+    return SessionCannotBeLockedError(text, path=command.path, session_id=command.session_id)
 
 
 def _time_for(command: c.Command[Any]) -> float:
@@ -545,7 +562,11 @@ def _sends_to(path: str) -> LinkKey:
     return LinkKey(path, Purpose.SEND)
 
 
-def _receives(command: c.Receive | c.ReceiveDeferred) -> LinkKey:
+def _manages(path: str) -> LinkKey:
+    return LinkKey(path, Purpose.MANAGE)
+
+
+def _receives(command: c.Receive) -> LinkKey:
     is_locking = command.mode is c.ReceiveMode.PEEK_LOCK
     return LinkKey(command.path, Purpose.LOCK if is_locking else Purpose.DELETE)
 

@@ -11,6 +11,7 @@ the kind of error: see errors.py and pairing/failures.py.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import unescape
 from typing import Any, Final
 
 from azure.core import exceptions as core
@@ -174,5 +175,8 @@ def busy_scope(text: str, path: str) -> str:
 
 def _text_of(error: BaseException) -> str:
     """Return the text of a failure without the SDK's additions; secrets are never part of it."""
+    detail = re.search(r"<Detail>(.*?)</Detail>", str(error), re.DOTALL)
+    if isinstance(error, core.HttpResponseError) and detail:
+        return unescape(detail[1]).strip()
     text = str(getattr(error, "message", "") or error) or type(error).__name__
     return re.sub(r" (Error condition: \S+|Status Code: \d+)\.?", "", text).strip()

@@ -30,6 +30,7 @@ class Purpose(Enum):
     SEND = "send"
     LOCK = "lock"  # receives under locks
     DELETE = "delete"  # receives and deletes
+    MANAGE = "manage"  # carries requests about an entity, and no messages
 
 
 @dataclass(frozen=True, slots=True)

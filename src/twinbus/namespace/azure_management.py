@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import management as sdk
@@ -16,7 +17,12 @@ from azure.servicebus import management as sdk
 from twinbus import entities as t
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
-from twinbus.errors import EntityNotFoundError, InvalidArgumentError
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    UnsupportedCapabilityError,
+)
 from twinbus.limits import MAX_MAX_DELIVERY_COUNT, UNLIMITED
 from twinbus.namespace.azure_sdk import open_administration
 from twinbus.protocol import commands as c
@@ -31,6 +37,7 @@ _STATUSES: Final = {
     t.EntityStatus.RECEIVE_DISABLED: "ReceiveDisabled",
 }
 _BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
+_NO_QUEUE: Final = (ResourceNotFoundError, AttributeError)  # the latter where it is a topic
 _OWN_FIELDS: Final = ("path", "topic_path", "name")
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
@@ -63,6 +70,8 @@ class Administration:
     def _create(self, command: c.CreateEntity) -> t.EntityDescription:
         description, client = command.description, self._client
         settings = to_settings(description)
+        if command.rule is not None and not isinstance(description, t.SubscriptionDescription):
+            raise InvalidArgumentError("only a subscription is created with a rule")
         if isinstance(description, t.QueueDescription):
             made: Any = client.create_queue(description.path, **settings)
         elif isinstance(description, t.TopicDescription):
@@ -71,7 +80,11 @@ class Administration:
             topic, name = description.topic_path, description.name
             made = client.create_subscription(topic, name, **settings)
             if command.rule is not None:
-                self._replace_rule(topic, name, command.rule)
+                try:
+                    self._replace_rule(topic, name, command.rule)
+                except Exception:
+                    client.delete_subscription(topic, name)
+                    raise
         return _described(description.path, made)
 
     def _replace_rule(self, topic: str, name: str, rule: t.RuleDescription) -> None:
@@ -121,7 +134,7 @@ class Administration:
             return self._client.get_subscription(*subscription)
         try:
             return self._client.get_queue(path)
-        except ResourceNotFoundError:
+        except _NO_QUEUE:
             return self._client.get_topic(path)
 
     def _get(self, command: c.GetEntity) -> t.EntityDescription:
@@ -135,11 +148,15 @@ class Administration:
         elif command.kind is c.EntityKind.TOPIC:
             found = client.list_topics()
         else:
-            topic = command.topic_path or ""
-            client.get_topic(topic)
-            subscriptions = client.list_subscriptions(topic)
+            topics = [command.topic_path]
+            if command.topic_path is None:
+                topics = [one.name for one in client.list_topics()]
+            else:
+                client.get_topic(command.topic_path)
             return _ordered(
-                _described(t.subscription_path(topic, one.name), one) for one in subscriptions
+                _described(t.subscription_path(str(topic), one.name), one)
+                for topic in topics
+                for one in client.list_subscriptions(str(topic))
             )
         return _ordered(_described(one.name, one) for one in found)
 
@@ -150,7 +167,7 @@ class Administration:
             return _runtime(path, client.get_subscription_runtime_properties(*subscription))
         try:
             return _runtime(path, client.get_queue_runtime_properties(path))
-        except ResourceNotFoundError:
+        except _NO_QUEUE:
             return _runtime(path, client.get_topic_runtime_properties(path))
 
     # -- rules ---------------------------------------------------------------------------------
@@ -203,7 +220,7 @@ def _subscription(path: str) -> tuple[str, str] | None:
 def _need_subscription(path: str) -> tuple[str, str]:
     found = _subscription(path)
     if found is None:
-        raise EntityNotFoundError(f"there is no subscription {path}", path=path)
+        raise InvalidOperationError(f"{path} is no subscription: only these have rules", path=path)
     return found
 
 
@@ -294,6 +311,15 @@ def _runtime(path: str, found: Any) -> t.RuntimeProperties:
 
 def _rule_settings(rule: t.RuleDescription) -> dict[str, Any]:
     action = rule.action
+    for held in (rule.filter, action):
+        values = getattr(held, "parameters", None) or getattr(held, "properties", None) or {}
+        for name, value in values.items():
+            if isinstance(value, UUID | bytes):
+                raise UnsupportedCapabilityError(
+                    f"the SDK of Azure Service Bus cannot write {name!r:.60} of the rule "
+                    f"{rule.name}: it is a {type(value).__name__}. Use text",
+                    capability="RULES",
+                )
     return {
         "filter": _sdk_filter(rule.filter),
         "action": None

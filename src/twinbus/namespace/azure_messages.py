@@ -35,6 +35,9 @@ class SdkMessage(BrokeredMessage):
         object.__setattr__(self, "_sections", None)
         super().__init__(**fields)
 
+    def __post_init__(self) -> None:
+        """Check nothing: the SDK did, and what is checked here would be encoded at once."""
+
     @property
     def amqp(self) -> bytes | None:  # type: ignore[override]
         """How the message looks as AMQP, for AMQP receivers."""

@@ -41,9 +41,26 @@ from twinbus.limits import (
 )
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, BrokeredMessage, to_batch
 from twinbus.namespace.azure_errors import to_messaging_error
-from twinbus.namespace.azure_links import Link
-from twinbus.namespace.azure_sdk import Inlet, SettledState, settled_state
-from twinbus.protocol.commands import Disposition, Receive, ReceiveMode, Settle
+from twinbus.namespace.azure_links import Link, Purpose
+from twinbus.namespace.azure_sdk import (
+    Inlet,
+    Operation,
+    SettledState,
+    long,
+    longs,
+    request,
+    settled_state,
+    uint,
+    uuids,
+)
+from twinbus.protocol.commands import (
+    Disposition,
+    Peek,
+    Receive,
+    ReceiveDeferred,
+    ReceiveMode,
+    Settle,
+)
 from twinbus.servicebus.messages import read_delivered
 
 _UPDATES = {  # how management names a disposition
@@ -144,7 +161,7 @@ class Reception:
         self._held = held
         self._clock = clock
         self._is_stopped = is_stopped
-        self._is_locking = command.mode is ReceiveMode.PEEK_LOCK
+        self._is_locking = link.key.purpose is Purpose.LOCK
         self._is_late = False  # its time was over before messages came
 
     def run(self, deadline: int | None, open_timeout_s: float) -> list[BrokeredMessage]:
@@ -203,7 +220,7 @@ class Reception:
         messages: list[BrokeredMessage] = []
         unread: list[Any] = []
         back: list[Any] = []
-        size, is_dead = 0, self._command.path.lower().endswith(DEAD_LETTER_SUFFIX.lower())
+        size, is_dead = 0, _is_dead(self._command.path)
         for frame, payload in deliveries:
             if self._is_locking and (back or self._is_late or self._is_stopped()):
                 back.append(frame)
@@ -269,7 +286,7 @@ def settle(
 
     `borrow` gives a link of the entity in a `with` statement, for requests of management.
     """
-    tokens = [UUID(bytes=token) for token in command.lock_tokens.to_pylist()]
+    tokens = list(dict.fromkeys(UUID(bytes=one) for one in command.lock_tokens.to_pylist()))
     found, others = held.take(command.path, tokens)
     state = settled_state(command.disposition, command.reason, command.description)
     lost: list[UUID] = []
@@ -327,7 +344,7 @@ def _update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -
     with link.turn:
         link.open(timeout_s)
         try:
-            _request_update(link, command, tokens)
+            _request_update(link, command, tokens, timeout_s)
         except Exception as failure:
             error = to_messaging_error(failure, command.path)
             if not isinstance(error, MessageLockLostError | InvalidArgumentError):
@@ -339,24 +356,76 @@ def _update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -
     return [one for token in tokens for one in _update(link, command, [token], timeout_s)]
 
 
-def _request_update(link: Link, command: Settle, tokens: list[UUID]) -> None:
-    details = None
+def _request_update(
+    link: Link, command: Settle, tokens: list[UUID], timeout_s: float
+) -> None:
+    body: dict[str, Any] = {
+        "disposition-status": _UPDATES[command.disposition],
+        "lock-tokens": uuids(tokens),
+    }
     if command.disposition is Disposition.DEAD_LETTER:
-        details = {
-            "deadletter-reason": command.reason or "",
-            "deadletter-description": command.description or "",
-        }
-    link.sdk._settle_message_via_mgmt_link(  # noqa: SLF001 - the SDK settles one at a time
-        _UPDATES[command.disposition], tokens, dead_letter_details=details
-    )
+        body["deadletter-reason"] = command.reason or ""
+        body["deadletter-description"] = command.description or ""
+    request(link.sdk, Operation.SETTLE, body, timeout_s)
 
 
 def renew(link: Link, tokens: Sequence[UUID], timeout_s: float) -> datetime:
     """Lock messages for another lock duration; return until when."""
     with link.turn:
         link.open(timeout_s)
-        value = link.sdk._renew_locks(*tokens, timeout=timeout_s)  # noqa: SLF001 - as above
-    until = from_us(min(int(ms) for ms in value[b"expirations"]) * 1000)
+        values = request(link.sdk, Operation.RENEW, {"lock-tokens": uuids(tokens)}, timeout_s)
+    until = from_us(min(int(ms) for ms in values[b"expirations"]) * 1000)
     left_s = (moment_us(until) - time.time_ns() // 1000) / SECOND_US
     link.held_until = max(link.held_until, time.monotonic() + left_s)
     return until
+
+
+# -- by sequence number ------------------------------------------------------------------------
+
+
+def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
+    """Return messages without locking them."""
+    body = {
+        "from-sequence-number": long(max(command.from_sequence_number, 1)),
+        "message-count": min(command.max_messages, AZURE_RECEIVE_MESSAGES),
+    }
+    with link.turn:
+        link.open(timeout_s)
+        values = request(link.sdk, Operation.PEEK, body, timeout_s)
+    is_dead, size = _is_dead(command.path), 0
+    found: list[BrokeredMessage] = []
+    for entry in [] if values is None else values[b"messages"]:
+        message = read_delivered(entry[b"message"], is_dead=is_dead)
+        size += message.size
+        if found and size > command.max_bytes:
+            break
+        found.append(message)
+    return found
+
+
+def receive_deferred(
+    link: Link, command: ReceiveDeferred, timeout_s: float
+) -> list[BrokeredMessage]:
+    """Return deferred messages by their numbers, all or none."""
+    is_locking = command.mode is ReceiveMode.PEEK_LOCK
+    numbers = [int(number) for number in command.sequence_numbers]
+    body: dict[str, Any] = {
+        "sequence-numbers": longs(numbers),
+        "receiver-settle-mode": uint(1 if is_locking else 0),
+    }
+    if command.session is not None:
+        body["session-id"] = command.session.session_id
+    with link.turn:
+        link.open(timeout_s)
+        values = request(link.sdk, Operation.RECEIVE_DEFERRED, body, timeout_s)
+    is_dead = _is_dead(command.path)
+    return [
+        replace(
+            read_delivered(entry[b"message"], is_dead=is_dead), lock_token=entry.get(b"lock-token")
+        )
+        for entry in ([] if values is None else values[b"messages"])
+    ]
+
+
+def _is_dead(path: str) -> bool:
+    return path.lower().endswith(DEAD_LETTER_SUFFIX.lower())

@@ -9,12 +9,15 @@ while is closed by its pool (azure_links.py). `test_azure_sdk.py` checks every p
 """
 
 import contextlib
+import logging
 import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from azure.core.credentials import AccessToken
 from azure.servicebus import (
@@ -26,15 +29,21 @@ from azure.servicebus import (
     TransportType,
 )
 from azure.servicebus._base_handler import ServiceBusSharedKeyCredential
-from azure.servicebus._common import mgmt_handlers
-from azure.servicebus._common.constants import REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION
+from azure.servicebus._common.constants import (
+    REQUEST_RESPONSE_PEEK_OPERATION,
+    REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER,
+    REQUEST_RESPONSE_RENEWLOCK_OPERATION,
+    REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION,
+    REQUEST_RESPONSE_UPDATE_DISPOSTION_OPERATION,
+)
 from azure.servicebus._common.message import ServiceBusMessageBatch
-from azure.servicebus._pyamqp.client import ReceiveClient, SendClient
+from azure.servicebus._pyamqp.client import AMQPClient, ReceiveClient, SendClient
 from azure.servicebus._pyamqp.constants import LinkState
 from azure.servicebus._pyamqp.error import AMQPConnectionError, AMQPError, ErrorCondition
 from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._pyamqp.outcomes import Accepted, Modified, Rejected, Released
 from azure.servicebus._pyamqp.receiver import check_disposition_outcome, outcome_name
+from azure.servicebus._session_browser import _SessionBrowser
 from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 from azure.servicebus.management import ServiceBusAdministrationClient
 
@@ -45,6 +54,7 @@ from twinbus.limits import AZURE_REQUEST_S, SECOND_US, SERVICE_BUS_PORT, TOKEN_L
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Disposition
 
+_log = logging.getLogger("twinbus.azure")
 _FLOW_DELIVERY_COUNT, _FLOW_CREDIT, _FLOW_DRAIN = 5, 6, 8  # fields of a flow frame
 _TRANSFER_MORE, _TRANSFER_PAYLOAD = 5, 11  # fields of a transfer frame
 _BATCH_BODY = 5  # field of a batch
@@ -179,15 +189,24 @@ _OPENING_S = 0.5  # that opening a link may go on before the SDK looks at its de
 
 def _is_ready(client_ready: Callable[[], bool]) -> bool:
     """Whether a link is open; the SDK alone sleeps between any two frames of the opening."""
+    if client_ready():
+        return True
     deadline = time.monotonic() + _OPENING_S
-    while not client_ready():
-        if time.monotonic() >= deadline:
-            return False
-    return True
+    while time.monotonic() < deadline:
+        if client_ready():
+            return True
+    return False
 
 
 class _QuickClient(SendClient):
     """The SDK's end of a sender, which opens without sleeping."""
+
+    def client_ready(self) -> bool:
+        return _is_ready(super().client_ready)
+
+
+class _LinklessClient(AMQPClient):
+    """The SDK's end of a connection without links, which opens without sleeping."""
 
     def client_ready(self) -> bool:
         return _is_ready(super().client_ready)
@@ -239,23 +258,70 @@ class TypedTransport(PyamqpTransport):
         PyamqpTransport.enhanced_message_received(receiver, frame, kept)
 
     @staticmethod
-    def mgmt_client_request(client: Any, message: Any, **kwargs: Any) -> Any:
-        """Have answers of management parsed by this class."""
-        parse = kwargs.pop("callback")
+    def create_mgmt_client(config: Any, **kwargs: Any) -> Any:
+        """Return a client without a link, and without a thread that keeps it alive."""
+        config.keep_alive = None
+        client = PyamqpTransport.create_mgmt_client(config, **kwargs)
+        client.__class__ = _LinklessClient
+        return client
 
-        def callback(status: Any, response: Any, description: Any, **_: Any) -> Any:
-            return parse(status, response, description, amqp_transport=TypedTransport)
 
-        return PyamqpTransport.mgmt_client_request(client, message, callback=callback, **kwargs)
+# -- management --------------------------------------------------------------------------------
 
-    @staticmethod
-    def parse_received_message(message: Any, message_type: Any, **kwargs: Any) -> list[Any]:
-        """Return the messages of an answer of management, with their bytes."""
-        found = PyamqpTransport.parse_received_message(message, message_type, **kwargs)
-        entries = message.value[b"messages"] if message.value else []
-        for one, entry in zip(found, entries, strict=True):
-            one.payload = bytes(entry[b"message"])
-        return list(found)
+
+class Operation(Enum):
+    """What an entity can be asked by a request of management."""
+
+    PEEK = REQUEST_RESPONSE_PEEK_OPERATION
+    SCHEDULE = REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION
+    RECEIVE_DEFERRED = REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER
+    SETTLE = REQUEST_RESPONSE_UPDATE_DISPOSTION_OPERATION
+    RENEW = REQUEST_RESPONSE_RENEWLOCK_OPERATION
+
+
+def request(sdk: Any, operation: Operation, body: dict[str, Any], timeout_s: float) -> Any:
+    """Ask an entity for something on an open link; return the values of the answer, or None."""
+    is_linkless = isinstance(sdk, _SessionBrowser)
+    return sdk._mgmt_request_response_with_retry(  # noqa: SLF001
+        operation.value,
+        body,
+        _values_of,
+        keep_alive_associated_link=not is_linkless,
+        timeout=max(timeout_s, 0.001),
+    )
+
+
+def _values_of(status: int, answer: Any, description: Any, amqp_transport: Any) -> Any:
+    if status in (200, 202, 204):
+        return answer.value if status == 200 else None
+    text = description.decode(errors="replace") if isinstance(description, bytes) else description
+    condition = (answer.application_properties or {}).get(b"errorCondition")
+    return amqp_transport.handle_amqp_mgmt_error(_log, "", condition, text, status)
+
+
+def new_linkless(client: ServiceBusClient, path: str) -> Any:
+    """Return what carries requests of management about an entity, and no messages."""
+    return client._create_session_browser(path)  # noqa: SLF001
+
+
+def longs(numbers: Iterable[int]) -> Any:
+    """Return whole numbers as an array for a request."""
+    return TypedTransport.AMQP_ARRAY_VALUE([TypedTransport.AMQP_LONG_VALUE(one) for one in numbers])
+
+
+def uuids(values: Iterable[UUID]) -> Any:
+    """Return UUIDs as an array for a request."""
+    return TypedTransport.AMQP_ARRAY_VALUE(list(values))
+
+
+def uint(value: int) -> Any:
+    """Return a number for a request that wants it without a sign."""
+    return TypedTransport.AMQP_UINT_VALUE(value)
+
+
+def long(value: int) -> Any:
+    """Return a number for a request that wants 64 bits."""
+    return TypedTransport.AMQP_LONG_VALUE(value)
 
 
 # -- sending -----------------------------------------------------------------------------------
@@ -317,13 +383,8 @@ def schedule(
         if message.partition_key is not None:
             entry["partition-key"] = message.partition_key
         entries.append(entry)
-    numbers = sender._mgmt_request_response_with_retry(  # noqa: SLF001
-        REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION,
-        {"messages": entries},
-        mgmt_handlers.schedule_op,
-        timeout=timeout_s,
-    )
-    return [int(number) for number in numbers]
+    values = request(sender, Operation.SCHEDULE, {"messages": entries}, timeout_s)
+    return [int(number) for number in values[b"sequence-numbers"]]
 
 
 def is_open(link: ServiceBusSender | ServiceBusReceiver) -> bool:

@@ -1,0 +1,357 @@
+"""Code on the SDK keeps its lines and gets the pairing: sends go on while the primary is down."""
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
+from azure.servicebus.exceptions import (
+    MessagingEntityNotFoundError,
+    ServiceBusConnectionError,
+    ServiceBusError,
+)
+
+from tests.interop.bus import body, in_seconds, properties, sdk_string, take, until
+from tests.scenarios.server_process import Server
+from twinbus import HealthState, RetryPolicy
+from twinbus.azure import PairedServiceBusClient, PairedWith
+from twinbus.azure.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
+from twinbus.pairing.backlog import PATH
+from twinbus.testing import Mover
+
+TRY = timedelta(seconds=2)
+SLACK_S = 3.0  # of a busy machine
+POLICY = RetryPolicy(try_timeout=TRY, operation_timeout=timedelta(seconds=20))
+ENTITIES = "[[queue]]\npath = 'orders'\n[[queue]]\npath = 'lines'\n"
+
+
+class Site:
+    """Two servers, and a drop-in whose primary is the first one, reached at sb://."""
+
+    def __init__(self, folder: Path) -> None:
+        self.primary, self.secondary = (Server(folder / name) for name in ("shop", "backup"))
+        for server in (self.primary, self.secondary):
+            server.folder.mkdir(parents=True)
+        self.primary.start(ENTITIES)
+        self.secondary.start()
+
+    @property
+    def text(self) -> str:
+        return f"{sdk_string(self.primary)}Name=shop"
+
+    def paired_with(self, **options: Any) -> PairedWith:
+        settings: dict[str, Any] = {
+            "backlog_queue_count": 2,
+            "failover_interval": timedelta(0),
+            "ping_primary_interval": timedelta(seconds=1),
+            "retry_policy": POLICY,
+        }
+        return PairedWith(self.secondary.connection, **(settings | options))
+
+    def client(self, **options: Any) -> PairedServiceBusClient:
+        return PairedServiceBusClient.from_connection_string(
+            self.text, paired_with=self.paired_with(**options)
+        )
+
+    def kill(self) -> None:
+        assert self.primary.process is not None
+        with self.primary.process as process:
+            process.kill()
+        self.primary.process = None
+
+    def pause(self, *, on: bool) -> None:
+        assert self.primary.process is not None
+        self.primary.process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+
+    def bring_home(self) -> None:
+        """Do as a syphon does."""
+        with self.primary.factory() as home, self.secondary.factory() as backlog:
+            mover = Mover(home.courier.namespace, backlog.courier.namespace)
+            for index in range(2):
+                while mover.move(f"shop/x-servicebus-transfer/{index}"):
+                    pass
+            assert not mover.dead_lettered
+
+    def received(self, path: str = "orders") -> list[str]:
+        """Receive everything as SDK code does; return the bodies."""
+        found: list[str] = []
+        with (
+            ServiceBusClient.from_connection_string(sdk_string(self.primary)) as client,
+            client.get_queue_receiver(path) as receiver,
+        ):
+            while messages := receiver.receive_messages(500, max_wait_time=1):
+                found += [body(one).decode() for one in messages]
+                for one in messages:
+                    receiver.complete_message(one)
+        return found
+
+    def restore(self) -> None:
+        for server, entities in ((self.primary, ENTITIES), (self.secondary, "")):
+            if server.process is None or server.process.poll() is not None:
+                server.start(entities)
+        self.bring_home()
+        self.received()
+
+    def close(self) -> None:
+        for server in (self.primary, self.secondary):
+            if server.process is not None:
+                with server.process as process:
+                    process.kill()
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[Site]:
+    made = Site(folder)
+    try:
+        yield made
+    finally:
+        made.close()
+        gc.collect()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with opened(tmp_path_factory.mktemp("drop-in")) as made:
+        yield made
+
+
+@pytest.fixture
+def own(shared: Site) -> Iterator[Site]:
+    """The same servers, for a test that kills them: they are started again and drained."""
+    yield shared
+    shared.restore()
+    gc.collect()  # the SDK drops the sockets of lost connections
+
+
+class Application:
+    """Sends numbered messages one after the other, and notes how long each took."""
+
+    def __init__(self, sender: ServiceBusSender) -> None:
+        self.acknowledged: list[str] = []
+        self.failed: list[Exception] = []
+        self.longest_s = 0.0
+        self._sender = sender
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._sender.send_messages(ServiceBusMessage(str(number)))
+            except ServiceBusError as error:
+                self.failed.append(error)
+            else:
+                self.acknowledged.append(str(number))
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            number += 1
+            time.sleep(0.002)
+
+    def __enter__(self) -> "Application":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def go_on(self, count: int = 50) -> None:
+        """Wait until so many more messages were acknowledged."""
+        target = len(self.acknowledged) + count
+        until(lambda: len(self.acknowledged) >= target, 30)
+
+
+# -- the same lines ----------------------------------------------------------------------------
+
+
+def test_a_paired_client_is_a_client_of_the_sdk(shared: Site) -> None:
+    with shared.client() as client, client.get_queue_sender("lines") as sender:
+        assert isinstance(client, ServiceBusClient)
+        assert isinstance(sender, ServiceBusSender)
+        sender.send_messages(ServiceBusMessage("one"))
+        sender.send_messages([ServiceBusMessage("two"), {"body": "three"}])
+        batch = sender.create_message_batch()
+        batch.add_message(ServiceBusMessage("four"))
+        sender.send_messages(batch)
+        sender.send_messages([])
+        with client.get_queue_receiver("lines") as receiver:
+            messages = take(receiver, 4)
+            for message in messages:
+                receiver.complete_message(message)
+    assert [body(message) for message in messages] == [b"one", b"two", b"three", b"four"]
+    assert all(message.message_id for message in messages)
+
+
+def test_a_message_of_the_sdk_arrives_as_it_was_sent(shared: Site) -> None:
+    message = AmqpAnnotatedMessage(
+        value_body={"key": [1, "two"]},
+        header=AmqpMessageHeader(priority=7),
+        annotations={"x-opt-mine": "kept"},
+        application_properties={"number": 7, "text": "seven"},
+    )
+    with shared.client() as client, client.get_queue_sender("lines") as sender:
+        sender.send_messages(message)
+        with client.get_queue_receiver("lines") as receiver:
+            [received] = take(receiver, 1)
+            receiver.complete_message(received)
+    raw = received.raw_amqp_message
+    assert raw.body == {b"key": [1, b"two"]}
+    assert raw.header is not None
+    assert raw.header.priority == 7
+    assert raw.annotations is not None
+    assert raw.annotations[b"x-opt-mine"] == b"kept"
+    assert properties(received) == {"number": 7, "text": "seven"}
+
+
+def test_scheduled_messages_can_be_cancelled(shared: Site) -> None:
+    with shared.client() as client, client.get_queue_sender("lines") as sender:
+        numbers = sender.schedule_messages([ServiceBusMessage("later")] * 2, in_seconds(600))
+        assert len(set(numbers)) == 2
+        sender.cancel_scheduled_messages(numbers)
+        with pytest.raises(ServiceBusError):
+            sender.cancel_scheduled_messages(numbers)
+
+
+def test_an_error_of_the_caller_is_the_one_of_the_sdk(shared: Site) -> None:
+    with shared.client() as client, client.get_queue_sender("nowhere") as sender:
+        with pytest.raises(MessagingEntityNotFoundError, match="nowhere"):
+            sender.send_messages(ServiceBusMessage("a"))
+        with pytest.raises(TypeError):
+            sender.send_messages(7)  # type: ignore[arg-type]
+
+
+def test_a_closed_sender_sends_no_more(shared: Site) -> None:
+    with shared.client() as client:
+        with client.get_queue_sender("lines") as sender:
+            pass
+        with pytest.raises(ValueError, match="shutdown"):
+            sender.send_messages(ServiceBusMessage("a"))
+
+
+# -- outages -----------------------------------------------------------------------------------
+
+
+def test_sends_go_on_when_the_primary_is_killed_and_nothing_is_lost(own: Site) -> None:
+    with own.client() as client, client.get_queue_sender("orders") as sender:
+        with Application(sender) as application:
+            application.go_on()
+            own.kill()
+            application.go_on()
+            own.primary.start(ENTITIES)
+            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY, 30)
+            application.go_on()
+        assert application.failed == []
+        assert application.longest_s < TRY.total_seconds() + SLACK_S
+    own.bring_home()
+    received = own.received()
+    assert set(received) == set(application.acknowledged)
+    print(f"{len(received) - len(set(received))} of {len(received)} came twice")
+
+
+def test_sends_go_on_when_the_primary_stops_answering(own: Site) -> None:
+    with own.client() as client, client.get_queue_sender("orders") as sender:
+        with Application(sender) as application:
+            application.go_on()
+            own.pause(on=True)
+            application.go_on()
+            own.pause(on=False)
+            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY, 30)
+            application.go_on()
+        assert application.failed == []
+        assert application.longest_s < TRY.total_seconds() + SLACK_S
+    own.bring_home()
+    assert set(own.received()) == set(application.acknowledged)
+
+
+def test_a_diverted_message_comes_home_as_it_was_sent(own: Site) -> None:
+    with own.client() as client, client.get_queue_sender("orders") as sender:
+        own.kill()
+        sender.send_messages(
+            ServiceBusMessage(
+                "late",
+                subject="s",
+                time_to_live=timedelta(hours=1),
+                application_properties={"number": 7, "text": "seven"},
+            )
+        )
+        with own.secondary.factory() as backlog:
+            held = [
+                one
+                for index in range(2)
+                for one in backlog.create_queue_client(
+                    f"shop/x-servicebus-transfer/{index}"
+                ).peek(0, 10)
+            ]
+        assert [one.application_properties[PATH] for one in held] == ["orders"]
+        assert held[0].time_to_live is None
+    own.primary.start(ENTITIES)
+    own.bring_home()
+    with (
+        ServiceBusClient.from_connection_string(sdk_string(own.primary)) as client,
+        client.get_queue_receiver("orders") as receiver,
+    ):
+        [message] = take(receiver, 1)
+    assert body(message) == b"late"
+    assert message.subject == "s"
+    assert message.time_to_live == timedelta(hours=1)
+    assert properties(message) == {"number": 7, "text": "seven"}
+
+
+def test_both_down_is_a_connection_error_of_the_sdk(own: Site) -> None:
+    policy = RetryPolicy.once(timedelta(seconds=2))
+    with own.client(retry_policy=policy) as client, client.get_queue_sender("orders") as sender:
+        own.kill()
+        assert own.secondary.process is not None
+        with own.secondary.process as process:
+            process.kill()
+        own.secondary.process = None
+        with pytest.raises(ServiceBusConnectionError, match="no backlog queue took its messages"):
+            sender.send_messages(ServiceBusMessage("a"))
+
+
+# -- asyncio -----------------------------------------------------------------------------------
+
+
+def test_asyncio_code_on_the_sdk_gets_the_pairing_too(own: Site) -> None:
+    async def run() -> list[bytes]:
+        async with (
+            AsyncPairedServiceBusClient.from_connection_string(
+                own.text, paired_with=own.paired_with()
+            ) as client,
+            client.get_queue_sender("orders") as sender,
+        ):
+            await sender.send_messages(ServiceBusMessage("one"))
+            batch = await sender.create_message_batch()
+            batch.add_message(ServiceBusMessage("two"))
+            await sender.send_messages(batch)
+            numbers = await sender.schedule_messages(ServiceBusMessage("never"), in_seconds(600))
+            await sender.cancel_scheduled_messages(numbers)
+            async with client.get_queue_receiver("orders") as receiver:
+                found = await receiver.receive_messages(2, max_wait_time=5)
+                for message in found:
+                    await receiver.complete_message(message)
+            await asyncio.to_thread(own.kill)
+            await asyncio.gather(
+                *(sender.send_messages(ServiceBusMessage(f"late {n}")) for n in range(5))
+            )
+            assert client.pairing is not None
+            assert client.pairing.status()[0].diverted == 5
+            return [body(message) for message in found]
+
+    assert asyncio.run(run()) == [b"one", b"two"]
+    own.primary.start(ENTITIES)
+    own.bring_home()
+    assert sorted(own.received()) == [f"late {n}" for n in range(5)]

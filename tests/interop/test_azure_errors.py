@@ -1,0 +1,253 @@
+"""Every failure of the SDK is the error that the table says; each row is produced over the wire."""
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
+
+import trustme
+
+from tests.interop.azure_site import QUEUE, Site, site
+from twinbus import BrokeredMessage, QueueDescription
+from twinbus.amqp.conditions import AmqpError
+from twinbus.errors import (
+    CommunicationError,
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    Fault,
+    MessageLockLostError,
+    MessageSizeExceededError,
+    MessagingError,
+    OperationTimeoutError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.message import tokens_of
+from twinbus.namespace.azure import AzureNamespace
+from twinbus.namespace.azure_errors import CONDITIONS, STATUSES, busy_scope, mapped
+from twinbus.pairing.failures import counts_at_once, says_unavailable
+from twinbus.protocol.commands import (
+    CreateEntity,
+    DeleteEntity,
+    Disposition,
+    GetEntity,
+    Receive,
+    Send,
+    Settle,
+)
+
+ONE = Send(QUEUE, [BrokeredMessage(b"a")])
+COUNTS = {  # for failover, at once or after the retry policy; the others are the caller's to see
+    "amqp:resource-limit-exceeded",
+    "amqp:illegal-state",
+    "amqp:internal-error",
+    "amqp:link:detach-forced",
+    "amqp:connection:forced",
+    "com.microsoft:container-close",
+    "com.microsoft:timeout",
+    "com.microsoft:operation-cancelled",
+    "com.microsoft:store-lock-lost",
+    "com.microsoft:entity-disabled",
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("azure")) as made:
+        made.queue()
+        yield made
+
+
+@pytest.fixture
+def bus(shared: Site) -> Site:
+    shared.relent()
+    return shared
+
+
+def failure(bus: Site, command: Send | Receive = ONE) -> MessagingError:
+    with pytest.raises(MessagingError) as caught:
+        bus.azure.ask(command, 10)
+    return caught.value
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_is_the_error_of_its_row(bus: Site, condition: str) -> None:
+    row = CONDITIONS[condition]
+    bus.refuse(Send, AmqpError("refused", condition))  # type: ignore[arg-type]
+    error = failure(bus)
+    assert type(error) is row.kind
+    assert "refused" in error.text
+    assert error.path == QUEUE
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_counts_for_failover_if_the_entity_is_at_fault(condition: str) -> None:
+    kind = CONDITIONS[condition].kind
+    assert says_unavailable(kind("refused")) is (condition in COUNTS)
+    if kind.fault is Fault.CALLER:
+        assert not counts_at_once(kind("refused"))
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_an_idle_link_is_opened_again_once_where_it_may_be_the_cause(
+    bus: Site, condition: str
+) -> None:
+    bus.azure.ask(ONE, 10)
+    bus.relent()
+    bus.refuse(Send, AmqpError("refused", condition))  # type: ignore[arg-type]
+    failure(bus)
+    assert bus.count(Send) == (2 if CONDITIONS[condition].is_stale else 1)
+
+
+def test_an_unknown_condition_is_transient(bus: Site) -> None:
+    bus.refuse(Send, AmqpError("refused", "com.example:new"))  # type: ignore[arg-type]
+    error = failure(bus)
+    assert error.is_transient
+    assert error.fault is Fault.BROKER
+
+
+def test_a_server_that_cannot_be_reached_is_a_communication_error(bus: Site) -> None:
+    nowhere = replace(bus.connection, port=1)
+    with AzureNamespace(nowhere) as azure, pytest.raises(CommunicationError):
+        azure.ask(ONE, 10)
+
+
+def test_a_wrong_key_is_not_authorized(bus: Site) -> None:
+    wrong = replace(bus.connection, key="wrong" * 8)
+    with AzureNamespace(wrong) as azure:
+        with pytest.raises(UnauthorizedError):
+            azure.ask(ONE, 10)
+        with pytest.raises(UnauthorizedError):
+            azure.ask(GetEntity(QUEUE), 10)
+
+
+def test_a_server_that_does_not_answer_costs_one_try(bus: Site) -> None:
+    bus.azure.ask(ONE, 10)
+    bus.refuse(Send, None)
+    with pytest.raises(OperationTimeoutError):
+        bus.azure.ask(ONE, 0.5)
+
+
+def test_a_message_that_the_link_does_not_take_is_too_large(bus: Site) -> None:
+    with pytest.raises(MessageSizeExceededError) as caught:
+        bus.azure.ask(Send(QUEUE, [BrokeredMessage(bytes(MAX_MESSAGE_BYTES))]), 10)
+    assert 0 < int(str(caught.value.limit)) < MAX_MESSAGE_BYTES
+
+
+def test_an_entity_that_does_not_exist_is_not_found(bus: Site) -> None:
+    for command in (Send("nowhere", ONE.messages), Receive("nowhere"), GetEntity("nowhere")):
+        with pytest.raises(EntityNotFoundError):
+            bus.azure.ask(command, 10)
+
+
+def test_an_entity_that_exists_cannot_be_created(bus: Site) -> None:
+    with pytest.raises(EntityAlreadyExistsError):
+        bus.azure.ask(CreateEntity(QueueDescription(path=QUEUE)), 10)
+
+
+def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> None:
+    bus.azure.ask(ONE, 10)
+    [link] = [
+        one for links in bus.azure._links._idle.values() for one in links if one.is_open
+    ][-1:]
+    link.sdk._handler._session = None  # as the SDK leaves it for a moment
+    link.sdk._handler._link = None
+    bus.azure.ask(ONE, 10)
+
+
+def test_a_reset_of_an_idle_connection_is_reopened_once(bus: Site) -> None:
+    bus.azure.ask(ONE, 10)
+    for links in bus.azure._links._idle.values():
+        for link in links:
+            link.sdk._handler._connection._transport.sock.close()
+    bus.azure.ask(ONE, 10)
+
+
+def test_a_lost_lock_names_its_tokens_and_the_others_are_settled(bus: Site) -> None:
+    path = bus.queue("settled")
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a"), BrokeredMessage(b"b")]), 10)
+    tokens = bus.azure.ask(Receive(path, 2), 10).column("lock_token")
+    bus.azure.ask(Settle(path, tokens[:1], Disposition.COMPLETE), 10)
+    with pytest.raises(MessageLockLostError) as caught:
+        bus.azure.ask(Settle(path, tokens, Disposition.COMPLETE), 10)
+    assert tokens_of(caught.value.lock_tokens) == tokens[:1]  # type: ignore[arg-type]
+    assert bus.azure.ask(Receive(path, 2), 10).num_rows == 0
+
+
+def test_a_busy_entity_is_the_scope_where_the_text_names_it(bus: Site) -> None:
+    bus.refuse(Send, ServerBusyError(f"{QUEUE} is busy", scope=QUEUE))
+    assert failure(bus).scope == QUEUE
+    bus.refuse(Send, ServerBusyError("the namespace is busy", scope=""))
+    assert failure(bus).scope == ""
+
+
+def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
+    text = "The request was terminated because the namespace contoso is being throttled."
+    assert busy_scope(text, QUEUE) == ""
+    assert busy_scope("Too many requests.", QUEUE) == QUEUE
+
+
+# -- the administration API --------------------------------------------------------------------
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    status = 200
+
+    def _answer(self) -> None:
+        content = f"<Error><Code>{self.status}</Code><Detail>refused</Detail></Error>".encode()
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_PUT = do_DELETE = _answer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def administration(
+    tmp_path_factory: pytest.TempPathFactory, shared: Site
+) -> Iterator[AzureNamespace]:
+    folder: Path = tmp_path_factory.mktemp("administration")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    where = replace(shared.connection, port=server.server_port, ca_file=folder / "ca.pem")
+    with AzureNamespace(where) as azure:
+        yield azure
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_status_of_the_administration_api_is_the_error_of_its_row(
+    administration: AzureNamespace, status: int
+) -> None:
+    _Answers.status = status
+    with pytest.raises(MessagingError) as caught:
+        administration.ask(DeleteEntity("news/Subscriptions/eu"), 10)
+    assert type(caught.value) is STATUSES[status].kind
+    assert "refused" in caught.value.text
+
+
+def test_what_no_row_describes_is_a_messaging_error_that_counts() -> None:
+    row = mapped(RuntimeError("never seen"))
+    assert row.kind is MessagingError
+    assert says_unavailable(row.kind("never seen"))
