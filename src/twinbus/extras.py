@@ -20,6 +20,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # the modules that each extra brings
     "metrics": _METRICS,
     "server": (*_CLI, *_METRICS, "starlette", "uvicorn"),
     "spark": ("pyspark",),
+    "rabbitmq": ("pika",),
 }
 COMMANDS: Mapping[str, tuple[str, ...]] = {  # the extras of each command; of any other: cli
     "serve": ("server",),

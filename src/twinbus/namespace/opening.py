@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.extras import require
 from twinbus.namespace.contract import Namespace
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
         from twinbus.namespace.server import ServerNamespace  # noqa: PLC0415 - see above
 
         return ServerNamespace(connection, clock)
+    if connection.place is Place.RABBITMQ:
+        require("a RabbitMQ namespace (amqp://)", "rabbitmq")
+        from twinbus.namespace.rabbitmq.namespace import RabbitNamespace  # noqa: PLC0415 - see above
+
+        return RabbitNamespace(connection, clock)
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     assert connection.directory is not None

@@ -14,6 +14,7 @@ from a backup gives the same numbers again, but in another start: they are other
 import re
 from enum import Enum
 from functools import lru_cache
+from uuid import NAMESPACE_URL, uuid5
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import KNOWN_SENDERS, MAX_ORIGIN_CHARACTERS
@@ -23,6 +24,7 @@ _SENDER = "sender/"
 _SINK = "//sink/"  # no path begins so
 _SPILL = "spill/"
 _SENDER_NAME = re.compile(r"sender/[0-9a-f]{16}")
+ORIGIN_PROPERTY = "x-twinbus-origin"  # on engines without a memory of origins: <source>:<number>
 
 
 class OriginKind(Enum):
@@ -75,3 +77,8 @@ def sender_number(source: str) -> int | None:
     if not _SENDER_NAME.fullmatch(source):
         return None
     return int(source.removeprefix(_SENDER), 16)
+
+
+def message_id_of(source: str, number: int) -> str:
+    """Return the message id of a message that has none: the same for every copy of it."""
+    return str(uuid5(NAMESPACE_URL, f"twinbus:{source}:{number}"))

@@ -1,0 +1,68 @@
+"""One real broker for all tests here; each test leaves it empty."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
+from twinbus import MessagingFactory, NamespaceManager
+from twinbus.connection import ConnectionString
+from twinbus.entities import TopicDescription
+from twinbus.errors import EntityNotFoundError
+from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[RabbitBroker]:
+    why = missing()
+    if why is not None:
+        if os.environ.get(NEEDED):
+            pytest.fail(why)
+        pytest.skip(why)
+    with RabbitBroker() as broker:
+        yield broker
+
+
+@dataclass
+class RabbitWorld:
+    """A namespace on the broker; the entities that a test creates are deleted after it."""
+
+    namespace: RabbitNamespace
+    connection_string: str
+    created: list[CreateEntity] = field(default_factory=list)
+
+    def ask(self, command: Command[Any]) -> Any:
+        if isinstance(command, CreateEntity):
+            self.created.append(command)
+        return self.namespace.ask(command, 30)
+
+    def factory(self, **settings: Any) -> MessagingFactory:
+        return MessagingFactory.from_connection_string(self.connection_string, **settings)
+
+    def manager(self, **settings: Any) -> NamespaceManager:
+        return NamespaceManager.from_connection_string(self.connection_string, **settings)
+
+    def clean(self) -> None:
+        topics_last = sorted(
+            self.created, key=lambda one: isinstance(one.description, TopicDescription)
+        )
+        for command in topics_last:
+            try:
+                self.namespace.ask(DeleteEntity(command.description.path), 30)
+            except EntityNotFoundError:
+                continue
+
+
+@pytest.fixture
+def world(broker: RabbitBroker) -> Iterator[RabbitWorld]:
+    text = broker.connection_string()
+    with RabbitNamespace(ConnectionString.parse(text)) as namespace:
+        world = RabbitWorld(namespace, text)
+        try:
+            yield world
+        finally:
+            world.clean()
