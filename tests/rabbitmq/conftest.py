@@ -1,6 +1,7 @@
 """One real broker for all tests here; each test leaves it empty."""
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -12,10 +13,13 @@ import pytest
 from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
-from twinbus.entities import TopicDescription
+from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
+
+
+SYNC_S = 2  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +31,17 @@ def broker() -> Iterator[RabbitBroker]:
         pytest.skip(why)
     with RabbitBroker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def fragile(broker: RabbitBroker) -> Iterator[RabbitBroker]:
+    """Return a second broker, which tests kill; it has a queue `orders`."""
+    del broker  # it says whether there is one at all
+    with RabbitBroker() as fragile:
+        with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:
+            namespace.ask(CreateEntity(QueueDescription(path="orders")), 30)
+        time.sleep(SYNC_S)
+        yield fragile
 
 
 @dataclass

@@ -38,16 +38,6 @@ PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
 ONCE = RetryPolicy.once(timedelta(seconds=10))
 
 
-@pytest.fixture(scope="module")
-def fragile(broker: RabbitBroker) -> Iterator[RabbitBroker]:
-    """Return a broker of its own, which these tests kill; `broker` says whether there is one."""
-    del broker
-    with RabbitBroker() as fragile:
-        with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:
-            namespace.ask(CreateEntity(QueueDescription(path="orders")), 30)
-        yield fragile
-
-
 @pytest.fixture
 def namespace(fragile: RabbitBroker) -> Iterator[RabbitNamespace]:
     with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:

@@ -135,7 +135,7 @@ def test_a_connection_that_cannot_be_opened_accepted_nothing(
     cause: Exception, kind: type[MessagingError]
 ) -> None:
     wrapped = AMQPConnectionWorkflowFailed([AMQPConnectorSocketConnectError(cause)])
-    for reported in (cause, wrapped):
+    for reported in (cause, wrapped, exceptions.AMQPConnectionError(wrapped)):
         error = unreachable(reported, "host:5672")
         assert type(error) is kind
         assert error.outcome == "not accepted"

@@ -13,7 +13,8 @@
     reply_to_session_id       header x-twinbus-reply-to-session-id
     partition_key             header x-twinbus-partition-key
     amqp                      header x-twinbus-amqp, bytes
-    origin of the send        header x-twinbus-origin; a receiver finds it among the properties
+    origin of the send        header x-twinbus-origin; a receiver finds it among the properties.
+                              Diverted messages have none: they carry the number of their sender
     application properties    a header of the same name, with a plain value
     (their types)             header x-twinbus-types, JSON: {"when": "datetime", ...}
 
@@ -53,6 +54,7 @@ REASON = "x-twinbus-dead-letter-reason"
 DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
 _FIELD = "x-twinbus-"
+_DIVERTED = "x-ms-path"  # only messages in a backlog queue have this property
 _AMQP = "x-twinbus-amqp"
 _LIFE = "x-twinbus-time-to-live"
 _ESCAPED = "x-twinbus-escaped-"
@@ -111,7 +113,7 @@ def published(
         headers[_AMQP] = message.amqp
     if message.application_properties:
         _add_properties(message.application_properties, headers)
-    if origin is not None:
+    if origin is not None and _DIVERTED not in headers:
         headers[ORIGIN_PROPERTY] = origin
     if to_topic and message.subject is not None:
         headers[SUBJECT] = message.subject

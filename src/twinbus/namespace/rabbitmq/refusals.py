@@ -210,6 +210,7 @@ def _root(error: BaseException) -> BaseException:
     """Return the cause that pika wraps: its workflow keeps the last failure in `exceptions`."""
     for _ in range(8):  # they are nested three deep
         inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
+        inner = inner or error.args
         if isinstance(inner, list | tuple):
             inner = inner[-1] if inner else None
         if not isinstance(inner, BaseException):
