@@ -55,7 +55,7 @@ test: check ## run the checks and every test, in four processes side by side (10
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/unit tests/browser tests/rabbitmq $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
@@ -96,7 +96,7 @@ docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime cli metrics server spark java dev proton bench; do \
+	for name in runtime cli metrics server spark rabbitmq java dev proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

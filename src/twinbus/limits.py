@@ -354,6 +354,30 @@ AZURE_ACCEPT_SLICE_S: Final = 60.0  # the longest wait for a session that is ask
 AZURE_ACCEPT_GRACE_S: Final = 1.0  # on top of that wait, for the service to say that it is over
 AZURE_REQUEST_S: Final = 30.0  # for a request of management, where the caller sets no limit
 
+# RabbitMQ
+RABBITMQ_PORT: Final = 5672  # as registered; 5671 with TLS
+RABBITMQ_TLS_PORT: Final = 5671
+RABBITMQ_HOSTS: Final = 32  # of one connection string; clusters have 3 to 7
+RABBITMQ_NAME_BYTES: Final = 255  # of a queue, an exchange, a header's name or a text property
+RABBITMQ_MESSAGE_BYTES: Final = 128 * 1024 * 1024  # what RabbitMQ takes unless it is told otherwise
+RABBITMQ_MAX_EXPIRATION_MS: Final = 2**32 - 1  # a longer one closes the channel
+RABBITMQ_CONNECT_S: Final = 3.0  # per host: two silent hosts leave the third some time of a try
+RABBITMQ_HEARTBEAT_S: Final = 10  # a silent connection ends after about twice that
+RABBITMQ_RECONNECT_US: Final = SECOND_US // 20  # after the first failure; doubles
+RABBITMQ_MAX_RECONNECT_US: Final = 1 * SECOND_US  # a ping each second finds a broker that is back
+RABBITMQ_WINDOW: Final = 256  # unconfirmed per entity: past 400 RabbitMQ stops reading all of them
+RABBITMQ_WINDOW_BYTES: Final = 16 * 1024 * 1024  # unconfirmed per entity
+RABBITMQ_WAITING_MESSAGES: Final = 100_000  # handed over and not published; beyond: ServerBusy
+RABBITMQ_SEND_CHANNELS: Final = 500  # entities that are sent to; a connection has 2047 channels
+RABBITMQ_BLOCKED_S: Final = 30.0  # an alarm of that length is an outage, not a short overload
+RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker sends unasked
+RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB
+RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-lettering needs
+RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it
+RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # where the broker said that there are more
+RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a consumer
+RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
+
 # Self-healing
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
 HEAL_WINDOW_US: Final = 600 * SECOND_US
@@ -386,3 +410,5 @@ assert SLOW_FLUSH_US <= SLOW_COMMIT_US
 assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
 assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
 assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES
+assert RABBITMQ_PREFETCH <= RABBITMQ_LOCKS
+assert RABBITMQ_WINDOW < 400
