@@ -42,11 +42,14 @@ class Intervals:
         """Forget the lowest intervals when there are more than so many."""
         del self._first[:-count], self._last[:-count]
 
-    def add(self, first: int, last: int) -> None:
-        """Add the numbers first to last, both included."""
+    def add(self, first: int, last: int) -> int:
+        """Add the numbers first to last, both included; return how many intervals that makes more.
+
+        It is a negative number where intervals grow together.
+        """
         if self._last and first == self._last[-1] + 1:  # nearly always
             self._last[-1] = last
-            return
+            return 0
         start = bisect_right(self._first, first)
         if start and self._last[start - 1] >= first - 1:
             start -= 1
@@ -56,6 +59,7 @@ class Intervals:
             last = max(last, self._last[end - 1])
         self._first[start:end] = [first]
         self._last[start:end] = [last]
+        return 1 - max(end - start, 0)
 
     def contains(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of these numbers are in the set."""

@@ -252,6 +252,7 @@ TROUBLE_REPEAT_S: Final = 60.0  # after which the same trouble is printed again
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
+ALLOWED_REMEMBERED: Final = 256  # commands and paths that a token was found to allow
 FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
 WIRE_VERSION: Final = 2
 MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a stranger: a token fits twice

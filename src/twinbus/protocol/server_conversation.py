@@ -53,7 +53,7 @@ from twinbus.limits import (
 from twinbus.protocol.access import Admission, Principal
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import holds_locks, largest_reply, size_of, undo_of, waits
+from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, waits
 from twinbus.protocol.wire import (
     MAGIC,
     Buffers,
@@ -89,7 +89,7 @@ class Guard(Protocol):
 class ServerRequest(Request):
     """A request of a connection. The thread that has the turn answers it, which may be any."""
 
-    __slots__ = ("_deliver", "number", "read_at", "reply_bytes", "size", "waits")
+    __slots__ = ("_deliver", "may_hold_locks", "number", "read_at", "reply_bytes", "size", "waits")
 
     def __init__(
         self,
@@ -98,16 +98,18 @@ class ServerRequest(Request):
         command: Command[Any],
         principal: Principal,
         now: int,
-        size: int = 0,
+        size: int = 0,  # of its frame; 0: it came some other way
     ) -> None:
-        super().__init__(command, principal)
+        self.command, self.principal = command, principal
         self._deliver = deliver
         self.number = number
         self.read_at = now
-        self.waits = waits(command)
+        row = row_of(command)
+        self.waits = row.may_wait and waits(command)
         # Requests that wait are small, and may be many; those beside them must be read on.
-        self.size = 0 if self.waits else max(size, size_of(command))
-        self.reply_bytes = 0 if self.waits else largest_reply(command)
+        self.size = 0 if self.waits else size or size_of(command)
+        self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
+        self.may_hold_locks = row.undo is not None  # its reply
 
     def waiting_on(self, now: int) -> "ServerRequest":
         """Return a request that waits for the rest of the time."""
@@ -153,6 +155,10 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+_GREETING, _OPEN, _LEAVING, _ENDED = Phase  # Python finds them quicker here than in their class
+_ASK = int(FrameKind.ASK)
+
+
 class ServerConversation:
     """One connection, from its first byte to its end."""
 
@@ -187,12 +193,12 @@ class ServerConversation:
         return (
             self._unanswered < MAX_UNANSWERED_BYTES
             and not self._is_choked
-            and self.phase is not Phase.ENDED
+            and self.phase is not _ENDED
         )
 
     @property
     def _is_ended(self) -> bool:
-        return self.phase is Phase.ENDED
+        return self.phase is _ENDED
 
     @property
     def incomplete_bytes(self) -> int:
@@ -201,7 +207,8 @@ class ServerConversation:
 
     def receive(self, data: bytes, now: int) -> list[Event]:
         """Take bytes that have arrived; no bytes mean that the client has hung up."""
-        if self.phase in (Phase.LEAVING, Phase.ENDED):
+        phase = self.phase
+        if phase is _LEAVING or phase is _ENDED:
             return [] if data else self.lose()
         if not data:
             return self.lose()
@@ -210,6 +217,10 @@ class ServerConversation:
         ready: list[Request] = []  # for the broker
         events: list[Event] = []
         try:
+            only = self._reader.whole(data) if phase is _OPEN else None
+            if only is not None:
+                self._take(*only, ready, events)
+                return [Arrived(ready), *events] if ready else events
             for head, body in self._reader.feed(self._without_magic(data)):
                 self._take(head, body, ready, events)
                 if self.phase in (Phase.LEAVING, Phase.ENDED):
@@ -232,11 +243,11 @@ class ServerConversation:
         self, head: list[Any], body: memoryview, ready: list[Request], events: list[Event]
     ) -> None:
         kind = head[0]
-        if self.phase is Phase.GREETING:
+        if self.phase is _GREETING:
             if kind != FrameKind.HELLO:
                 raise InvalidArgumentError("a connection begins with HELLO")
             self._greet(head)
-        elif kind == FrameKind.ASK:
+        elif kind == _ASK:
             self._ask(head, body, ready)
         elif kind == FrameKind.TOKEN:
             self._renew(head)
@@ -316,7 +327,8 @@ class ServerConversation:
         size = self._reader.frame_bytes
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
-        if self._held or not self._has_credit(request):
+        used = self._fetching or self._outgoing_bytes or self._buffered
+        if self._held or (used and not self._has_credit(request)):
             self._held[number] = request
         else:
             self._hand_over(request, ready)
@@ -374,10 +386,13 @@ class ServerConversation:
 
         The driver looks for outgoing bytes afterwards.
         """
-        if self._open.get(request.number) is not request:  # withdrawn, or the client is gone
+        number = request.number
+        if self._open.get(number) is not request:  # withdrawn, or the client is gone
             return undo_request(request, value)
-        self._forget(request)
-        error = self._revoked(request)
+        del self._open[number]
+        self._fetching -= request.reply_bytes
+        self._unanswered -= request.size
+        error = self._revoked(request) if request.waits else None
         if error is not None:
             self._queue(encode_reply(request.number, error))
             return undo_request(request, value)
@@ -386,13 +401,13 @@ class ServerConversation:
         except MessagingError as unsendable:
             self._queue(encode_reply(request.number, unsendable))
             return undo_request(request, value)
-        if holds_locks(request.command, value):
+        if request.may_hold_locks and not isinstance(value, MessagingError):
             self._unsent.append((self._queued_bytes, request, value))
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
         """Return why a request that waited must not be answered: its key or token has gone."""
-        if not request.waits or self.admission is None:
+        if self.admission is None:
             return None
         try:
             self.admission = self._guard.recheck(self.admission)
@@ -417,7 +432,7 @@ class ServerConversation:
         self._queue(frame(head))
 
     def _queue(self, pieces: Buffers) -> None:
-        size = sum(map(len, pieces))
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self._outgoing += pieces
         self._outgoing_bytes += size
         self._queued_bytes += size
@@ -438,6 +453,24 @@ class ServerConversation:
         if self._unsent:
             written = self._queued_bytes - self._outgoing_bytes - size
             del self._unsent[: bisect_right(self._unsent, written, key=itemgetter(0))]
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether the driver has something to write, must hang up, or must stop reading."""
+        return (
+            bool(self._outgoing)
+            or self.phase is not _OPEN
+            or self._unanswered >= MAX_UNANSWERED_BYTES
+            or self._buffered > MAX_UNREAD_BYTES
+        )
+
+    def is_calm(self, buffered: int) -> bool:
+        """Note how many bytes the driver has yet to write; return whether that was all.
+
+        Then everything was written, no request waits for credit, and the driver reads on.
+        """
+        self.note_buffered(buffered)
+        return not (buffered or self._held or self.needs_flush)
 
     # -- withdrawing and ending ----------------------------------------------------------------
 

@@ -54,6 +54,7 @@ from twinbus.limits import (
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
+    MAX_ID_CHARACTERS,
     MAX_REPLY_HEAD_BYTES,
     ROWS_AS_ROWS,
 )
@@ -61,7 +62,9 @@ from twinbus.message import (
     DELIVERY_SCHEMA,
     LOCK_TOKEN,
     MESSAGE_SCHEMA,
+    TEXT_COLUMNS,
     BrokeredMessage,
+    application_values,
     conform,
     to_batch,
 )
@@ -90,6 +93,7 @@ class FrameKind(IntEnum):
     GOODBYE = 10
 
 
+_ASK, _REPLY = int(FrameKind.ASK), int(FrameKind.REPLY)  # as numbers: of nearly every frame
 _VALUES = (
     c.Origin,
     c.SendReceipt,
@@ -109,6 +113,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 _KINDS = Kinds((*_VALUES, *DESCRIPTIONS))
 _LENGTHS = struct.Struct("<II")
+_PADDING = tuple(bytes(-length % 8) for length in range(8))  # by the length of a head
 _FEW_NUMBERS = 16  # written into the head; more are cheaper as a blob
 _NO_DELIVERIES = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,10 +126,9 @@ _decode = msgspec.msgpack.Decoder().decode
 def frame(head: Sequence[Any], body: Iterable[Any] = (), size: int = 0) -> Buffers:
     """Return a frame in pieces; `size` is the length of the body."""
     packed = _pack(head)
-    start = _LENGTHS.pack(len(packed), size) + packed
-    if not size:
-        return [start + b"\0" * (-len(start) % 8)]
-    return [start + b"\0" * (-len(start) % 8), *body]
+    length = len(packed)
+    start = _LENGTHS.pack(length, size) + packed + _PADDING[length % 8]
+    return [start, *body] if size else [start]
 
 
 def _pack(head: Sequence[Any]) -> bytes:
@@ -156,6 +160,25 @@ class FrameReader:
     def discard(self) -> None:
         """Give up the bytes of a frame that will never be whole."""
         self._pieces, self._filled, self._size = [], 0, 0
+
+    def whole(self, data: bytes) -> tuple[list[Any], memoryview] | None:
+        """Return the frame that these bytes are; None: they are not just one frame, see `feed`.
+
+        A caller that waits for each reply sends one frame at a time, and nearly always it arrives
+        as a whole. The body is a view of the data, which begins at a multiple of 8 in memory.
+        """
+        size = len(data)
+        if self._filled or size < _LENGTHS.size:
+            return None
+        head_size, body_size = _LENGTHS.unpack_from(data)
+        start = (head_size + _LENGTHS.size + 7) & ~7
+        if start + body_size != size or not 0 < head_size <= self.max_head_bytes:
+            return None
+        if body_size > self.max_body_bytes:
+            return None
+        self.frame_bytes = size
+        view = memoryview(data)
+        return _head_in(view, head_size), view[start:]
 
     def feed(self, data: bytes) -> Iterator[tuple[list[Any], memoryview]]:
         """Give the frames that are whole now: head and body of each."""
@@ -215,14 +238,20 @@ def _body_start(head_size: int) -> int:
 
 def _split(whole: memoryview, head_size: int, *, is_own: bool) -> tuple[list[Any], memoryview]:
     """Return the head and the body of a frame; a body that is kept is a copy of its own."""
+    head = _head_in(whole, head_size)
+    body = whole[_body_start(head_size) :]
+    return head, body if is_own or not body else memoryview(bytes(body))
+
+
+def _head_in(whole: memoryview, head_size: int) -> list[Any]:
+    """Return the head of a frame."""
     try:
         head = _decode(whole[_LENGTHS.size : _LENGTHS.size + head_size])
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgumentError(f"the head of a frame is not MessagePack: {error}") from error
     if type(head) is not list or not head or type(head[0]) is not int:
         raise InvalidArgumentError("the head of a frame is not a list that begins with its kind")
-    body = whole[_body_start(head_size) :]
-    return head, body if is_own or not body else memoryview(bytes(body))
+    return head
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -416,13 +445,39 @@ def with_columns(send: c.Send) -> c.Send:
 def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
     """Return the frame that asks for a command."""
     if type(command) is c.Send:
-        return _encode_send(number, command)
+        return _encode_one(number, command) or _encode_send(number, command)
     names = _FIELDS.get(type(command))
     if names is None:
         raise unknown_command(command)
     writing = _Writing()
     values = [writing.dump(getattr(command, name)) for name in names]
     return _bounded(writing.frame([FrameKind.ASK, number, type(command).__name__, *values]))
+
+
+def _encode_one(number: int, send: c.Send) -> Buffers | None:
+    """Return the frame of a send of one plain message of a numbered sender; None: it is another.
+
+    It is the same frame that `_encode_send` returns.
+    """
+    messages, origin = send.messages, send.origin
+    if type(messages) is not list or len(messages) != 1 or origin is None:
+        return None
+    message, numbers = messages[0], origin.numbers
+    body, *others = application_values(message)
+    if others[0] is None or others[1:] != _ONLY_AN_ID:
+        return None
+    if type(numbers) is not range or origin.also is not None:
+        return None
+    size = len(body)
+    if not size or size + MAX_ID_CHARACTERS > MAX_FRAME_BYTES:
+        return None
+    plain_origin = [origin.source, numbers.start, len(numbers)]
+    head = [_ASK, number, "Send", send.path, [[size, others[0]]], plain_origin]
+    padding = -size % 8
+    return frame(head, (body, bytes(padding)) if padding else (body,), size + padding)
+
+
+_ONLY_AN_ID = [*(None for _ in TEXT_COLUMNS[1:]), None, None, {}, None]  # fields of a message
 
 
 def _encode_send(number: int, send: c.Send) -> Buffers:
@@ -489,11 +544,11 @@ def _bounded(pieces: Buffers) -> Buffers:
 def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
     """Return the command that an ASK frame holds, or raise what is wrong with it."""
     name, values = head[2] if len(head) > 2 else None, head[3:]
+    if name == "Send":
+        return _decode_send(values, body)
     kind = _COMMANDS.get(name) if type(name) is str else None
     if kind is None:
         raise unknown_command(name)
-    if kind is c.Send:
-        return _decode_send(values, body)
     if len(values) > len(_FIELDS[kind]):
         raise InvalidArgumentError(f"{name} has {len(values)} fields; it may have fewer")
     reading = _Reading(body, may_hold_batches=False)
@@ -528,10 +583,10 @@ def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
 
 def encode_reply(number: int, value: Any) -> Buffers:
     """Return the frame of a reply; an error becomes a refusal."""
+    if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
+        return frame([_REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
     if isinstance(value, MessagingError):
         return frame([FrameKind.REFUSAL, number, *plain_error(value)])
-    if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
-        return frame([FrameKind.REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
     writing = _Writing()
     plain: Any
     if isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
@@ -574,8 +629,12 @@ def decode_error(plain: Sequence[Any]) -> MessagingError:
 
 def decode_value(plain: Any, body: memoryview) -> Any:
     """Return the value of a reply."""
-    reading = _Reading(body, may_hold_batches=True)
     kind = plain.get("$") if type(plain) is dict else None
+    if kind == "receipt":
+        numbers = plain.get("numbers")
+        if type(numbers) is list and len(numbers) == 1 and type(numbers[0]) is int:
+            return c.SendReceipt(numbers)
+    reading = _Reading(body, may_hold_batches=True)
     try:
         if kind == "deliveries":
             if "at" not in plain:

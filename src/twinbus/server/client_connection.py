@@ -82,7 +82,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def recheck(self, admission: Admission) -> Admission:
         """Check that an admission still holds."""
-        return self._door.recheck(admission)
+        door = self._door
+        return door.keys.recheck(admission, door.clock.wall_us())
 
     def enter(self, admission: Admission) -> None:
         """Count the connection, or refuse it."""

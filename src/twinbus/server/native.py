@@ -33,9 +33,11 @@ class NativeConnection(ClientConnection):
         conversation = self.conversation
         events = conversation.receive(data, now_us())
         if events:
-            self._apply(events)
-        self._note_incomplete(conversation.incomplete_bytes)
-        if conversation.has_outgoing or conversation.is_done or not conversation.may_read:
+            self._apply(events, may_turn=True)
+        incomplete = conversation.incomplete_bytes
+        if incomplete != self._incomplete:
+            self._note_incomplete(incomplete)
+        if conversation.needs_flush:
             self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -46,19 +48,22 @@ class NativeConnection(ClientConnection):
         self._note_incomplete(0)
         self._door.connection_ends(self)
 
-    def _apply(self, events: list[Event]) -> None:
+    def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._door.turns.add(event.requests)
+                self._door.turns.add(event.requests, may_turn=may_turn)
             else:
                 self._door.turns.withdraw(event.requests)
 
     def _answer(self, request: ServerRequest, value: Any) -> None:
-        self._door.latencies.observe(request.command, now_us() - request.read_at)
-        undo = self.conversation.answer(request, self._door.presentable(value))
+        door = self._door
+        door.latencies.observe(request.command, now_us() - request.read_at)
+        if isinstance(value, MessagingError):
+            value = door.presentable(value)
+        undo = self.conversation.answer(request, value)
         if undo is not None:
-            self._door.turns.add([undo])
-        self._door.has_replies(self)
+            door.turns.add([undo])
+        door.has_replies(self)
 
     def flush(self) -> None:
         """Write what there is, hand over what has credit, and hang up when all is done."""
@@ -68,7 +73,8 @@ class NativeConnection(ClientConnection):
         if conversation.has_outgoing and not self._is_full and not transport.is_closing():
             pieces = conversation.take_outgoing()
             self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        conversation.note_buffered(transport.get_write_buffer_size())
+        if conversation.is_calm(transport.get_write_buffer_size()) and self._is_reading:
+            return
         self._apply(conversation.balance(now_us()))
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True

@@ -179,7 +179,8 @@ class Trail:
             if part.kind is PartKind.MESSAGES:
                 named = ids[part.number] = _ids_in(part)
                 if part.entity:
-                    self.path(part.entity)
+                    if part.entity not in self._paths:
+                        self.path(part.entity)
                     self._note(Whole(part.entity, part.first_sequence, at, named, record))
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)

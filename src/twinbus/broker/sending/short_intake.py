@@ -29,12 +29,13 @@ from twinbus.limits import (
 )
 from twinbus.message import BrokeredMessage, to_batch
 from twinbus.protocol.commands import Origin, SendReceipt
-from twinbus.protocol.operations import Load, Operation, Purpose
+from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
 
 _MOST_MESSAGES = 1024
 _ROWS = np.arange(_MOST_MESSAGES, dtype=np.int32)
+_BACKLOG, _APPLICATION = Purpose.BACKLOG, Purpose.APPLICATION
 
 
 class ShortIntake:
@@ -60,14 +61,12 @@ class ShortIntake:
             messages += brought
         if len(messages) > _MOST_MESSAGES or not all(map(_is_plain, messages)):
             return False
-        sizes = [message.size for message in messages]
-        total = sum(sizes)
-        if not self._fit(sizes, total, entity.room):
+        load = self._stage(entity, messages, now, commit)
+        if load is None:
             return False
-        self._stage(entity, messages, sizes, now, commit)
         for numbers in taken.values():
             self._repeats.note(numbers, commit)
-        self._answer(entity, asked, Load(len(sizes), total, units_of(sizes)), commit)
+        self._answer(entity, asked, load, commit)
         return True
 
     def _follows(
@@ -86,6 +85,10 @@ class ShortIntake:
                 return False
             taken[source] = before._replace(intervals=[(first, numbers.stop - 1)])
             return True
+        known = self._repeats.continued(origin, user, commit)
+        if known is not None:
+            taken[source] = known
+            return True
         if origin_kind(source) is not OriginKind.SENDER:
             return False
         if not self._repeats.is_ahead(origin, commit):
@@ -97,26 +100,40 @@ class ShortIntake:
 
     def _fit(self, sizes: Sequence[int], total: int, room: int) -> bool:
         """Whether messages are neither too large, one by one or together, nor too many."""
-        most = total if len(sizes) == 1 else max(sizes)
-        if most > self.max_message_bytes or total > MAX_BATCH_BYTES:
+        if max(sizes) > self.max_message_bytes or total > MAX_BATCH_BYTES:
             return False
         return total + MIN_QUOTA_BYTES * len(sizes) <= room or (
             sum(max(size, MIN_QUOTA_BYTES) for size in sizes) <= room
         )
 
+    def _stage_one(
+        self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
+    ) -> Load | None:
+        """Stage one message; return what it counts as, or None if it does not fit."""
+        size = messages[0].size
+        if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
+            return None
+        brought = MessageRows(messages)
+        queue = entity.queue
+        number = queue.stage_one(now, size, commit)
+        commit.add_batch(brought, Whole(queue.entity, number, now))
+        return Load(1, size, -(-size // UNIT_BYTES) or 1)
+
     def _stage(
-        self,
-        entity: Entity,
-        messages: Sequence[BrokeredMessage],
-        sizes: list[int],
-        now: int,
-        commit: Commit,
-    ) -> None:
+        self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
+    ) -> Load | None:
+        """Stage messages; return what they count as, or None if they do not fit."""
+        if len(messages) == 1:
+            return self._stage_one(entity, messages, now, commit)
+        sizes = [message.size for message in messages]
+        total = sum(sizes)
+        if not self._fit(sizes, total, entity.room):
+            return None
         queue, count = entity.queue, len(messages)
         rows = Rows(
             sequence=queue.allocate(count),
             enqueued=now,
-            size=sizes[0] if count == 1 else sizes,
+            size=sizes,
             batch=commit.next_batch,
             row=_ROWS[:count],
         )
@@ -124,6 +141,7 @@ class ShortIntake:
         brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
         commit.add_batch(brought, Whole(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
+        return Load(count, total, units_of(sizes))
 
     def _answer(self, entity: Entity, asked: Sequence[Request], load: Load, commit: Commit) -> None:
         first = entity.queue.next_sequence - load.messages
@@ -131,7 +149,7 @@ class ShortIntake:
             last = first + len(one.command.messages)
             commit.reply(one, SendReceipt(list(range(first, last))))
             first = last
-        purpose = Purpose.BACKLOG if entity.is_backlog else Purpose.APPLICATION
+        purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path
         commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(asked)))
 

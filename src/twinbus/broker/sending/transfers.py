@@ -25,6 +25,7 @@ from twinbus.limits import (
 from twinbus.message import Int64s
 from twinbus.protocol.origins import OriginKind, origin_kind
 
+_SENDER, _SINK = OriginKind.SENDER, OriginKind.SINK
 ANYBODY = "*"  # owns what was brought home: its sender and the syphon have different keys
 
 
@@ -49,13 +50,16 @@ class _Pool:
         """Remember numbers of an origin, and forget what is beyond the owner's share."""
         owner = self._owners.setdefault(origin, owner)
         known = self._held.setdefault(owner, {})
-        held = known.pop(origin, None) or Intervals()
-        known[origin] = held
-        before = len(held)
+        before = known.pop(origin, None)
+        held = known[origin] = Intervals() if before is None else before
+        growth = 0
         for first, last in intervals:
-            held.add(first, last)
+            growth += held.add(first, last)
+        if before is not None and not growth:
+            return  # nearly always: a known sender goes on where it was
+        count = len(held)
         held.keep_latest(KNOWN_GAPS)
-        self._intervals[owner] = self._intervals.get(owner, 0) + len(held) - before
+        self._intervals[owner] = self._intervals.get(owner, 0) + growth + len(held) - count
         while len(known) > 1 and (
             len(known) > KNOWN_SENDERS or self._intervals[owner] > KNOWN_INTERVALS
         ):
@@ -82,16 +86,29 @@ class Transfers:
         self._namers: dict[str, str] = {}  # of those: origin -> the key of one entity that named it
         self._named_origins: Counter[str] = Counter()  # by that key
         self._named_intervals: Counter[str] = Counter()
-        self._pools = {OriginKind.SENDER: _Pool(), OriginKind.SINK: _Pool()}
+        self._senders, self._sinks = _Pool(), _Pool()
+
+    def _pool(self, origin: str) -> _Pool | None:
+        kind = origin_kind(origin)
+        if kind is _SENDER:
+            return self._senders
+        return self._sinks if kind is _SINK else None
 
     def _held(self, origin: str) -> Intervals | None:
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         return self._taken.get(origin) if pool is None else pool.get(origin)
 
     def owner(self, origin: str) -> str | None:
         """Return the key a sender or sink belongs to; None: it is new, or belongs to nobody."""
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         return None if pool is None else pool.owner(origin)
+
+    def goes_on(self, sender: str, number: int, user: str) -> bool:
+        """Whether a sender is known, belongs to this key, and all its numbers so far are lower."""
+        held = self._senders.get(sender)
+        if held is None or not held.ends_before(number):
+            return False
+        return self._senders.owner(sender) == user
 
     def end_before(self, origin: str, number: int) -> bool:
         """Whether no number of an origin from this one on was taken."""
@@ -105,7 +122,7 @@ class Transfers:
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
         """Remember that these were taken; a new sender or sink belongs to the owner."""
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         if pool is not None:
             pool.take(origin, owner, intervals)
             return
@@ -143,6 +160,6 @@ class Transfers:
         """Give each origin with its owner and its intervals, the latest used last."""
         for origin, intervals in self._taken.items():
             yield origin, self._namers.get(origin, ""), list(intervals)
-        for pool in self._pools.values():
+        for pool in (self._senders, self._sinks):
             for origin, owner, intervals in pool:
                 yield origin, owner, list(intervals)

@@ -468,7 +468,7 @@ class Log:
     @property
     def begins_segment(self) -> bool:
         """Whether the next record is the first of a segment: it must hold every fact."""
-        return self._wants_new_segment or not self.has_head
+        return self._wants_new_segment or self._active().head == ALIGNMENT
 
     def leaves_reserve(self, *, frees_space: bool) -> bool:
         """Whether the next record needs a segment of its own, outside the reserved space."""
@@ -500,7 +500,7 @@ class Log:
     @property
     def size_in_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(segment.size for segment in self.segments.values())
+        return sum([segment.size for segment in self.segments.values()])
 
     @property
     def size_without_heads(self) -> int:
@@ -578,13 +578,14 @@ class Log:
         buffers: list[Any] = []
         for part in parts:
             body = part.columns.serialize()
-            length = body.size
+            length = len(body)
+            padding = -length % ALIGNMENT
             sent = part.sent or _NOT_SENT
             numbers = (part.number, length, part.first_sequence, part.time, *sent)
             table.append(_PART_HEADER.pack(part.kind, part.entity, *numbers))
             places.append(Place(segment.number, offset, length))
-            buffers += (body, _ZEROS[: -length % ALIGNMENT])
-            offset += _padded(length)
+            buffers += (body, _ZEROS[:padding])
+            offset += length + padding
         payload = offset - segment.size - _RECORD_HEADER.size
         head = b"".join(table)
         if payload < ZERO_AHEAD_BYTES:  # small: one buffer is cheaper to check and to write
@@ -598,7 +599,7 @@ class Log:
         )
         if offset > self._written_to and payload < ZERO_AHEAD_BYTES:
             self._zero_ahead(offset)
-        content = [memoryview(header + head), *(memoryview(buffer) for buffer in buffers)]
+        content = [memoryview(header + head), *map(memoryview, buffers)]
         self._storage.write(self._descriptor, segment.size, content)
         self._storage.sync(self._descriptor)
         is_first = segment.head == ALIGNMENT

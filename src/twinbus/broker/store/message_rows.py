@@ -47,9 +47,9 @@ class MessageRows:
         """How many there are."""
         return len(self._messages)
 
-    def serialize(self) -> pa.Buffer:
+    def serialize(self) -> bytes:
         """Return them as the log keeps them."""
-        return pa.py_buffer(self._content)
+        return self._content
 
     def ids(self) -> tuple[str | None, ...]:
         """Return the id of each."""

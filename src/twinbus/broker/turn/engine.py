@@ -65,6 +65,7 @@ from twinbus.limits import (
     SECOND_US,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
+    SLOW_FLUSH_US,
     SPILL_DRAIN_SENDS,
     SPILL_FAILURE_PAUSE_US,
     SPILL_RETRY_US,
@@ -355,7 +356,7 @@ class Engine:
     def _look_at_clock(self) -> int:
         """Return now, after following a wall clock that was set."""
         step = self._time.look()
-        self._now = self._time.now_us()
+        self._now = self._time.seen_us
         if step:
             self._shift(step)
         return self._now
@@ -421,9 +422,8 @@ class Engine:
         """Carry out commands and whatever time brings; every request is answered or waits."""
         if self._reopens_at is not None and not self._reopen(requests):
             return
-        self._recent.extend(
-            (type(request.command), getattr(request.command, "path", "")) for request in requests
-        )
+        for request in requests:
+            self._recent.append((type(request.command), getattr(request.command, "path", "")))
         failure: BaseException | None = None
         try:
             self._turn(requests)
@@ -456,15 +456,17 @@ class Engine:
         if now >= self._next_check:
             self._check_one(now)
         self._finish(commit, requests)
-        while self.namespace.has_more_to_serve:  # what became visible with this commit
+        while self.namespace.shared.touched:  # what became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         if self._is_short:
             self._compaction.drop_empty()
         self.namespace.reclaim()
-        self._ledgers.end_turn(now, self.log.last_record, self._standing)
-        self.watch.look(self.health, self.spill, now)
+        if self._ledgers.is_due(now):
+            self._ledgers.end_turn(now, self.log.last_record, self._standing)
+        if not self.health.is_well or self.watch.has_news:
+            self.watch.look(self.health, self.spill, now)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -524,10 +526,13 @@ class Engine:
                 bodies.add(part.number, place, part.columns.num_rows)
         for _, _, times in commit.history:
             self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
-        duration, now = self._clock.now_us() - began, self._time.now_us()
+        duration = self._clock.now_us() - began
+        self.flushes = Flushes(self.flushes.count + 1, duration)
+        if duration < SLOW_FLUSH_US and self.health.is_well:
+            return
+        now = self._time.now_us()
         self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
         self.watch.flushed(duration, now)
-        self.flushes = Flushes(self.flushes.count + 1, duration)
 
     def _facts(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
@@ -553,12 +558,10 @@ class Engine:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("a refusal could not be handed on")
-        for operation in (*commit.operations, *commit.refused_operations):
-            self._ledgers.meter.count(operation)
-        commit.replies.clear()
-        commit.refusals.clear()
-        commit.operations.clear()
-        commit.refused_operations.clear()
+        for operations in (commit.operations, commit.refused_operations):
+            for operation in operations:
+                self._ledgers.meter.count(operation)
+        commit.forget_answers()
 
     # -- storage trouble -----------------------------------------------------------------------
 

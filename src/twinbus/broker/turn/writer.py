@@ -114,8 +114,10 @@ class Writer(ABC):
         The calling thread has the turn if nobody else has it, or leaves it to the writer's thread.
         The thread that has the turn answers the request.
         """
-        for request in requests:
-            self._arrive(request)
+        self._arrivals.extend(requests)
+        if self._end is not None:  # looked at last, see `_arrive`
+            for request in requests:
+                self._turn_away(request, self._end)
         if in_own_thread and self._is_ready():
             self._take_turn()
         elif requests:
@@ -144,9 +146,12 @@ class Writer(ABC):
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
         if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
-            request.fail(self._end)
-            with suppress(ValueError):
-                self._arrivals.remove(request)
+            self._turn_away(request, self._end)
+
+    def _turn_away(self, request: Request, reason: MessagingError) -> None:
+        request.fail(reason)
+        with suppress(ValueError):
+            self._arrivals.remove(request)
 
     # -- a look from outside -------------------------------------------------------------------
 
@@ -204,7 +209,8 @@ class Writer(ABC):
 
     def _complete(self) -> None:
         """Complete the futures that turns have answered."""
-        complete_all(self._answered)
+        if self._answered:
+            complete_all(self._answered)
 
     def _turn_while_due(self) -> None:
         while self._end is None and (
@@ -312,7 +318,7 @@ class ThreadedWriter(Writer):
 
     def _is_ready(self) -> bool:
         """Whether everyone the next turn is held for is there."""
-        return len(self._arrivals) >= max(1, self._expected)
+        return len(self._arrivals) >= (self._expected or 1)
 
     def _serve_later(self) -> None:
         self._wakeup.send()
@@ -360,7 +366,10 @@ class ThreadedWriter(Writer):
 
     def _after_turn(self, group: Sequence[Request]) -> None:
         """Hold the next turn for callers that block; what a server hands over does not wait."""
-        callers = sum(type(request) is BlockingRequest for request in (*group, *self._arrivals))
+        if len(group) + len(self._arrivals) < 2:
+            self._expected = 0
+            return
+        callers = sum([type(request) is BlockingRequest for request in (*group, *self._arrivals)])
         self._expected = callers if callers > 1 else 0
 
     def _wake_if_needed(self) -> None:
