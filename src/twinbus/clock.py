@@ -168,6 +168,11 @@ class BrokerTime:
         """Return a moment of this timeline as the clock's `now_us` will show it."""
         return moment if moment == NEVER_US else moment - self._ahead_us
 
+    def deadline(self, moment: int) -> int:
+        """Return when the clock's `now_us` shows that a moment has come, or that a doubt is over."""
+        due = moment if moment == NEVER_US else moment - self._ahead_us
+        return due if self._doubtful_since is None else min(due, self.looks_again_at)
+
     def look(self) -> int:
         """Look at the wall clock; return by how much the timeline has just moved: nearly always 0.
 

@@ -42,4 +42,4 @@ def quick(cls: type[T]) -> type[T]:
 
 def _copy(one: "Field[Any]") -> Any:
     """Return the definition of a field for another class."""
-    return field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only)  # type: ignore[call-overload]
+    return field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only)

@@ -19,7 +19,7 @@ expires or its key changes. Locks that a client never heard of are given back.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -57,6 +57,7 @@ from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, wait
 from twinbus.protocol.wire import (
     MAGIC,
     Buffers,
+    Frame,
     FrameKind,
     FrameReader,
     decode_command,
@@ -169,7 +170,7 @@ class ServerConversation:
         self._buffered = 0  # bytes that the driver has taken and not yet written
         self._guard = guard
         self._namespace_id = namespace_id
-        self._reader = FrameReader(MAX_GREETING_BYTES, 0)
+        self.reader = FrameReader(MAX_GREETING_BYTES, 0)
         self._magic = bytearray()
         self._last_number = 0
         self._heard_at = self._began_at = self._now = now
@@ -200,11 +201,6 @@ class ServerConversation:
     def _is_ended(self) -> bool:
         return self.phase is _ENDED
 
-    @property
-    def incomplete_bytes(self) -> int:
-        """How many bytes of a frame that is not whole are in memory."""
-        return self._reader.incomplete_bytes
-
     def receive(self, data: bytes, now: int) -> list[Event]:
         """Take bytes that have arrived; no bytes mean that the client has hung up."""
         phase = self.phase
@@ -217,18 +213,35 @@ class ServerConversation:
         ready: list[Request] = []  # for the broker
         events: list[Event] = []
         try:
-            only = self._reader.whole(data) if phase is _OPEN else None
+            only = self.reader.whole(data) if phase is _OPEN else None
             if only is not None:
                 self._take(*only, ready, events)
-                return [Arrived(ready), *events] if ready else events
-            for head, body in self._reader.feed(self._without_magic(data)):
-                self._take(head, body, ready, events)
-                if self.phase in (Phase.LEAVING, Phase.ENDED):
-                    break
+            else:
+                self._take_all(self.reader.feed(self._without_magic(data)), ready, events)
         except (MessagingError, IndexError, TypeError, ValueError) as error:
             # Nothing after it can be understood.
             events += self.end(_as_messaging_error(error))
         return [Arrived(ready), *events] if ready else events
+
+    def received(self, count: int, now: int) -> list[Event]:
+        """Take bytes that the driver has read to where `reader.room` said."""
+        if self.phase is not _OPEN:
+            return []
+        self._heard_at = self._now = now
+        self._pinged_at = None
+        ready: list[Request] = []  # for the broker
+        events: list[Event] = []
+        try:
+            self._take_all(self.reader.filled_in(count), ready, events)
+        except (MessagingError, IndexError, TypeError, ValueError) as error:
+            events += self.end(_as_messaging_error(error))
+        return [Arrived(ready), *events] if ready else events
+
+    def _take_all(self, frames: Iterable[Frame], ready: list[Request], events: list[Event]) -> None:
+        for head, body in frames:
+            self._take(head, body, ready, events)
+            if self.phase in (Phase.LEAVING, Phase.ENDED):
+                break
 
     def _without_magic(self, data: bytes) -> bytes:
         if len(self._magic) == len(MAGIC):
@@ -285,8 +298,8 @@ class ServerConversation:
         self._guard.enter(admission)
         self.admission = admission
         self.phase = Phase.OPEN
-        self._reader.max_head_bytes = MAX_HEAD_BYTES
-        self._reader.max_body_bytes = MAX_FRAME_BYTES
+        self.reader.max_head_bytes = MAX_HEAD_BYTES
+        self.reader.max_body_bytes = MAX_FRAME_BYTES
         self._send([FrameKind.WELCOME, version, self._namespace_id])
 
     def _renew(self, head: list[Any]) -> None:
@@ -324,7 +337,7 @@ class ServerConversation:
                 self._guard.refused(self.admission, error)
             self._queue(encode_reply(number, error))
             return
-        size = self._reader.frame_bytes
+        size = self.reader.frame_bytes
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
         used = self._fetching or self._outgoing_bytes or self._buffered
@@ -549,7 +562,7 @@ class ServerConversation:
         events = self._withdraw_all()
         self._held.clear()
         self._open.clear()
-        self._reader.discard()
+        self.reader.discard()
         self._fetching = self._unanswered = 0
         return events
 
@@ -566,7 +579,7 @@ class ServerConversation:
             return NEVER_US
         if self.phase is Phase.GREETING:
             return self._began_at + AUTHENTICATION_US
-        if self._open or self._reader.incomplete_bytes:
+        if self._open or self.reader.filled:
             since = self._heard_at if self._pinged_at is None else self._pinged_at
             return since + QUIET_US
         return NEVER_US
@@ -581,7 +594,7 @@ class ServerConversation:
                     f"no token came within {AUTHENTICATION_US // SECOND_US} s of connecting"
                 )
             )
-        if self._pinged_at is None and not self._reader.incomplete_bytes:
+        if self._pinged_at is None and not self.reader.filled:
             self._pinged_at = now
             self._send([FrameKind.PING])
             return []

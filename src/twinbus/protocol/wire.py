@@ -50,6 +50,8 @@ from twinbus.errors import (
 )
 from twinbus.intervals import PACKED_BYTES, pack, unpack
 from twinbus.limits import (
+    FRAME_STEP_BYTES,
+    LARGE_FRAME_BYTES,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
@@ -76,6 +78,7 @@ from twinbus.protocol.table import ROWS, unknown_command
 
 MAGIC = b"TWINBUS\n"
 Buffers = list[bytes | memoryview | pa.Buffer]  # a frame in pieces, in order
+Frame = tuple[list[Any], memoryview]  # a frame that was read: its head, and its body
 
 
 class FrameKind(IntEnum):
@@ -139,36 +142,52 @@ def _pack(head: Sequence[Any]) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, however the bytes arrive."""
+    """Cuts a stream of bytes into frames, however the bytes arrive.
+
+    Bytes of a large frame can be read straight to where the frame is put together: see `room`.
+    """
 
     def __init__(
         self, max_head_bytes: int = MAX_REPLY_HEAD_BYTES, max_body_bytes: int = MAX_FRAME_BYTES
     ) -> None:
         self.max_head_bytes = max_head_bytes
         self.max_body_bytes = max_body_bytes
-        self._pieces: list[bytes] = []  # what is there of the next frame
-        self._filled = 0  # bytes of it that have arrived
+        self._pieces: list[bytes] = []  # what is there of the next frame, if it is small
+        self._own: memoryview | None = None  # the same of a large frame: its first `filled` bytes
+        self.filled = 0  # bytes of it that have arrived: of a frame that is not whole
         self._size = 0  # of the next frame, once its lengths are known
         self._head_size = 0
         self.frame_bytes = 0  # of the frame that `feed` gave last
 
-    @property
-    def incomplete_bytes(self) -> int:
-        """How many bytes of a frame that is not whole have arrived."""
-        return self._filled
-
     def discard(self) -> None:
         """Give up the bytes of a frame that will never be whole."""
-        self._pieces, self._filled, self._size = [], 0, 0
+        self._pieces, self._own, self.filled, self._size = [], None, 0, 0
 
-    def whole(self, data: bytes) -> tuple[list[Any], memoryview] | None:
+    def room(self) -> memoryview | None:
+        """Return where the next bytes of a large frame belong; None: there is no such frame.
+
+        Who writes there hands the number of bytes to `filled_in`.
+        """
+        if self._own is None:
+            return None
+        if self.filled == len(self._own):
+            self._make_room(2 * self.filled)
+        return self._own[self.filled :]
+
+    def filled_in(self, count: int) -> Iterator[Frame]:
+        """Give the frame if these bytes, which lie in its room already, have made it whole."""
+        self.filled += count
+        if self.filled == self._size:
+            yield self._finish()
+
+    def whole(self, data: bytes) -> Frame | None:
         """Return the frame that these bytes are; None: they are not just one frame, see `feed`.
 
         A caller that waits for each reply sends one frame at a time, and nearly always it arrives
         as a whole. The body is a view of the data, which begins at a multiple of 8 in memory.
         """
         size = len(data)
-        if self._filled or size < _LENGTHS.size:
+        if self.filled or size < _LENGTHS.size:
             return None
         head_size, body_size = _LENGTHS.unpack_from(data)
         start = (head_size + _LENGTHS.size + 7) & ~7
@@ -180,12 +199,12 @@ class FrameReader:
         view = memoryview(data)
         return _head_in(view, head_size), view[start:]
 
-    def feed(self, data: bytes) -> Iterator[tuple[list[Any], memoryview]]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Give the frames that are whole now: head and body of each."""
         at = 0
         end = len(data)
         while at < end:
-            if not self._filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
+            if not self.filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
                 head_size, size = self._lengths(data, at)
                 if end - at >= size:
                     # Bodies begin at a multiple of 8 only in a buffer of their own.
@@ -196,11 +215,16 @@ class FrameReader:
                     continue
                 self._begin(head_size, size)
             at = self._fill(data, at)
-            if self._size and self._filled == self._size:
-                whole = memoryview(b"".join(self._pieces))
-                head_size, self.frame_bytes = self._head_size, self._size
-                self._pieces, self._filled, self._size = [], 0, 0
-                yield _split(whole, head_size, is_own=True)
+            if self._size and self.filled == self._size:
+                yield self._finish()
+
+    def _finish(self) -> Frame:
+        """Return the frame that is whole now."""
+        own = self._own
+        whole = memoryview(b"".join(self._pieces)) if own is None else own
+        head_size, self.frame_bytes = self._head_size, self._size
+        self.discard()
+        return _split(whole, head_size, is_own=True)
 
     def _lengths(self, data: bytes, at: int) -> tuple[int, int]:
         """Return the length of the head and of the whole frame; what is too long is refused."""
@@ -217,16 +241,31 @@ class FrameReader:
 
     def _begin(self, head_size: int, size: int) -> None:
         self._head_size, self._size = head_size, size
+        if size > LARGE_FRAME_BYTES:
+            self._make_room(FRAME_STEP_BYTES)
+
+    def _make_room(self, size: int) -> None:
+        """Give a large frame more memory: as much as it needs, but no more than this."""
+        before = b"".join(self._pieces) if self._own is None else self._own
+        self._own = memoryview(np.empty(min(size, self._size), np.uint8))
+        self._own[: self.filled] = before
+        self._pieces = []
 
     def _fill(self, data: bytes, at: int) -> int:
         """Keep bytes of a frame that is not whole yet; return where the rest of the data is.
 
         Memory grows with what arrives, not with what a peer promises.
         """
-        take = min((self._size or _LENGTHS.size) - self._filled, len(data) - at)
+        room = self.room()
+        if room is not None:
+            take = min(len(room), len(data) - at)
+            room[:take] = memoryview(data)[at : at + take]
+            self.filled += take
+            return at + take
+        take = min((self._size or _LENGTHS.size) - self.filled, len(data) - at)
         self._pieces.append(data[at : at + take])
-        self._filled += take
-        if not self._size and self._filled == _LENGTHS.size:
+        self.filled += take
+        if not self._size and self.filled == _LENGTHS.size:
             self._begin(*self._lengths(b"".join(self._pieces), 0))
         return at + take
 
@@ -236,7 +275,7 @@ def _body_start(head_size: int) -> int:
     return start + -start % 8
 
 
-def _split(whole: memoryview, head_size: int, *, is_own: bool) -> tuple[list[Any], memoryview]:
+def _split(whole: memoryview, head_size: int, *, is_own: bool) -> Frame:
     """Return the head and the body of a frame; a body that is kept is a copy of its own."""
     head = _head_in(whole, head_size)
     body = whole[_body_start(head_size) :]
@@ -477,7 +516,13 @@ def _encode_one(number: int, send: c.Send) -> Buffers | None:
     return frame(head, (body, bytes(padding)) if padding else (body,), size + padding)
 
 
-_ONLY_AN_ID = [*(None for _ in TEXT_COLUMNS[1:]), None, None, {}, None]  # fields of a message
+_ONLY_AN_ID: list[Any] = [
+    *(None for _ in TEXT_COLUMNS[1:]),
+    None,
+    None,
+    {},
+    None,
+]  # fields of a message
 
 
 def _encode_send(number: int, send: c.Send) -> Buffers:

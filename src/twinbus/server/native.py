@@ -19,22 +19,40 @@ if TYPE_CHECKING:
 class NativeConnection(ClientConnection):
     """A client that speaks the native protocol."""
 
-    __slots__ = ("_hangs_up", "conversation")
+    __slots__ = ("_hangs_up", "_reads_frame", "conversation")
 
     def __init__(
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
     ) -> None:
         super().__init__(door, address, refusal=refusal)
         self._hangs_up = False  # when everything is written
+        self._reads_frame = False  # the loop reads to where a large frame is put together
         self.conversation = ServerConversation(self, self._deliver, door.namespace.id, now_us())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Let the loop read to where a large frame is put together, or into the common buffer."""
+        room = self.conversation.reader.room()
+        self._reads_frame = room is not None
+        return super().get_buffer(sizehint) if room is None else room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes of the client."""
+        if not self._reads_frame:
+            super().buffer_updated(nbytes)
+            return
+        self._door.moved_bytes += nbytes
+        self._took(self.conversation.received(nbytes, now_us()))
 
     def take(self, data: bytes) -> None:
         """Take bytes of the client."""
+        self._took(self.conversation.receive(data, now_us()))
+
+    def _took(self, events: list[Event]) -> None:
+        """Act on what bytes have brought."""
         conversation = self.conversation
-        events = conversation.receive(data, now_us())
         if events:
             self._apply(events, may_turn=True)
-        incomplete = conversation.incomplete_bytes
+        incomplete = conversation.reader.filled
         if incomplete != self._incomplete:
             self._note_incomplete(incomplete)
         if conversation.needs_flush:

@@ -69,27 +69,26 @@ class Throttle:
     """Decides whether a request may pass."""
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self.thresholds = thresholds
+        self._take(thresholds)
         self._namespace: Bucket | None = None
         self._entities: dict[str, Bucket] = {}
         self._keys: dict[str, Bucket] = {}  # that cannot manage the namespace
 
     def reconfigure(self, thresholds: Thresholds) -> None:
         """Take new thresholds; a rate that changed starts with a full bucket."""
-        before, self.thresholds = self.thresholds, thresholds
+        before = self.thresholds
+        self._take(thresholds)
         if before.operations_per_second != thresholds.operations_per_second:
             self._namespace = None
             self._keys.clear()
         if before.entity_operations_per_second != thresholds.entity_operations_per_second:
             self._entities.clear()
 
-    @property
-    def limits_rates(self) -> bool:
-        """Whether any rate is limited."""
-        limits = self.thresholds
-        return (
-            limits.operations_per_second is not None
-            or limits.entity_operations_per_second is not None
+    def _take(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+        self.limits_rates = (
+            thresholds.operations_per_second is not None
+            or thresholds.entity_operations_per_second is not None
         )
 
     def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:

@@ -181,7 +181,9 @@ class Trail:
                 if part.entity:
                     if part.entity not in self._paths:
                         self.path(part.entity)
-                    self._note(Whole(part.entity, part.first_sequence, at, named, record))
+                    step = Whole(part.entity, part.first_sequence, at, named, record)
+                    self._steps.append(step)
+                    self.rows += len(named)
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)
                 self._note(Places(columns, self._ids(columns, ids), at, record))

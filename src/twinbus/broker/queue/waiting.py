@@ -235,8 +235,7 @@ class Waiting:
         self.live += 1
         self.counts[_PENDING] += 1
         self.size_in_bytes += size
-        if start < self._first_active:
-            self._first_active = start
+        self._first_active = min(self._first_active, start)
         return start
 
     def _make_room(self, count: int) -> None:

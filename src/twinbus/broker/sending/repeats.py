@@ -91,7 +91,7 @@ class Repeats:
             return None
         if not self._transfers.goes_on(origin.source, numbers.start, user):
             return None
-        return Transferred(origin.source, user, False, ((numbers.start, numbers.stop - 1),))  # noqa: FBT003
+        return Transferred(origin.source, user, False, ((numbers.start, numbers.stop - 1),))
 
     def leave_out(self, origins: Sequence[Origin], wanted: Mask, commit: Commit) -> None:
         """Unset the rows that were taken from their origin before."""

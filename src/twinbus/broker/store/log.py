@@ -470,9 +470,12 @@ class Log:
         """Whether the next record is the first of a segment: it must hold every fact."""
         return self._wants_new_segment or self._active().head == ALIGNMENT
 
-    def leaves_reserve(self, *, frees_space: bool) -> bool:
-        """Whether the next record needs a segment of its own, outside the reserved space."""
-        return self.is_on_reserve and not frees_space
+    def needs_facts(self, *, frees_space: bool) -> bool:
+        """Whether the next record must hold every fact: it is the first of its segment.
+
+        One that does not free space leaves the reserve, for a segment of its own.
+        """
+        return self.begins_segment or (self.is_on_reserve and not frees_space)
 
     @property
     def has_head(self) -> bool:
@@ -535,7 +538,7 @@ class Log:
         """
         if self._soiled:
             self._take_back()
-        leaves_reserve = self.leaves_reserve(frees_space=frees_space)
+        leaves_reserve = self.is_on_reserve and not frees_space
         if not (self._soiled or leaves_reserve or self._wants_new_segment):
             return
         try:
@@ -599,7 +602,7 @@ class Log:
         )
         if offset > self._written_to and payload < ZERO_AHEAD_BYTES:
             self._zero_ahead(offset)
-        content = [memoryview(header + head), *map(memoryview, buffers)]
+        content = [memoryview(header + head), *[memoryview(buffer) for buffer in buffers]]
         self._storage.write(self._descriptor, segment.size, content)
         self._storage.sync(self._descriptor)
         is_first = segment.head == ALIGNMENT

@@ -53,6 +53,8 @@ class MessageRows:
 
     def ids(self) -> tuple[str | None, ...]:
         """Return the id of each."""
+        if len(self._messages) == 1:
+            return (self._messages[0].message_id,)
         return tuple([message.message_id for message in self._messages])
 
     def sizes(self) -> Int64s:

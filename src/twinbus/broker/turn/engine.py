@@ -395,11 +395,11 @@ class Engine:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
             due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
-        elif self._kept or (not self._is_short and self._compaction.has_work):
+        elif self._kept or (not self.log.is_on_reserve and self._compaction.has_work):
             due = 0
         else:
             due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
-        return min(self._time.clock_moment(due), self._time.looks_again_at)
+        return self._time.deadline(due)
 
     @property
     def _is_short(self) -> bool:
@@ -414,7 +414,7 @@ class Engine:
     @property
     def is_careful(self) -> bool:
         """Whether commands run one at a time: a restart was not long ago."""
-        return self.restarts > 0 and self._now < self.healing.careful_until
+        return self.healing.restarts > 0 and self._now < self.healing.careful_until
 
     # -- a turn --------------------------------------------------------------------------------
 
@@ -460,6 +460,10 @@ class Engine:
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
+        self._end_turn(now)
+
+    def _end_turn(self, now: int) -> None:
+        """Put things in order that nobody waits for."""
         if self._is_short:
             self._compaction.drop_empty()
         self.namespace.reclaim()
@@ -514,8 +518,7 @@ class Engine:
 
     def _append_once(self, commit: Commit, *, frees_space: bool) -> None:
         began = self._clock.now_us()
-        begins = self.log.begins_segment or self.log.leaves_reserve(frees_space=frees_space)
-        facts = self._facts() if begins else self._unwritten
+        facts = self._facts() if self.log.needs_facts(frees_space=frees_space) else self._unwritten
         parts = commit.parts(self._now, facts)
         places = self.log.append(parts, frees_space=frees_space)
         self._unwritten = []
