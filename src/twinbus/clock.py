@@ -169,7 +169,7 @@ class BrokerTime:
         return moment if moment == NEVER_US else moment - self._ahead_us
 
     def deadline(self, moment: int) -> int:
-        """Return when the clock's `now_us` shows that a moment has come, or that a doubt is over."""
+        """Return when the clock shows that a moment has come, or that a doubt is over."""
         due = moment if moment == NEVER_US else moment - self._ahead_us
         return due if self._doubtful_since is None else min(due, self.looks_again_at)
 

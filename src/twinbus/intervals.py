@@ -6,6 +6,7 @@ Wherever intervals are kept or sent as bytes (the log, its facts, the wire) they
     8 bytes   last number, which belongs to it
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,6 +17,7 @@ from twinbus.message import Int64s
 
 PACKED_BYTES = 16  # of one interval
 _PACKED = np.dtype("<i8")
+_PAIR = struct.Struct("<qq")
 
 
 class Intervals:
@@ -71,7 +73,10 @@ class Intervals:
 
 def pack(intervals: Iterable[Sequence[int]]) -> bytes:
     """Return intervals as bytes."""
-    return np.array([*intervals], _PACKED).tobytes()
+    some = [*intervals]
+    if len(some) == 1:  # as nearly all are, and numpy is slow with few numbers
+        return _PAIR.pack(*some[0])
+    return np.array(some, _PACKED).tobytes()
 
 
 def unpack(packed: bytes | memoryview) -> list[tuple[int, int]]:

@@ -50,7 +50,7 @@ from twinbus.errors import (
 )
 from twinbus.intervals import PACKED_BYTES, pack, unpack
 from twinbus.limits import (
-    FRAME_STEP_BYTES,
+    FRAME_GROWTH,
     LARGE_FRAME_BYTES,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
@@ -171,7 +171,7 @@ class FrameReader:
         if self._own is None:
             return None
         if self.filled == len(self._own):
-            self._make_room(2 * self.filled)
+            self._make_room()
         return self._own[self.filled :]
 
     def filled_in(self, count: int) -> Iterator[Frame]:
@@ -241,13 +241,15 @@ class FrameReader:
 
     def _begin(self, head_size: int, size: int) -> None:
         self._head_size, self._size = head_size, size
-        if size > LARGE_FRAME_BYTES:
-            self._make_room(FRAME_STEP_BYTES)
 
-    def _make_room(self, size: int) -> None:
-        """Give a large frame more memory: as much as it needs, but no more than this."""
+    def _make_room(self) -> None:
+        """Give a large frame more memory: what it needs, but no more than a multiple of its bytes.
+
+        The rest of that memory is not touched before bytes arrive for it.
+        """
         before = b"".join(self._pieces) if self._own is None else self._own
-        self._own = memoryview(np.empty(min(size, self._size), np.uint8))
+        size = min(FRAME_GROWTH * self.filled, self._size)
+        self._own = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
         self._own[: self.filled] = before
         self._pieces = []
 
@@ -267,6 +269,8 @@ class FrameReader:
         self.filled += take
         if not self._size and self.filled == _LENGTHS.size:
             self._begin(*self._lengths(b"".join(self._pieces), 0))
+        elif LARGE_FRAME_BYTES <= self.filled < self._size:
+            self._make_room()
         return at + take
 
 

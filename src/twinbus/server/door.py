@@ -403,6 +403,10 @@ class Door(Closable):
             self.note_refused_key(_presented_name(token), error.text)
             raise
 
+    def recheck(self, admission: Admission) -> Admission:
+        """Check that an admission still holds."""
+        return self.keys.recheck(admission, self.clock.wall_us())
+
     def note_refusal(self, admission: Admission | None, error: MessagingError) -> None:
         """Log that a connection or a request was refused."""
         if admission is not None and isinstance(error, UnauthorizedError):

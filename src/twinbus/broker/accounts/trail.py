@@ -211,7 +211,11 @@ class Trail:
         return every.take(pa.array(at))
 
     def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
-        for kind, key, value in zip(*(column.to_pylist() for column in facts.columns), strict=True):
+        kinds = facts.column("kind").to_pylist()
+        if "entity" not in kinds:
+            return
+        _, keys, values = facts.columns
+        for kind, key, value in zip(kinds, keys.to_pylist(), values.to_pylist(), strict=True):
             if kind != "entity":
                 continue
             number = int(key)
