@@ -181,7 +181,9 @@ class BrokeredMessage:
                 "for example body=text.encode()"
             )
         texts = _TEXTS(self)
-        if not _is_short_id(texts[0]) or texts[1:] != _NO_MORE_TEXTS:
+        first = texts[0]
+        is_plain = type(first) is str and len(first) <= MAX_ID_CHARACTERS and first.isascii()
+        if not is_plain or texts[1:] != _NO_MORE_TEXTS:  # nearly all have an id and nothing more
             for name, text in zip(TEXT_COLUMNS, texts, strict=True):
                 if text is not None:
                     _check_text(name, text)
@@ -226,11 +228,6 @@ def _property_bytes(value: PropertyValue) -> int:
 
 _TEXTS = attrgetter(*TEXT_COLUMNS)
 _NO_MORE_TEXTS = (None,) * (len(TEXT_COLUMNS) - 1)
-
-
-def _is_short_id(text: object) -> bool:
-    """Whether a text is an ordinary message id, as nearly all are: nothing more to check."""
-    return type(text) is str and len(text) <= MAX_ID_CHARACTERS and text.isascii()
 
 
 def _check_bag(properties: object) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from twinbus.connection import Token
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS, is_backlog_folder
 from twinbus.errors import UnauthorizedError
-from twinbus.limits import ALLOWED_REMEMBERED
+from twinbus.limits import ALLOWED_REMEMBERED, SECOND_US
 from twinbus.protocol.commands import Command
 from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
 from twinbus.protocol.origins import OriginKind, origin_kind
@@ -190,7 +190,7 @@ class AccessKeys:
     def recheck(self, admission: Admission, now: int) -> Admission:
         """Return an admission that holds now: tokens expire, keys are rotated and removed."""
         token = admission.token
-        if token.is_expired(now):
+        if token.expires_s * SECOND_US <= now:
             raise UnauthorizedError("the token has expired; sign a new one", expired=True)
         key = self._keys.get(admission.id)
         if key is admission.key:

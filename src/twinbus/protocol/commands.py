@@ -200,7 +200,9 @@ class Send(EntityCommand[SendReceipt]):
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        EntityCommand.__post_init__(self)
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            EntityCommand.__post_init__(self)
         if type(self.origin) is not Origin:
             check_type("origin", self.origin, Origin, NoneType)
         messages = self.messages

@@ -214,10 +214,12 @@ class ServerConversation:
         events: list[Event] = []
         try:
             only = self.reader.whole(data) if phase is _OPEN else None
-            if only is not None:
-                self._take(*only, ready, events)
-            else:
+            if only is None:
                 self._take_all(self.reader.feed(self._without_magic(data)), ready, events)
+            elif only[0][0] == _ASK:
+                self._ask(*only, ready)
+            else:
+                self._take(*only, ready, events)
         except (MessagingError, IndexError, TypeError, ValueError) as error:
             # Nothing after it can be understood.
             events += self.end(_as_messaging_error(error))
@@ -344,7 +346,9 @@ class ServerConversation:
         if self._held or (used and not self._has_credit(request)):
             self._held[number] = request
         else:
-            self._hand_over(request, ready)
+            self._open[number] = request
+            self._fetching += request.reply_bytes
+            ready.append(request)
 
     # -- credit --------------------------------------------------------------------------------
 

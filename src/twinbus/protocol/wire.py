@@ -153,7 +153,7 @@ class FrameReader:
         self.max_head_bytes = max_head_bytes
         self.max_body_bytes = max_body_bytes
         self._pieces: list[bytes] = []  # what is there of the next frame, if it is small
-        self._own: memoryview | None = None  # the same of a large frame: its first `filled` bytes
+        self.own: memoryview | None = None  # the same of a large frame: its first `filled` bytes
         self.filled = 0  # bytes of it that have arrived: of a frame that is not whole
         self._size = 0  # of the next frame, once its lengths are known
         self._head_size = 0
@@ -161,18 +161,17 @@ class FrameReader:
 
     def discard(self) -> None:
         """Give up the bytes of a frame that will never be whole."""
-        self._pieces, self._own, self.filled, self._size = [], None, 0, 0
+        self._pieces, self.own, self.filled, self._size = [], None, 0, 0
 
-    def room(self) -> memoryview | None:
-        """Return where the next bytes of a large frame belong; None: there is no such frame.
+    def room(self) -> memoryview:
+        """Return where the next bytes of a large frame belong; only where there is one.
 
         Who writes there hands the number of bytes to `filled_in`.
         """
-        if self._own is None:
-            return None
-        if self.filled == len(self._own):
+        assert self.own is not None
+        if self.filled == len(self.own):
             self._make_room()
-        return self._own[self.filled :]
+        return self.own[self.filled :]
 
     def filled_in(self, count: int) -> Iterator[Frame]:
         """Give the frame if these bytes, which lie in its room already, have made it whole."""
@@ -220,7 +219,7 @@ class FrameReader:
 
     def _finish(self) -> Frame:
         """Return the frame that is whole now."""
-        own = self._own
+        own = self.own
         whole = memoryview(b"".join(self._pieces)) if own is None else own
         head_size, self.frame_bytes = self._head_size, self._size
         self.discard()
@@ -247,10 +246,10 @@ class FrameReader:
 
         The rest of that memory is not touched before bytes arrive for it.
         """
-        before = b"".join(self._pieces) if self._own is None else self._own
+        before = b"".join(self._pieces) if self.own is None else self.own
         size = min(FRAME_GROWTH * self.filled, self._size)
-        self._own = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
-        self._own[: self.filled] = before
+        self.own = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        self.own[: self.filled] = before
         self._pieces = []
 
     def _fill(self, data: bytes, at: int) -> int:
@@ -258,8 +257,8 @@ class FrameReader:
 
         Memory grows with what arrives, not with what a peer promises.
         """
-        room = self.room()
-        if room is not None:
+        if self.own is not None:
+            room = self.room()
             take = min(len(room), len(data) - at)
             room[:take] = memoryview(data)[at : at + take]
             self.filled += take

@@ -29,19 +29,23 @@ class NativeConnection(ClientConnection):
         self._reads_frame = False  # the loop reads to where a large frame is put together
         self.conversation = ServerConversation(self, self._deliver, door.namespace.id, now_us())
 
-    def get_buffer(self, sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Let the loop read to where a large frame is put together, or into the common buffer."""
-        room = self.conversation.reader.room()
-        self._reads_frame = room is not None
-        return super().get_buffer(sizehint) if room is None else room
+        reader = self.conversation.reader
+        self._reads_frame = reader.own is not None
+        if not self._reads_frame:
+            return self._door.read_buffer
+        return reader.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes of the client."""
-        if not self._reads_frame:
-            super().buffer_updated(nbytes)
-            return
-        self._door.moved_bytes += nbytes
-        self._took(self.conversation.received(nbytes, now_us()))
+        door, conversation = self._door, self.conversation
+        door.moved_bytes += nbytes
+        if self._reads_frame:
+            events = conversation.received(nbytes, now_us())
+        else:
+            events = conversation.receive(bytes(door.read_buffer[:nbytes]), now_us())
+        self._took(events)
 
     def take(self, data: bytes) -> None:
         """Take bytes of the client."""

@@ -46,6 +46,12 @@ class _Pool:
         owner = self._owners.get(origin)
         return None if owner is None else self._held[owner][origin]
 
+    def goes_on(self, origin: str, number: int, user: str) -> bool:
+        """Whether an origin is known, belongs to this key, and all its numbers are lower."""
+        if self._owners.get(origin) != user:
+            return False
+        return self._held[user][origin].ends_before(number)
+
     def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
         """Remember numbers of an origin, and forget what is beyond the owner's share."""
         owner = self._owners.setdefault(origin, owner)
@@ -105,10 +111,7 @@ class Transfers:
 
     def goes_on(self, sender: str, number: int, user: str) -> bool:
         """Whether a sender is known, belongs to this key, and all its numbers so far are lower."""
-        held = self._senders.get(sender)
-        if held is None or not held.ends_before(number):
-            return False
-        return self._senders.owner(sender) == user
+        return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
         """Whether no number of an origin from this one on was taken."""

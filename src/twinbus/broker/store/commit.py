@@ -108,11 +108,7 @@ class Transferred(NamedTuple):
     intervals: Sequence[tuple[int, int]]
 
 
-class Savepoint(NamedTuple):
-    """How much a commit held at a moment."""
-
-    lengths: tuple[int, ...]
-    must_sync: bool
+Savepoint = tuple[list[int], bool]  # how much a commit held at a moment; whether it had to sync
 
 
 class Commit:
@@ -121,7 +117,7 @@ class Commit:
     def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
         self.first_batch = first_batch
         self.kept = Entries() if kept is None else kept
-        self._inherited = self.kept.count
+        self._inherited = self.kept.count if kept else 0
         self.tentative = Entries()
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
@@ -187,13 +183,13 @@ class Commit:
 
     def savepoint(self) -> Savepoint:
         """Return what `roll_back` needs to forget all that comes after."""
-        return Savepoint(tuple(map(len, self._lists)), self.must_sync)
+        return list(map(len, self._lists)), self.must_sync
 
     def roll_back(self, savepoint: Savepoint) -> None:
         """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
-        for entries, length in zip(self._lists, savepoint.lengths, strict=True):
+        lengths, self.must_sync = savepoint
+        for entries, length in zip(self._lists, lengths, strict=True):
             del entries[length:]
-        self.must_sync = savepoint.must_sync
         self._origins = None
 
     def forget_answers(self) -> None:

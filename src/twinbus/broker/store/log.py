@@ -517,7 +517,8 @@ class Log:
         to a new segment; if the disk is full, that of a record that frees space to the reserve.
         """
         try:
-            self._prepare(frees_space=frees_space)
+            if self._soiled or self.is_on_reserve or self._wants_new_segment:
+                self._prepare(frees_space=frees_space)
             return self._append(self._active(), parts)
         except OSError as error:
             self._soiled = True

@@ -395,7 +395,9 @@ class Engine:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
             due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
-        elif self._kept or (not self.log.is_on_reserve and self._compaction.has_work):
+        elif self._kept or (
+            len(self.log.segments) > 1 and not self.log.is_on_reserve and self._compaction.has_work
+        ):
             due = 0
         else:
             due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
@@ -451,7 +453,7 @@ class Engine:
                 self._drain_spill(now, commit)
         self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
-        if not self._is_short and self._compaction.has_work:
+        if len(self.log.segments) > 1 and not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
         if now >= self._next_check:
             self._check_one(now)
@@ -464,7 +466,7 @@ class Engine:
 
     def _end_turn(self, now: int) -> None:
         """Put things in order that nobody waits for."""
-        if self._is_short:
+        if self.health.spilling or self.log.is_on_reserve:
             self._compaction.drop_empty()
         self.namespace.reclaim()
         if self._ledgers.is_due(now):
@@ -498,7 +500,8 @@ class Engine:
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # some refer to the commit, and to entities that are gone
-        self._release_held(commit)
+        if self._held:
+            self._release_held(commit)
         self._answer(commit)
 
     def _release_held(self, commit: Commit) -> None:
