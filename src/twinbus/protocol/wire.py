@@ -39,6 +39,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.entities import DESCRIPTIONS
@@ -643,11 +644,16 @@ def encode_reply(number: int, value: Any) -> Buffers:
         else:
             plain = {"$": "deliveries"}
     elif isinstance(value, c.SendReceipt):
-        numbers = np.array(value.sequence_numbers, np.int64)  # no need to look at each
-        plain = {"$": "receipt", "numbers": writing.dump(numbers)}
+        plain = {"$": "receipt", "numbers": writing.dump(_compact(value.sequence_numbers))}
     else:
         plain = writing.dump(list(value) if isinstance(value, tuple) else value)
     return writing.frame([FrameKind.REPLY, number, plain])
+
+
+def _compact(numbers: Sequence[int]) -> range | npt.NDArray[np.int64]:
+    """Return numbers in the form that travels best: nearly always they are consecutive."""
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return run if list(run) == numbers else np.array(numbers, np.int64)
 
 
 def plain_error(error: MessagingError) -> list[Any]:
@@ -690,7 +696,9 @@ def decode_value(plain: Any, body: memoryview) -> Any:
             return _read_columns(reading.blob(plain), DELIVERY_SCHEMA)
         if kind == "receipt":
             numbers = reading.load(plain["numbers"])
-            return c.SendReceipt(numbers if type(numbers) is list else list(numbers.tolist()))
+            if isinstance(numbers, np.ndarray):
+                numbers = numbers.tolist()
+            return c.SendReceipt(list(numbers))
         return reading.load(plain)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidArgumentError(f"a reply lacks a part: {error!r:.200}") from error

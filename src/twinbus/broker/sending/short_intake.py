@@ -1,19 +1,22 @@
-"""The short way in: a few message objects to a plain queue.
+"""The short way in: messages to a plain queue, a few objects or one batch of columns.
 
 Nearly every send is one. Its queue has no sessions, no duplicate detection, no forwarding and no
 time to live, its messages have neither a schedule nor a time to live, and their numbers continue
 those of their sender. Nothing about such messages needs columns before the log does, so the broker
-looks at them one by one, and the messages of all sends of a turn go to the log together.
+looks at them one by one, and the messages of all sends of a turn go to the log together. One send
+of columns that were checked goes to the log as it is: no row is left out, and none goes elsewhere.
 
 Everything else takes the long way (intake.py), and so does everything that is to be refused. Where
 both ways are open they lead to the same record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from twinbus.broker.accounts.meter import SEND, units_of
+from twinbus.broker.accounts.meter import SEND, load_of_sizes, units_of
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.queue.waiting import Rows
@@ -27,7 +30,7 @@ from twinbus.limits import (
     ROWS_AS_ROWS,
     ROWS_IN_LOG,
 )
-from twinbus.message import BrokeredMessage, to_batch
+from twinbus.message import BrokeredMessage, Int64s, to_batch
 from twinbus.protocol.commands import Origin, SendReceipt
 from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
@@ -38,8 +41,22 @@ _ROWS = np.arange(_MOST_MESSAGES, dtype=np.int32)
 _BACKLOG, _APPLICATION = Purpose.BACKLOG, Purpose.APPLICATION
 
 
+# Columns that decide when, or whether, a message becomes deliverable.
+_DECIDING = frozenset(("time_to_live", "scheduled_enqueue_time_utc", "content_type"))
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The messages of one or more sends, and how large each is."""
+
+    batch: pa.RecordBatch
+    columns: Mapping[str, pa.Array]  # those in use
+    size: Int64s
+    are_objects: bool  # made of message objects, which checked their values themselves
+
+
 class ShortIntake:
-    """Takes single messages in."""
+    """Takes single messages and plain batches in."""
 
     def __init__(self, repeats: Repeats, max_message_bytes: int) -> None:
         self._repeats = repeats
@@ -67,6 +84,35 @@ class ShortIntake:
         for numbers in taken.values():
             self._repeats.note(numbers, commit)
         self._answer(entity, asked, load, commit)
+        return True
+
+    def take_columns(
+        self, entity: Entity, one: Request, incoming: Incoming, now: int, commit: Commit
+    ) -> bool:
+        """Stage a send whose columns were checked, and return True; or do nothing: False."""
+        if not entity.is_plain or not _DECIDING.isdisjoint(incoming.columns):
+            return False
+        origin, taken = one.command.origin, None
+        if origin is not None:
+            taken = self._repeats.continued(origin, one.principal.id, commit)
+            if taken is None:
+                return False
+        if counted(incoming.size) > entity.room:
+            return False
+        queue, count = entity.queue, len(incoming.size)
+        rows = Rows(
+            sequence=queue.allocate(count),
+            enqueued=now,
+            size=incoming.size,
+            batch=commit.next_batch,
+            row=np.arange(count, dtype=np.int32),
+        )
+        first_sequence = queue.next_sequence - count
+        commit.add_batch(incoming.batch, Whole(queue.entity, first_sequence, now))
+        queue.stage(rows, Cause.ENQUEUED, None, commit)
+        if taken is not None:
+            self._repeats.note(taken, commit)
+        self._answer(entity, (one,), load_of_sizes(incoming.size), commit)
         return True
 
     def _follows(
@@ -152,6 +198,13 @@ class ShortIntake:
         purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path
         commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(asked)))
+
+
+def counted(size: Int64s) -> int:
+    """Return what messages count against a quota: small ones as much as their rows take."""
+    if len(size) == 1:
+        return max(int(size[0]), MIN_QUOTA_BYTES)
+    return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 
 def _is_plain(message: BrokeredMessage) -> bool:

@@ -33,7 +33,8 @@ from twinbus.broker.lifecycle import BrokenInvariantError
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import LockNumbers
-from twinbus.broker.sending.intake import counted, full
+from twinbus.broker.sending.intake import full
+from twinbus.broker.sending.short_intake import counted
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Commit, Effect, Entries, Fact
 from twinbus.broker.store.log import Log
