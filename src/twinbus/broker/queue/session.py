@@ -100,9 +100,9 @@ class Sessions:
         at = waiting.all()
         states = waiting.get("state", at)
         at = at[(states != State.PENDING) & (states != State.SCHEDULED)]
-        has_messages = np.zeros(max(self._sessions, default=-1) + 1, np.bool_)
+        has_messages = np.zeros(max(self.by_id, default=-1) + 1, np.bool_)
         has_messages[waiting.get("session", at)] = True
-        names = [self._sessions[one].name for one in np.flatnonzero(has_messages).tolist()]
+        names = [self.by_id[one].name for one in np.flatnonzero(has_messages).tolist()]
         found = set(names)
         return names + [name for name in self.states if name not in found]
 
