@@ -15,6 +15,7 @@ says in its metadata which ledger it belongs to and in which version it was writ
 `read_footer` tells whether a file is one of ours. It opens the footer only.
 """
 
+import io
 import itertools
 import re
 import secrets
@@ -27,7 +28,7 @@ from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +60,7 @@ ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inv
 GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = ("completed", "dead_lettered", "expired", "activated", "cancelled", "forwarded")
-# Results of the ledger of transfers, and the file in its folder that rows wait in.
+# Results of the ledger of transfers, and the end of the names of files that its rows wait in.
 MOVED, DEAD_LETTERED = "moved", "dead_lettered"
 JOURNAL = ".journal"
 
@@ -369,7 +370,23 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def days(folder: Path) -> Iterator[tuple[date, Path]]:
+class DayFolders(Protocol):
+    """A folder on whichever file system, as far as its days matter."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+
+    def glob(self, pattern: str, /) -> "Iterator[Self]":
+        """Give what matches a pattern in it."""
+
+    def __lt__(self, other: Self, /) -> bool: ...
+
+
+F = TypeVar("F", bound=DayFolders)
+
+
+def days(folder: F) -> Iterator[tuple[date, F]]:
     """Give the days of a ledger of one kind and their folders, in order."""
     for path in sorted(folder.glob("day=*/")):
         with suppress(ValueError):
@@ -387,11 +404,15 @@ class Footer:
 
 def read_footer(path: Path) -> Footer | str:
     """Return what a ledger file says of itself, or why it is none."""
+    return footer_of(path, path.stat().st_size if path.exists() else 0)
+
+
+def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
+    """Return the same of a file that may be open already."""
     try:
-        found = pq.read_metadata(path)
+        found = pq.read_metadata(file)
         columns = found.schema.to_arrow_schema().remove_metadata()
     except (OSError, ValueError, pa.ArrowException) as error:  # also names that are no text
-        size = path.stat().st_size if path.exists() else 0
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
     told = {
         key.decode(errors="replace"): value.decode(errors="replace")

@@ -5,7 +5,6 @@ The work is in the query's processes (syphon_query.py); what they tell comes by 
 """
 
 import logging
-import re
 import secrets
 import tempfile
 import threading
@@ -44,6 +43,8 @@ from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
 from twinbus.spark.gateway import unlogged_commands
+from twinbus.spark.hadoop import as_uri
+from twinbus.spark.reasons import reason_of
 from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.desk import Desk, SyphonProgress
 from twinbus.syphon.doors import WorkerDoors, check_master
@@ -169,7 +170,7 @@ class Syphon(Closable):
             self._clear_away()
             if isinstance(error, MessagingError) or not isinstance(error, Exception):
                 raise
-            raise MessagingError(f"Spark cannot run the syphon: {_short(error)}") from error
+            raise MessagingError(f"Spark cannot run the syphon: {reason_of(error)}") from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
         if watch is not None and not watch.is_complete:
@@ -212,7 +213,7 @@ class Syphon(Closable):
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
         with unlogged_commands():
             writer = rows.writeStream.format(source.name()).options(**options)
-        writer = writer.queryName(self._owner).option("checkpointLocation", str(checkpoint))
+        writer = writer.queryName(self._owner).option("checkpointLocation", as_uri(checkpoint))
         if self._once:
             writer = writer.trigger(availableNow=True)
         return writer.start()
@@ -249,7 +250,7 @@ class Syphon(Closable):
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise MessagingError(f"the syphon failed: {_short(self._error)}") from self._error
+            raise MessagingError(f"the syphon failed: {reason_of(self._error)}") from self._error
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class Syphon(Closable):
         try:
             self._watch_query()
         except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
-            _log.error("Spark is gone, and the syphon with it: %s", _short(trouble))
+            _log.error("Spark is gone, and the syphon with it: %s", reason_of(trouble))
             self._error = trouble
         self._pass_notes_on()
         self._ended.set()
@@ -283,7 +284,7 @@ class Syphon(Closable):
                 return
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
-            _log.error("Spark gave the query up; it is started again: %s", _short(error))
+            _log.error("Spark gave the query up; it is started again: %s", reason_of(error))
             if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
             try:
@@ -347,19 +348,6 @@ class Syphon(Closable):
         self._roll_ledger(at_once=True)
         self._last_progress = self.progress
         self._folder.cleanup()
-
-
-def _short(error: Exception) -> str:
-    """Return the line of an error of Spark that says what happened: Python's, if it is one."""
-    text = str(error)
-    pythons = re.findall(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", text, re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
-    if "No module named 'twinbus'" in reason:
-        reason += (
-            ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
-        )
-    return reason
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:
