@@ -17,7 +17,7 @@ from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
 from twinbus.errors import LedgerDamagedError, MessagingError
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
-from twinbus.spark.hadoop import HadoopPath, folder_of
+from twinbus.locations import HadoopPath, folder_of
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 NOWHERE = "hdfs://127.0.0.1:1"  # nobody listens there: whoever asks it fails
@@ -81,12 +81,10 @@ def test_local_folders_are_read_and_written_whatever_the_default_file_system_is(
 ) -> None:
     write_ledger(tmp_path / "contoso")
     settings = ReportSettings([tmp_path / "contoso"], load_sheet("zero"))
-    for table_format in ("parquet", "csv"):
-        output = tmp_path / table_format
-        made = make_report(spark, settings, output, table_format)
-        assert [(row.status, row.messages) for row in made.statuses] == [("completed", 3)]
-        names = {path.name for path in output.iterdir()}
-        assert names == {f"reconciliation.{table_format}", f"suspects.{table_format}"}
+    made = make_report(spark, settings, tmp_path / "tables", "csv")
+    assert [(row.status, row.messages) for row in made.statuses] == [("completed", 3)]
+    names = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert names == {"reconciliation.csv", "suspects.csv"}
 
 
 @pytest.mark.usefixtures("foreign_default", "spark")
@@ -109,13 +107,15 @@ def test_a_report_reads_and_writes_another_file_system(
 ) -> None:
     write_ledger(cloud / "contoso [1]")
     settings = ReportSettings([f"{cloud_uri}/contoso [1]"], load_sheet("zero"))
-    for _ in range(2):  # the second writes over the first
-        made = make_report(spark, settings, f"{cloud_uri}/november/tables")
+    tables = cloud / "november/tables"
+    tables.mkdir(parents=True)
+    (tables / "suspects.parquet").write_text("of an earlier report")
+    made = make_report(spark, settings, f"{cloud_uri}/november/tables")
     assert [(row.ledger, row.messages) for row in made.statuses] == [("contoso [1]", 3)]
-    table = pq.read_table(cloud / "november/tables/reconciliation.parquet")
+    table = pq.read_table(tables / "reconciliation.parquet")
     assert table.column("messages").to_pylist() == [3]
-    left = {path.name for path in (cloud / "november/tables").iterdir()}
-    assert {name for name in left if not name.endswith(".crc")} == {
+    assert pq.read_table(tables / "suspects.parquet").num_rows == 0
+    assert {path.name for path in tables.iterdir() if path.suffix != ".crc"} == {
         "reconciliation.parquet",
         "suspects.parquet",
     }
@@ -143,8 +143,20 @@ def test_a_damaged_file_on_another_file_system_is_named(
     assert [row.messages for row in made.statuses] == [3]
 
 
+@pytest.mark.usefixtures("spark")
+def test_a_syphon_writes_its_ledger_to_another_file_system(
+    twins: Twins, cloud: Path, cloud_uri: str
+) -> None:
+    twins.primary.queue()
+    sent = twins.divert_ids(["1", "2", "3"])
+    twins.drain(ledger=f"{cloud_uri}/syphon")
+    assert twins.primary.ids() == sent
+    rows = pq.read_table(cloud / "syphon/ledger/transfers", partitioning=None)
+    assert sorted(rows.column("message_id").to_pylist()) == sent
+
+
 def test_a_folder_with_a_scheme_is_not_taken_for_a_path(spark: SparkSession) -> None:
     assert folder_of("s3a://bucket/a/") == "s3a://bucket/a"
-    assert folder_of("file:///tmp/a b") == folder_of("/tmp/a b") == Path("/tmp/a b")
+    assert folder_of("file:///srv/a b") == folder_of("/srv/a b") == Path("/srv/a b")
     with pytest.raises(MessagingError, match="names no file system"):
         HadoopPath(spark, "bucket/a")

@@ -8,7 +8,7 @@ from pyspark.sql import functions as f
 
 from twinbus.cost.survey import Survey
 from twinbus.ledger import SCHEMAS, LedgerKind
-from twinbus.spark.hadoop import as_pattern
+from twinbus.locations import as_pattern
 
 _DDL = {
     pa.string(): "string",

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from functools import reduce
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -45,7 +43,7 @@ from twinbus.cost.answers import (
 )
 from twinbus.cost.frames import frame
 from twinbus.cost.prices import Billed, PriceSheet, priced
-from twinbus.cost.reconciliation import is_backlog, is_dead_letter
+from twinbus.cost.reconciliation import Reconciliation, is_backlog, is_dead_letter
 from twinbus.cost.stages import Basis, rule_of
 from twinbus.cost.survey import Survey, survey
 from twinbus.cost.tables import TableFolder
@@ -57,8 +55,8 @@ from twinbus.limits import (
     REPORT_LISTED_FILES,
     REPORT_PARTITION_ROWS,
 )
+from twinbus.locations import HadoopPath, Location, folder_of
 from twinbus.protocol.operations import Purpose
-from twinbus.spark.hadoop import HadoopPath, Location, folder_of
 from twinbus.spark.reasons import reason_of
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
@@ -72,6 +70,22 @@ _MONEY = pa.schema(
         ("bandwidth_price", pa.decimal128(18, 6)),
     ]
 )
+_RECONCILIATION = pa.schema(
+    [
+        ("ledger", pa.string()),
+        ("path", pa.string()),
+        ("status", pa.string()),
+        ("messages", pa.int64()),
+    ]
+)
+_NO_SUSPECTS = [
+    "'' as ledger",
+    "'' as path",
+    "id as sequence_number",
+    "'' as message_id",
+    "'' as status",
+    "cast(null as timestamp) as accepted",
+]
 _PERCENTILES = (0.5, 0.9, 0.99)
 _GROUPS = ("ledger", "path", "day", "month", "stage")
 _FILE = re.compile(r"[A-Za-z][\w+.-]+:/[^\s'\",\]]+\.parquet")  # as Spark names one
@@ -210,16 +224,20 @@ class _Job:
 
     def run(self) -> Report:
         """Do all of it."""
-        transfers = self._once(self._frame(LedgerKind.TRANSFERS))
+        transfers = self._once(self._frame(LedgerKind.TRANSFERS)).persist()
         messages = self._frame(LedgerKind.MESSAGES)
-        if self._survey.count(LedgerKind.OPERATIONS):
-            self._operations()
-        if self._survey.count(LedgerKind.TRANSITIONS):
-            self._outages(transfers)
-        if self._survey.count(LedgerKind.TRANSFERS):
-            self._transfers(transfers, messages)
-        if self._survey.count(LedgerKind.MESSAGES):
-            self._reconcile(messages, transfers)
+        has_transfers = bool(self._survey.count(LedgerKind.TRANSFERS))
+        try:
+            if self._survey.count(LedgerKind.OPERATIONS):
+                self._operations()
+            if self._survey.count(LedgerKind.TRANSITIONS):
+                self._outages(transfers)
+            if has_transfers:
+                self._transfers(transfers, messages)
+            if self._survey.count(LedgerKind.MESSAGES):
+                self._reconcile(messages, transfers if has_transfers else None)
+        finally:
+            transfers.unpersist()
         return self._report
 
     def _frame(self, kind: LedgerKind) -> DataFrame:
@@ -523,28 +541,30 @@ class _Job:
         before = _read_before(_locations(self._session, self._settings), self._settings)
         return messages if before is None else frame(self._session, before, LedgerKind.MESSAGES)
 
-    def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
+    def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
         self._tell("reconciliation ...")
         self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
-        found = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
-        stood = reconciliation.with_returned(found)
-        table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
-        parts = [
-            reconciliation.wrong_places(stood),
-            reconciliation.doubled(stood),
-            reconciliation.not_home(stood, transfers, self._at_home(messages)),
-        ]
-        suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
+        with Reconciliation(messages) as found:
+            counts = sorted(found.counts().items())
+            self._report.statuses = [StatusCount(*key, count) for key, count in counts]
+            if self._tables is not None:
+                rows = list(map(asdict, self._report.statuses))
+                table = pa.Table.from_pylist(rows, _RECONCILIATION)
+                self._tables.write_arrow("reconciliation", table)
+            self._name(found.suspects(transfers, self._at_home(messages)))
+
+    def _name(self, suspects: DataFrame | None) -> None:
+        """Name the messages that are not accounted for."""
+        if suspects is None:
+            suspects = self._session.range(0).selectExpr(*_NO_SUSPECTS)
+        suspects = suspects.persist()
         try:
-            self._write("reconciliation", table)
-            self._report.statuses = _rows(table, StatusCount)
             self._report.suspect_count = suspects.count()
             ordered = suspects.orderBy("ledger", "path", "sequence_number")
             self._write("suspects", ordered)
             self._report.suspects = _rows(ordered.limit(100), Suspect)
         finally:
-            for one in (suspects, table, found):
-                one.unpersist()
+            suspects.unpersist()
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:

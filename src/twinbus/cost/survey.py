@@ -12,9 +12,9 @@ from datetime import date
 from pathlib import Path
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
-from twinbus.ledger import FOLDER, JOURNAL, LedgerKind, days, footer_of, read_footer
+from twinbus.ledger import FOLDER, JOURNAL, Footer, LedgerKind, days, footer_of, read_footer
 from twinbus.limits import LEDGER_READERS
-from twinbus.spark.hadoop import Location
+from twinbus.locations import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,21 @@ def survey(
     ]
     surveyed = Survey(found, list(named))
     with ThreadPoolExecutor(LEDGER_READERS) as looking:
-        footers = looking.map(lambda one: _look(one[1], one[2]), everything)
-        for (name, kind, path), told in zip(everything, footers, strict=True):
-            if isinstance(told, str):
-                surveyed.left_out.append(LeftOut(path, told))
-            else:
-                found[kind].setdefault(name, []).append(path)
-                surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told
+        footers = list(looking.map(lambda one: _look(one[1], one[2]), everything))
+    replaced = {
+        path.parent / name
+        for (_, _, path), told in zip(everything, footers, strict=True)
+        if isinstance(told, Footer)
+        for name in told.replaces
+    }
+    for (name, kind, path), told in zip(everything, footers, strict=True):
+        if path in replaced:
+            continue  # all of its rows are in a merged file
+        if isinstance(told, str):
+            surveyed.left_out.append(LeftOut(path, told))
+        else:
+            found[kind].setdefault(name, []).append(path)
+            surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told.rows
     surveyed.left_out += [one for folder in named.values() for one in _strangers(folder)]
     bad = [one for one in surveyed.left_out if not one.why.startswith("unfinished")]
     if bad and not skip_bad:
@@ -142,8 +150,8 @@ def _size(path: Location) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _look(kind: LedgerKind, path: Location) -> int | str:
-    """Return how many rows a file has, or why it is none of ours."""
+def _look(kind: LedgerKind, path: Location) -> Footer | str:
+    """Return what a file says of itself, or why it is none of ours."""
     if path.name.startswith("."):
         return "unfinished: being written, or left behind by a process that was killed"
     if path.suffix != ".parquet":
@@ -157,4 +165,4 @@ def _look(kind: LedgerKind, path: Location) -> int | str:
         return told
     if told.kind != kind.value:
         return f"foreign: it is of the ledger of {told.kind}, but lies among {kind.value}"
-    return told.rows
+    return told

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from twinbus.files import write_all_whole
-from twinbus.spark.hadoop import HadoopPath, as_uri
+from twinbus.locations import HadoopPath, as_uri
 
 
 class TableFolder:

@@ -25,6 +25,7 @@ from twinbus.lifetimes import Closable
 from twinbus.limits import (
     DEFAULT_RETRY_INTERVAL,
     LAST_BATCH_S,
+    LEDGER_LOOK_S,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
     MAX_RANGES_PER_QUEUE,
@@ -38,18 +39,19 @@ from twinbus.limits import (
     SPARK_START_S,
     SYPHON_LEASE,
 )
+from twinbus.locations import HadoopPath, as_uri
 from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
 from twinbus.spark.gateway import unlogged_commands
-from twinbus.spark.hadoop import as_uri
 from twinbus.spark.reasons import reason_of
 from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.desk import Desk, SyphonProgress
 from twinbus.syphon.doors import WorkerDoors, check_master
 from twinbus.syphon.planner import PlannerSettings
 from twinbus.syphon.queue_watch import QueueWatch
+from twinbus.syphon.spool import LedgerSpool
 from twinbus.syphon.transfers import TransferLedger
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class SyphonSettings:
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
     range_messages: int = RANGE_MESSAGES  # of a queue in one batch
     ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
-    ledger: Path | None = None  # folder for what was moved; None: it is not written down
+    ledger: Path | str | None = None  # folder or URI for what was moved; None: nothing is written
     transform: "str | Transform | None" = None  # module:function, or a function
     master: str | None = None  # of Spark; None: this machine
     conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
@@ -152,7 +154,9 @@ class Syphon(Closable):
         )
         self._desk = Desk(Path(self._folder.name))
         self._owner = f"syphon {secrets.token_hex(8)}"
-        self._transfers = TransferLedger(settings.ledger)
+        self._spool = LedgerSpool() if isinstance(settings.ledger, str) else None
+        self._transfers = TransferLedger(self._ledger_folder)
+        self._next_roll = 0.0
         self._noted = 0
         self._leaving = threading.Event()  # no new query, please
         self._stopping = threading.Event()
@@ -177,6 +181,14 @@ class Syphon(Closable):
             threading.Thread(
                 target=self._watch_queues, args=(watch,), name="twinbus-syphon-queues", daemon=True
             ).start()
+
+    @property
+    def _ledger_folder(self) -> Path | None:
+        """The local folder that lines of the ledger are written to."""
+        if self._spool is not None:
+            return self._spool.folder
+        ledger = self._settings.ledger
+        return ledger.absolute() if isinstance(ledger, Path) else None
 
     def _open_doors(self, master: str) -> None:
         """Let workers in where a namespace is embedded in this process."""
@@ -204,7 +216,8 @@ class Syphon(Closable):
             self._secondary,
             self._desk.folder,
             settings.planner(self._owner),
-            settings.ledger.absolute() if settings.ledger is not None else None,
+            None if self._spool is not None else self._ledger_folder,
+            self._spool.folder if self._spool is not None else None,
         ).to_options()
         with unlogged_commands():
             rows = session.readStream.format(source.name()).options(**options).load()
@@ -310,10 +323,16 @@ class Syphon(Closable):
 
     def _roll_ledger(self, *, at_once: bool = False) -> None:
         """See that what workers wrote down becomes files; trouble with that stops no syphon."""
+        if not at_once and time.monotonic() < self._next_roll:
+            return
+        self._next_roll = time.monotonic() + LEDGER_LOOK_S
         try:
             self._transfers.roll(at_once=at_once)
+            if self._spool is not None and self._spark is not None:
+                target = HadoopPath(self._spark.session, str(self._settings.ledger))
+                self._spool.move_to(target)
         except Exception as error:  # noqa: BLE001 - see above
-            _log.warning("the ledger of transfers cannot be written: %s", error)
+            _log.warning("the ledger of transfers cannot be written: %s", reason_of(error))
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
@@ -342,10 +361,12 @@ class Syphon(Closable):
         with suppress(Exception):  # Spark may be gone
             if self._query is not None:
                 self._query.stop()
+        self._roll_ledger(at_once=True)
+        if self._spool is not None:
+            self._spool.close()
         if self._spark is not None:
             self._spark.give_back()
         self._doors.close()
-        self._roll_ledger(at_once=True)
         self._last_progress = self.progress
         self._folder.cleanup()
 

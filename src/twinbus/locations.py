@@ -151,8 +151,8 @@ class HadoopPath:
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path
         try:
             self._fs().copyFromLocalFile(
-                False,  # noqa: FBT003 - of Java: leave the local one
-                True,  # noqa: FBT003 - of Java: write over what is there
+                False,
+                True,
                 hadoop_path(as_uri(local)),
                 hadoop_path(str(draft)),
             )
@@ -171,7 +171,7 @@ class HadoopPath:
 
     def remove(self) -> None:
         """Delete it, a folder with all that is in it; nothing is there: nothing happens."""
-        self._fs().delete(self._path(), True)  # noqa: FBT003 - of Java: recursive
+        self._fs().delete(self._path(), True)
 
     @property
     def _jvm(self) -> Any:
