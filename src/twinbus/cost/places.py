@@ -2,7 +2,8 @@
 
 A place is a ledger, the number of a queue and a sequence number. This is the part of a
 reconciliation that touches every message, so its rows are numbers only: strings in an aggregate
-make Spark sort. What ended and what stands is told in intervals of sequence numbers:
+make Spark sort. Ledger and queue are packed into one number, a message id is a hash. What ended and
+what stands is told in intervals of sequence numbers:
 
     short intervals      become a row for each number, and are grouped with what was accepted
     long ones            are cut at the bounds of buckets and joined by bucket and range; nothing is
@@ -12,11 +13,11 @@ Numbers of long intervals that nobody accepted have no row to be joined to. They
 an interval has more numbers than rows that were joined to it, its numbers are spread out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
@@ -33,8 +34,8 @@ from twinbus.ledger import (
 )
 from twinbus.limits import BROADCAST_ROWS, LEDGER_RUN, LONG_RUN, RUN_BUCKET_BITS
 
-QUEUE = ("ledger", "number", "is_void")
-PLACE = (*QUEUE, "sequence_number")
+PLACE = ("queue", "sequence_number")
+_NUMBER_BITS, _VOID_BITS = 32, 1  # of a packed queue, from the right; the rest is the ledger
 _ENDS = sorted((*ENDINGS, ENDED))  # the code of an ending is its place here: the least one counts
 _ENDING = ("ending", "ended", "ended_record")
 _STATED = (BEGUN, GAP, RESTORED, INVENTORY)
@@ -71,7 +72,25 @@ class QueueFacts:
 
 
 NO_FACTS = QueueFacts("", is_deleted=False, first_accepted=None, first_record=None)
-QueueKey = tuple[str, int, bool]  # ledger, number, is_void
+
+
+def queue_column(ledgers: Sequence[str], is_void: Column) -> Column:
+    """Return ledger, voidness and the number of a queue as one number."""
+    index: Column = f.lit(0)
+    for at, name in enumerate(ledgers):
+        index = f.when(f.col("ledger") == name, f.lit(at)).otherwise(index)
+    high = f.shiftleft(index.cast("bigint"), _VOID_BITS) + is_void.cast("bigint")
+    return f.shiftleft(high, _NUMBER_BITS) + f.col("number")
+
+
+def ledger_index(queue: int) -> int:
+    """Return which ledger a queue is of."""
+    return queue >> (_NUMBER_BITS + _VOID_BITS)
+
+
+def is_void_queue(queue: int) -> bool:
+    """Whether the records that the messages of a queue are told by were lost."""
+    return bool(queue >> _NUMBER_BITS & 1)
 
 
 def accounts_of(messages: DataFrame) -> dict[str, Account]:
@@ -96,11 +115,14 @@ def accounts_of(messages: DataFrame) -> dict[str, Account]:
     return found
 
 
-def told_by(messages: DataFrame, accounts: Mapping[str, Account]) -> DataFrame:
-    """Return the rows that are about the logs of today, with `is_void`.
+def told_by(
+    messages: DataFrame, accounts: Mapping[str, Account], ledgers: Sequence[str]
+) -> DataFrame:
+    """Return the rows that are about the logs of today, with `queue`.
 
     A log that was restored does not have the records of the time after its copy was taken: the rows
-    of these records are void. What they accepted is lost, unless they say that it ended.
+    of these records are void. What they accepted is lost, unless they say that it ended. A new log
+    gives the numbers of queues again, so void rows are of a queue of their own.
     """
     is_current: Column = f.lit(True)
     is_void: Column = f.lit(False)
@@ -110,14 +132,14 @@ def told_by(messages: DataFrame, accounts: Mapping[str, Account]) -> DataFrame:
             is_current &= ~is_here | (f.col("at") >= f.timestamp_micros(f.lit(account.begun)))
         for first, last in account.voids:
             is_void |= is_here & f.col("record").between(first, last)
-    return messages.where(is_current).withColumn("is_void", is_void)
+    return messages.where(is_current).withColumn("queue", queue_column(ledgers, is_void))
 
 
-def queues_of(told: DataFrame) -> dict[QueueKey, QueueFacts]:
-    """Return every queue; a new log gives their numbers again, so void rows are kept apart."""
+def queues_of(told: DataFrame) -> dict[int, QueueFacts]:
+    """Return every queue."""
     event = f.col("event")
     rows = (
-        told.groupBy(*QUEUE, "path")
+        told.groupBy("queue", "path")
         .agg(
             f.max(event == DELETED).alias("is_deleted"),
             f.min(f.when(event == ACCEPTED, f.col("first"))).alias("first_accepted"),
@@ -125,10 +147,10 @@ def queues_of(told: DataFrame) -> dict[QueueKey, QueueFacts]:
         )
         .collect()
     )
-    found: dict[QueueKey, QueueFacts] = {}
+    found: dict[int, QueueFacts] = {}
     for row in sorted(rows, key=lambda row: row["path"] or ""):
-        before = found.get(_key(row), NO_FACTS)
-        found[_key(row)] = QueueFacts(
+        before = found.get(row["queue"], NO_FACTS)
+        found[row["queue"]] = QueueFacts(
             row["path"] or "",
             before.is_deleted or row["is_deleted"],
             _least(before.first_accepted, row["first_accepted"]),
@@ -150,7 +172,7 @@ class Intervals:
 
     each: DataFrame  # a row for each number
     long: DataFrame  # those that are joined by range, persisted
-    covered: Mapping[tuple[QueueKey, bool], int]  # numbers in long ones, by queue and `stands`
+    covered: Mapping[tuple[int, bool], int]  # numbers in long ones, by queue and `stands`
     pieces: int  # buckets that long ones reach into, at most
 
     @classmethod
@@ -169,7 +191,7 @@ class Intervals:
             f.lit(False),
         )
         runs = told.where(event.isin(*_ENDS) | ((event == STANDING) & is_stock)).select(
-            *QUEUE,
+            "queue",
             "first",
             "last",
             (event == STANDING).alias("stands"),
@@ -177,7 +199,7 @@ class Intervals:
             f.unix_micros("at").alias("ended"),
             f.col("record").alias("ended_record"),
         )
-        in_order = Window.partitionBy(*QUEUE, "stands").orderBy("first")
+        in_order = Window.partitionBy("queue", "stands").orderBy("first")
         before = in_order.rowsBetween(Window.unboundedPreceding, -1)
         long = (
             runs.where(length >= LONG_RUN)
@@ -192,7 +214,7 @@ class Intervals:
             .persist()
         )
         sums = (
-            long.groupBy(*QUEUE, "stands", "is_alone")
+            long.groupBy("queue", "stands", "is_alone")
             .agg(f.sum(length + 1).alias("numbers"), f.sum(_buckets()).alias("pieces"))
             .collect()
         )
@@ -203,7 +225,7 @@ class Intervals:
         return cls(
             _each_number(spread),
             long.where("is_alone"),
-            {(_key(row), row["stands"]): row["numbers"] for row in alone},
+            {(row["queue"], row["stands"]): row["numbers"] for row in alone},
             sum(row["pieces"] for row in alone),
         )
 
@@ -211,33 +233,14 @@ class Intervals:
         """Return the pieces of long ones, each in one bucket; few enough are sent to all tasks."""
         bucket = f.explode(f.sequence(_bucket("first"), _bucket("last")))
         pieces = self.long.where(f.col("stands") == stands).select(
-            *(f.col(name).alias(f"run_{name}") for name in (*QUEUE, "first", "last", *_ENDING)),
+            *(f.col(name).alias(f"run_{name}") for name in ("queue", "first", "last", *_ENDING)),
             bucket.alias("run_bucket"),
         )
         return f.broadcast(pieces) if self.pieces <= BROADCAST_ROWS else pieces
 
-    def numbers_of(self, queues: Iterable[QueueKey]) -> DataFrame:
+    def numbers_of(self, queues: Iterable[int]) -> DataFrame:
         """Return the numbers in long ones of some queues."""
-        return _each_number(self.long.where(is_of(queues)).drop("is_alone"))
-
-
-def is_of(queues: Iterable[QueueKey]) -> Column:
-    """Whether a row is of one of these queues."""
-    by_ledger: dict[tuple[str, bool], list[int]] = {}
-    for ledger, number, is_void in queues:
-        by_ledger.setdefault((ledger, is_void), []).append(number)
-    return reduce(
-        lambda one, other: one | other,
-        (
-            (f.col("ledger") == ledger) & (f.col("is_void") == is_void) & f.col("number").isin(some)
-            for (ledger, is_void), some in by_ledger.items()
-        ),
-        f.lit(False),
-    )
-
-
-def _key(row: Row) -> QueueKey:
-    return row["ledger"], row["number"], row["is_void"]
+        return _each_number(self.long.where(f.col("queue").isin(*queues)).drop("is_alone"))
 
 
 def _code(event: Column) -> Column:
@@ -276,41 +279,53 @@ def _each_number(intervals: DataFrame) -> DataFrame:
 
 # -- places ----------------------------------------------------------------------------------------
 
+_OF_ACCEPTANCE = ("accepted_record", "identity")
+
 
 def places_of(told: DataFrame, intervals: Intervals) -> DataFrame:
     """Return the places that were accepted, or that short intervals name, and what became of them.
 
-    Columns: those of a place; `accepted` and `ended` in microseconds, with their records; `ending`,
-    a code; `stands`; and `ends_joined`, `stands_joined`: 1 where a long interval said so.
+    Columns: those of a place; `accepted_record`, and `identity`, the hash of the message's id and
+    queue; `ending`, a code; `ended` in microseconds, and `ended_record`; `stands`; `ends_joined`
+    and `stands_joined`: 1 where a long interval said so.
     """
-    nothing = f.lit(None).cast("bigint")
     accepted = told.where(f.col("event") == ACCEPTED).select(
-        *QUEUE,
+        "queue",
         f.col("first").alias("sequence_number"),
-        f.unix_micros("at").alias("accepted"),
         f.col("record").alias("accepted_record"),
+        identity().alias("identity"),
         f.lit(None).cast("int").alias("ending"),
-        nothing.alias("ended"),
-        nothing.alias("ended_record"),
+        _no_number().alias("ended"),
+        _no_number().alias("ended_record"),
         f.lit(False).alias("stands"),
     )
     found = _grouped(
         accepted.unionByName(
-            intervals.each.withColumns({"accepted": nothing, "accepted_record": nothing})
+            intervals.each.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number()))
         )
     )
     covered = {stands for _, stands in intervals.covered}
     found = _join_ends(found, intervals) if False in covered else _unjoined(found, "ends_joined")
     found = _join_stands(found, intervals) if True in covered else _unjoined(found, "stands_joined")
-    return found.where(~f.col("is_void") | f.col("accepted").isNotNull())
+    return found.where(~is_void() | f.col("accepted_record").isNotNull())
 
 
-def unaccepted(found: DataFrame, intervals: Intervals, queues: Iterable[QueueKey]) -> DataFrame:
+def identity() -> Column:
+    """Return the hash of a message's id in its queue; null where there is no id."""
+    known = f.col("message_id").isNotNull()
+    return f.when(known, f.xxhash64("queue", "message_id"))
+
+
+def is_void() -> Column:
+    """Whether a place is of lost records."""
+    return f.shiftright("queue", _NUMBER_BITS).bitwiseAND(f.lit(1)) == 1
+
+
+def unaccepted(found: DataFrame, intervals: Intervals, queues: Iterable[int]) -> DataFrame:
     """Return the places of long intervals that have no row yet, in some queues."""
-    nothing = f.lit(None).cast("bigint")
-    told = intervals.numbers_of(queue for queue in queues if not queue[2])
+    told = intervals.numbers_of(queue for queue in queues if not is_void_queue(queue))
     rest = told.join(found.select(*PLACE), list(PLACE), "left_anti")
-    rows = _grouped(rest.withColumns({"accepted": nothing, "accepted_record": nothing}))
+    rows = _grouped(rest.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number())))
     return _unjoined(_unjoined(rows, "ends_joined"), "stands_joined")
 
 
@@ -318,13 +333,17 @@ def _grouped(rows: DataFrame) -> DataFrame:
     """Return a row for each place: rows are told twice where a broker was killed."""
     is_end = f.col("ending").isNotNull()
     return rows.groupBy(*PLACE).agg(
-        f.min("accepted").alias("accepted"),
         f.min("accepted_record").alias("accepted_record"),
+        f.max("identity").alias("identity"),
         f.min("ending").alias("ending"),
         f.min(f.when(is_end, f.col("ended"))).alias("ended"),
         f.min(f.when(is_end, f.col("ended_record"))).alias("ended_record"),
         f.max("stands").alias("stands"),
     )
+
+
+def _no_number() -> Column:
+    return f.lit(None).cast("bigint")
 
 
 def _unjoined(found: DataFrame, name: str) -> DataFrame:
@@ -352,9 +371,8 @@ def _join_stands(found: DataFrame, intervals: Intervals) -> DataFrame:
 
 def _is_in_run() -> Column:
     """Whether a place is in an interval."""
-    is_same = (f.col(name) == f.col(f"run_{name}") for name in QUEUE)
-    return reduce(
-        lambda one, other: one & other,
-        (*is_same, _bucket("sequence_number") == f.col("run_bucket")),
-        f.col("sequence_number").between(f.col("run_first"), f.col("run_last")),
+    return (
+        (f.col("queue") == f.col("run_queue"))
+        & (_bucket("sequence_number") == f.col("run_bucket"))
+        & f.col("sequence_number").between(f.col("run_first"), f.col("run_last"))
     )

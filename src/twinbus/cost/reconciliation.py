@@ -24,6 +24,7 @@ Places are numbers. Message ids are looked up for the few places that have to be
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame
@@ -31,16 +32,16 @@ from pyspark.sql import functions as f
 
 from twinbus.cost.places import (
     PLACE,
-    QUEUE,
     Account,
     Intervals,
     QueueFacts,
-    QueueKey,
     accounts_of,
     ending_of,
     is_backlog_queue,
     is_dead_letter_queue,
-    is_of,
+    is_void,
+    is_void_queue,
+    ledger_index,
     places_of,
     queues_of,
     told_by,
@@ -80,14 +81,16 @@ def lost_logs(messages: DataFrame) -> DataFrame:
 class Reconciliation(Closable):
     """The reconciliation of messages ledgers; as a context manager it frees what it persisted."""
 
-    def __init__(self, messages: DataFrame) -> None:
+    def __init__(self, messages: DataFrame, ledgers: Sequence[str]) -> None:
+        self._ledgers = ledgers
         self._persisted: list[DataFrame] = []
         self._accounts = accounts_of(messages)
-        self._told = told_by(messages, self._accounts)
+        self._told = told_by(messages, self._accounts, ledgers)
         self._queues = queues_of(self._told)
-        self._intervals = self._keep_intervals()
-        self._counts: Counter[tuple[QueueKey, str]] = Counter()
-        self._joined: Counter[tuple[QueueKey, bool]] = Counter()
+        self._intervals = Intervals.of(self._told, self._accounts)
+        self._persisted.append(self._intervals.long)
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._joined: Counter[tuple[int, bool]] = Counter()
         self._places = self._with_status(places_of(self._told, self._intervals))
         self._count(self._places)
         missing = self._without_a_row()
@@ -106,32 +109,28 @@ class Reconciliation(Closable):
         self._persisted.append(frame.persist())
         return frame
 
-    def _keep_intervals(self) -> Intervals:
-        intervals = Intervals.of(self._told, self._accounts)
-        self._persisted.append(intervals.long)
-        return intervals
-
     # -- status ------------------------------------------------------------------------------------
 
     def _with_status(self, places: DataFrame) -> DataFrame:
         """Return places with their status, persisted."""
-        known = places.join(f.broadcast(self._queue_frame()), list(QUEUE), "left")
-        names = (*PLACE, "accepted", "accepted_record", "ended", "ends_joined", "stands_joined")
+        known = places.join(f.broadcast(self._queue_frame()), "queue", "left")
+        names = (*PLACE, "accepted_record", "identity", "ended", "ends_joined", "stands_joined")
         return self._persist(known.select(*names, _status().alias("status")))
 
     def _queue_frame(self) -> DataFrame:
         """Return what is known of each queue and of its ledger."""
         rows = []
-        for (ledger, number, is_void), queue in self._queues.items():
+        for key, queue in self._queues.items():
+            ledger = self._ledgers[ledger_index(key)]
             account = self._accounts.get(ledger, Account())
             stock_record = account.stock[1] if account.stock is not None else None
             own = (queue.path, queue.is_deleted, queue.first_accepted, queue.first_record)
-            rows.append((ledger, number, is_void, *own, account.gap_record, stock_record))
+            rows.append((key, ledger, *own, account.gap_record, stock_record))
         return self._told.sparkSession.createDataFrame(rows, _QUEUE_DDL)
 
     def _count(self, places: DataFrame) -> None:
         rows = (
-            places.groupBy(*QUEUE, "status")
+            places.groupBy("queue", "status")
             .agg(
                 f.count("*").alias("messages"),
                 f.sum("ends_joined").alias("ends_joined"),
@@ -140,12 +139,12 @@ class Reconciliation(Closable):
             .collect()
         )
         for row in rows:
-            queue = (row["ledger"], row["number"], row["is_void"])
+            queue = row["queue"]
             self._counts[queue, row["status"]] += row["messages"]
             self._joined[queue, False] += row["ends_joined"]
             self._joined[queue, True] += row["stands_joined"]
 
-    def _without_a_row(self) -> set[QueueKey]:
+    def _without_a_row(self) -> set[int]:
         """Return the queues with numbers in long intervals that nobody accepted."""
         covered = self._intervals.covered.items()
         return {queue for (queue, kind), numbers in covered if self._joined[queue, kind] < numbers}
@@ -155,7 +154,8 @@ class Reconciliation(Closable):
         found: Counter[tuple[str, str, str]] = Counter()
         for (queue, status), messages in self._counts.items():
             if messages:
-                found[queue[0], self._queues[queue].path, status] += messages
+                ledger = self._ledgers[ledger_index(queue)]
+                found[ledger, self._queues[queue].path, status] += messages
         return dict(found)
 
     def _number_of(self, *statuses: str) -> int:
@@ -169,21 +169,17 @@ class Reconciliation(Closable):
         return rows.withColumn("sequence_number", f.col("first"))
 
     def _named(self, places: DataFrame, count: int) -> DataFrame:
-        """Return places with their path and the id of their message, if it was accepted."""
+        """Return places with their ledger and path, and with id and time of their acceptance."""
         keys = places.select(*PLACE)
         few = f.broadcast(keys) if count <= BROADCAST_ROWS else keys
-        ids = (
+        names = (
             self._accepted()
             .join(few, list(PLACE), "left_semi")
             .groupBy(*PLACE)
-            .agg(f.max("message_id").alias("message_id"))
+            .agg(f.max("message_id").alias("message_id"), f.min("at").alias("accepted"))
         )
-        paths = self._queue_frame().select(*QUEUE, "path")
-        return (
-            places.join(ids, list(PLACE), "left")
-            .join(f.broadcast(paths), list(QUEUE), "left")
-            .withColumn("accepted", f.timestamp_micros("accepted"))
-        )
+        paths = self._queue_frame().select("queue", "ledger", "path")
+        return places.join(names, list(PLACE), "left").join(f.broadcast(paths), "queue", "left")
 
     def _find_returned(self) -> DataFrame | None:
         """Find those that were lost with a log and came again; return their places."""
@@ -191,52 +187,70 @@ class Reconciliation(Closable):
         if not count:
             return None
         lost = self._named(self._places.where(f.col("status") == LOST), count)
-        message = ["ledger", "number", "message_id"]
+        message = ["ledger", "path", "message_id"]
         ids = lost.where(f.col("message_id").isNotNull()).select(*message).distinct()
-        again = self._accepted().where(~f.col("is_void")).join(ids, message, "left_semi")
+        again = self._accepted().where(~is_void()).join(ids, message, "left_semi")
         returned = self._persist(
             lost.join(again.select(*message).distinct(), message, "left_semi").select(*PLACE)
         )
-        for row in returned.groupBy(*QUEUE).count().collect():
-            queue = (row["ledger"], row["number"], row["is_void"])
-            self._counts[queue, LOST] -= row["count"]
-            self._counts[queue, AGAIN] += row["count"]
+        for row in returned.groupBy("queue").count().collect():
+            self._counts[row["queue"], LOST] -= row["count"]
+            self._counts[row["queue"], AGAIN] += row["count"]
         return returned
 
     # -- suspects ----------------------------------------------------------------------------------
 
     def suspects(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
         """Return the messages that are not accounted for, by name; None: there are none."""
-        parts = [self._wrong_places(), self._doubled(), self._not_home(transfers, at_home)]
-        found = [part.select(*SUSPECT_COLUMNS) for part in parts if part is not None]
+        wrong, repeated = self._wrong_places(), self._repeated()
+        named = self._named_at_once(wrong, repeated)
+        parts = [named.where(~f.col("is_repeated"))] if wrong is not None and named else []
+        if repeated is not None and named:
+            parts.append(_doubled(named.where("is_repeated")))
+        not_home = self._not_home(transfers, at_home)
+        if not_home is not None:
+            parts.append(not_home)
+        found = [part.select(*SUSPECT_COLUMNS) for part in parts]
         return reduce(lambda one, other: one.unionByName(other), found) if found else None
 
+    def _named_at_once(
+        self, wrong: DataFrame | None, repeated: DataFrame | None
+    ) -> DataFrame | None:
+        """Look the names of both up, in one pass over the ledgers."""
+        parts = [
+            part.withColumn("is_repeated", f.lit(part is repeated))
+            for part in (wrong, repeated)
+            if part is not None
+        ]
+        if not parts:
+            return None
+        places = reduce(lambda one, other: one.unionByName(other), parts)
+        places = self._persist(places)
+        return self._persist(self._named(places, places.count()))
+
     def _wrong_places(self) -> DataFrame | None:
-        count = self._number_of(*WRONG)
-        if not count:
+        if not self._number_of(*WRONG):
             return None
         wrong = self._places.where(f.col("status").isin(*WRONG))
         if self._returned is not None:
             wrong = wrong.join(self._returned, list(PLACE), "left_anti")
-        return self._named(wrong, count)
+        return wrong
 
-    def _doubled(self) -> DataFrame | None:
-        """Return messages that one entity accepted more than once under one id.
+    def _repeated(self) -> DataFrame | None:
+        """Return the places of one queue that share a hash of their ids, in several records.
 
-        Copies that came in one record are the doing of topics: they came once. Ids are compared by
-        their hash first. Only those whose hash comes in two records are looked at themselves.
+        Copies that came in one record are the doing of topics: they came once.
         """
-        path, identity = f.col("path"), f.xxhash64("ledger", "number", "message_id")
-        accepted = self._accepted().where(
-            f.col("message_id").isNotNull()
-            & ~f.col("is_void")
-            & ~is_backlog(path)
-            & ~is_dead_letter(path)
+        others = [queue for queue, facts in self._queues.items() if _is_apart(queue, facts)]
+        places = self._places.where(
+            f.col("identity").isNotNull()
+            & ~f.col("status").isin(*_NOT_A_COPY)
+            & ~f.col("queue").isin(*others)
         )
-        accepted = accepted.withColumn("identity", identity)
+        record = f.col("accepted_record")
         repeated = self._persist(
-            accepted.groupBy("identity")
-            .agg(f.min("record").alias("first_record"), f.max("record").alias("last_record"))
+            places.groupBy("identity")
+            .agg(f.min(record).alias("first_record"), f.max(record).alias("last_record"))
             .where(f.col("first_record") < f.col("last_record"))
             .select("identity")
         )
@@ -244,21 +258,7 @@ class Reconciliation(Closable):
         if not count:
             return None
         few = f.broadcast(repeated) if count <= BROADCAST_ROWS else repeated
-        names = accepted.join(few, "identity", "left_semi").select(*PLACE, "path", "message_id")
-        names = f.broadcast(names.distinct()) if count <= BROADCAST_ROWS else names.distinct()
-        return (
-            self._places.join(names, list(PLACE))
-            .where(~f.col("status").isin(*_NOT_A_COPY))
-            .groupBy("ledger", "number", "message_id")
-            .agg(
-                f.count_distinct("accepted_record").alias("times"),
-                f.max("path").alias("path"),
-                f.max("sequence_number").alias("sequence_number"),
-                f.timestamp_micros(f.max("accepted")).alias("accepted"),
-            )
-            .where(f.col("times") > 1)
-            .withColumn("status", f.lit(DOUBLED))
-        )
+        return places.join(few, "identity", "left_semi")
 
     def _not_home(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
         """Return messages that left the backlog, but that their entity never accepted.
@@ -274,14 +274,13 @@ class Reconciliation(Closable):
             for (queue, status), count in self._counts.items()
             if status == COMPLETED and _is_of_backlog(self._queues[queue])
         }
-        homes = Homes(at_home)
         parts = []
         if transfers is not None:
-            parts.append(homes.missing_of(transfers))
+            parts.append(Homes(at_home).missing_of(transfers))
         if left:
-            is_left = is_of(left) & (f.col("status") == COMPLETED)
+            is_left = f.col("queue").isin(*left) & (f.col("status") == COMPLETED)
             silent = self._named(self._places.where(is_left), sum(left.values()))
-            parts.append(homes.missing_without_transfer(silent, transfers))
+            parts.append(Homes(at_home).missing_without_transfer(silent, transfers))
         if not parts:
             return None
         found = reduce(lambda one, other: one.unionByName(other), parts)
@@ -290,6 +289,25 @@ class Reconciliation(Closable):
 
 def _is_of_backlog(queue: QueueFacts) -> bool:
     return is_backlog_queue(queue.path) and not is_dead_letter_queue(queue.path)
+
+
+def _is_apart(key: int, queue: QueueFacts) -> bool:
+    """Whether a message may be in a queue again: of the backlog, dead letters, lost records."""
+    return is_void_queue(key) or is_backlog_queue(queue.path) or is_dead_letter_queue(queue.path)
+
+
+def _doubled(repeated: DataFrame) -> DataFrame:
+    """Return messages that one entity accepted more than once under one id."""
+    return (
+        repeated.groupBy("queue", "ledger", "path", "message_id")
+        .agg(
+            f.count_distinct("accepted_record").alias("times"),
+            f.max("sequence_number").alias("sequence_number"),
+            f.max("accepted").alias("accepted"),
+        )
+        .where(f.col("times") > 1)
+        .withColumn("status", f.lit(DOUBLED))
+    )
 
 
 class Homes:
@@ -340,7 +358,7 @@ class Homes:
 
 
 _QUEUE_DDL = (
-    "ledger string, number int, is_void boolean, path string, gone boolean, first_accepted bigint, "
+    "queue bigint, ledger string, path string, gone boolean, first_accepted bigint, "
     "first_record bigint, gap_record bigint, stock_record bigint"
 )
 
@@ -355,8 +373,8 @@ def _status() -> Column:
     is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
     is_older |= f.coalesce(f.col("gap_record") >= f.col("first_record"), f.lit(False))
     return (
-        f.when(f.col("is_void") & ~ended & f.col("gone"), f.lit(DELETED))
-        .when(f.col("is_void"), f.coalesce(ending, f.lit(LOST)))
+        f.when(is_void() & ~ended & f.col("gone"), f.lit(DELETED))
+        .when(is_void(), f.coalesce(ending, f.lit(LOST)))
         .when(
             ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
         )

@@ -544,7 +544,7 @@ class _Job:
     def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
         self._tell("reconciliation ...")
         self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
-        with Reconciliation(messages) as found:
+        with Reconciliation(messages, self._survey.ledgers) as found:
             counts = sorted(found.counts().items())
             self._report.statuses = [StatusCount(*key, count) for key, count in counts]
             if self._tables is not None:
