@@ -224,7 +224,11 @@ LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 message
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
 LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
+SMALL_FILE_ROWS: Final = LEDGER_FILE_ROWS // 2  # of finished days: smaller files are merged
+MERGED_DAYS: Final = timedelta(days=3)  # at a start: later days were merged while it ran
+MERGED_FILES: Final = 10_000  # into one: their names take 400 KB of its footer
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
+LEDGER_LOOK_S: Final = 5.0  # between two looks at the journals of transfers
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
 LEDGER_RUN: Final = 100_000  # sequence numbers of one line: what a reader can spread out at once
@@ -239,6 +243,11 @@ MAX_OPERATIONS: Final = 10**15  # of a month or a tier of prices; sums stay exac
 MAX_PRICE: Final = 1_000_000  # of anything on a sheet; a larger number is a typing error
 LEDGER_READERS: Final = 8  # files at once: their footers are small, the disk is far
 REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in little memory
+LONG_RUN: Final = 16  # numbers of an interval: shorter ones are as many rows as their numbers
+RUN_BUCKET_BITS: Final = (
+    10  # of sequence numbers: a long run is in few buckets of 1024, each in few
+)
+BROADCAST_ROWS: Final = 1_000_000  # sent to every task: 100 MB; more are shuffled
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
 PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent

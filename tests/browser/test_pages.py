@@ -38,6 +38,7 @@ from twinbus.cost.prices import MonthlyPrice, load_sheet
 from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import LeftOut, Survey
 from twinbus.ledger import LedgerKind
+from twinbus.locations import Location
 
 STANDARD = load_sheet("azure-standard")
 PHONE, DESK = 400, 1200
@@ -64,7 +65,7 @@ def browser() -> Iterator[Browser]:
 
 def full_report() -> Report:
     """Return a report with something in every part, and names that are long or would be HTML."""
-    files: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
+    files: dict[LedgerKind, dict[str, list[Location]]] = {kind: {} for kind in LedgerKind}
     surveyed = Survey(files, ["contoso", "backup", "<script>alert(1)</script>"])
     surveyed.left_out.append(LeftOut(Path("/ledgers/contoso/broken.parquet"), "damaged: half"))
     path = "orders/europe/with-a-very-long-name-that-does-not-fit/anywhere-at-all"
