@@ -3,11 +3,14 @@
 There is no Azure here: sb:// is the door of a Twinbus server, reached through the official SDK.
 """
 
+import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
 from tests.scenarios.server_process import Server
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, numbered, until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, UnsupportedCapabilityError
@@ -135,3 +138,68 @@ def test_a_transform_of_messages_without_ranges_is_refused(
     )
     with pytest.raises(UnsupportedCapabilityError, match="leases of ranges"):
         Syphon(settings, once=True)
+
+
+# -- RabbitMQ --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[str]:
+    """Give the connection string of a real broker."""
+    why = missing()
+    if why is not None:
+        if os.environ.get(NEEDED):
+            pytest.fail(why)
+        pytest.skip(why)
+    with RabbitBroker() as broker:
+        yield broker.connection_string()
+
+
+@pytest.fixture
+def rabbit_ends(rabbit: str) -> Iterator[tuple[NamespaceManager, MessagingFactory]]:
+    with (
+        NamespaceManager.from_connection_string(rabbit) as manager,
+        MessagingFactory.from_connection_string(rabbit) as factory,
+    ):
+        yield manager, factory
+        for path in (*BACKLOG, QUEUE):
+            if manager.queue_exists(path):
+                manager.delete_queue(path)
+
+
+RabbitEnds = tuple[NamespaceManager, MessagingFactory]
+
+
+def test_messages_come_home_from_a_rabbitmq_once_and_in_order(
+    rabbit: str, rabbit_ends: RabbitEnds, home: End
+) -> None:
+    ids = numbered("a", 1200)
+    divert(*rabbit_ends, ids)
+    with syphon(home.connection, rabbit) as running:
+        assert running.wait(DEADLINE_S)
+        assert running.progress.moved == 1200
+    assert home.ids() == ids
+    divert(*rabbit_ends, ids)  # as after a kill: the same messages of the same sender again
+    with syphon(home.connection, rabbit) as running:
+        assert running.wait(DEADLINE_S)
+    assert home.ids() == []
+
+
+def test_messages_come_home_to_a_rabbitmq(
+    rabbit: str, rabbit_ends: RabbitEnds, tmp_path: Path
+) -> None:
+    manager, factory = rabbit_ends
+    manager.create_queue(QUEUE)
+    ids = numbered("a", 300)
+    with End(tmp_path / "away", "away") as away:
+        divert(away.manager, away.factory, ids)
+        with syphon(rabbit, away.connection) as running:
+            assert running.wait(DEADLINE_S)
+        assert away.count(BACKLOG[0]) == 0
+    with factory.create_message_receiver(QUEUE) as receiver:
+        found = receiver.receive_batch(1000, timedelta(seconds=5))
+        while len(found) < len(ids):
+            found += receiver.receive_batch(1000, timedelta(seconds=5))
+        for message in found:
+            message.complete()
+    assert [one.message_id for one in found] == ids
