@@ -345,6 +345,7 @@ EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official em
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
+SERVICE_BUS_HELD_REQUESTS: Final = 100  # for whose replies there is no room yet
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
