@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twinbus import MessagingFactory, NamespaceManager, QueueDescription
@@ -30,6 +31,7 @@ _numbers = count(1)
 class Reachable(Protocol):
     """A server, as far as clients need it."""
 
+    folder: Path  # with its certificate, if it has one
     connection: str  # for native clients
     port: int
 
