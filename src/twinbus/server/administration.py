@@ -147,7 +147,8 @@ class _Call:
 
     def url(self, path: str, **query: object) -> str:
         """Return the address of something; some SDKs read its name from there."""
-        return f"{self.base}/{quote(path, safe='/$')}?{urlencode({**query, 'api-version': self.version})}"
+        name = quote(path, safe="/$")
+        return f"{self.base}/{name}?{urlencode({**query, 'api-version': self.version})}"
 
     def number(self, name: str, default: int) -> int:
         """Return a number of the query."""
