@@ -121,7 +121,7 @@ def entities(report: Report, text: str, ca: Path, pid: int, count: int) -> None:
         steps: dict[str, Callable[[], object]] = {
             "create": lambda: [admin.create_queue(name) for name in names],
             "list": lambda: [queue.name for queue in admin.list_queues()],
-            "delete": lambda: [admin.delete_queue(name) for name in names],
+            "delete": lambda: list(map(admin.delete_queue, names)),
         }
         for step, work in steps.items():
             before, began = cpu_s(pid), time.perf_counter()
