@@ -17,6 +17,7 @@ BENCHMARKS = (
     "client",
     "connections",
     "amqp",
+    "amqp_transport",
     "pairing",
     "syphon",
     "report",

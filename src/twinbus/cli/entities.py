@@ -1,7 +1,7 @@
 """`twinbus queue`, `topic`, `subscription` and `rule`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -52,6 +52,41 @@ _HELP = {
     "status": "Which operations it allows.",
     "user_metadata": "Any text.",
 }
+
+
+_FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+
+def _change_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
+    """Give a command one option for each setting that can be changed; none has a default."""
+
+    def decorate(command: Any) -> Any:
+        for f in reversed(fields(kind)):
+            if f.name in (*_NAMES, *_FIXED):
+                continue
+            flag = "--" + f.name.replace("_", "-")
+            if f.type is bool:
+                flag = f"{flag}/--no-{flag[2:]}"
+            types: dict[Any, Any] = {timedelta: Span(), int: int, bool: bool}
+            types[EntityStatus] = click.Choice([status.value for status in EntityStatus])
+            command = click.option(
+                flag, f.name, type=types.get(f.type), default=None, help=_HELP[f.name]
+            )(command)
+        return command
+
+    return decorate
+
+
+def _changed(description: Any, options: Mapping[str, Any]) -> Any:
+    """Return a description with the settings that were given; an empty text takes one away."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        raise click.UsageError(
+            "nothing is to be changed; give an option for each setting to change"
+        )
+    if "status" in given:
+        given["status"] = EntityStatus(given["status"])
+    return replace(description, **{n: None if value == "" else value for n, value in given.items()})
 
 
 def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
@@ -140,7 +175,7 @@ def _list(
 def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescription]) -> Any:
     """Return the commands of queues, or of topics: only their settings differ."""
 
-    @click.group(kind, help=f"Create, list, show and delete {kind}s.")
+    @click.group(kind, help=f"Create, list, show, update and delete {kind}s.")
     def group() -> None:
         pass
 
@@ -181,6 +216,19 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
             _show(settings, manager, getattr(manager, f"get_{kind}")(path))
 
     @group.command(
+        "update",
+        help=f"Change the settings of the {kind} PATH that are given, and no others.",
+        epilog=examples(f"twinbus {kind} update orders --status disabled"),
+    )
+    @click.argument("path")
+    @_change_options(description)
+    @talks_to_namespace
+    def update(settings: Settings, path: str, **options: Any) -> None:
+        with settings.manager() as manager:
+            wanted = _changed(getattr(manager, f"get_{kind}")(path), options)
+            print_fields(getattr(manager, f"update_{kind}")(wanted), settings)
+
+    @group.command(
         "delete",
         help=f"Delete a {kind} and all it holds.",
         epilog=examples(f"twinbus {kind} delete orders --yes"),
@@ -210,7 +258,7 @@ topic = _entity_group("topic", TopicDescription)
 
 @click.group()
 def subscription() -> None:
-    """Create, list, show and delete subscriptions of a topic."""
+    """Create, list, show, update and delete subscriptions of a topic."""
 
 
 @subscription.command(
@@ -259,6 +307,20 @@ def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
         _show(settings, manager, manager.get_subscription(topic_path, name))
 
 
+@subscription.command(
+    "update", epilog=examples("twinbus subscription update news sport --lock-duration 30s")
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("name")
+@_change_options(SubscriptionDescription)
+@talks_to_namespace
+def update_subscription(settings: Settings, topic_path: str, name: str, **options: Any) -> None:
+    """Change the settings of a subscription that are given, and no others."""
+    with settings.manager() as manager:
+        wanted = _changed(manager.get_subscription(topic_path, name), options)
+        print_fields(manager.update_subscription(wanted), settings)
+
+
 @subscription.command("delete", epilog=examples("twinbus subscription delete news sport --yes"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
@@ -276,7 +338,32 @@ def delete_subscription(settings: Settings, topic_path: str, name: str, yes: boo
 
 @click.group()
 def rule() -> None:
-    """Create, list, show and delete rules of a subscription."""
+    """Create, list, show, update and delete rules of a subscription."""
+
+
+def _rule_options(command: Any) -> Any:
+    """Give a command the options that say what a rule selects and does."""
+    for option in (
+        click.option("--action", help="SQL action on the selected copy."),
+        click.option(
+            "--match", multiple=True, metavar="FIELD=TEXT", help="Field that must equal a text."
+        ),
+        click.option("--sql", help="SQL condition."),
+    ):
+        command = option(command)
+    return command
+
+
+def _rule(name: str, sql: str | None, match: Sequence[str], action: str | None) -> RuleDescription:
+    """Return the rule that options describe."""
+    if sql and match:
+        raise click.UsageError("--sql and --match cannot be combined; give one of them")
+    selects: RuleFilter = TrueFilter()
+    if sql:
+        selects = SqlFilter(sql)
+    elif match:
+        selects = _correlation(match)
+    return RuleDescription(name, selects, SqlAction(action) if action else None)
 
 
 @rule.command(
@@ -289,9 +376,7 @@ def rule() -> None:
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
 @click.argument("name")
-@click.option("--sql", help="SQL condition.")
-@click.option("--match", multiple=True, metavar="FIELD=TEXT", help="Field that must equal a text.")
-@click.option("--action", help="SQL action on the selected copy.")
+@_rule_options
 @talks_to_namespace
 def create_rule(
     settings: Settings,
@@ -303,16 +388,33 @@ def create_rule(
     action: str | None,
 ) -> None:
     """Add the rule NAME: a SQL condition, fields to match, or neither for all messages."""
-    if sql and match:
-        raise click.UsageError("--sql and --match cannot be combined; give one of them")
-    selects: RuleFilter = TrueFilter()
-    if sql:
-        selects = SqlFilter(sql)
-    elif match:
-        selects = _correlation(match)
-    made = RuleDescription(name, selects, SqlAction(action) if action else None)
+    made = _rule(name, sql, match, action)
     with settings.manager() as manager:
         manager.create_rule(topic_path, subscription_name, made)
+    print_fields(made, settings)
+
+
+@rule.command(
+    "update", epilog=examples('twinbus rule update news sport urgent --sql "priority > 7"')
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@click.argument("name")
+@_rule_options
+@talks_to_namespace
+def update_rule(
+    settings: Settings,
+    topic_path: str,
+    subscription_name: str,
+    name: str,
+    sql: str | None,
+    match: Sequence[str],
+    action: str | None,
+) -> None:
+    """Replace the condition and the action of the rule NAME."""
+    made = _rule(name, sql, match, action)
+    with settings.manager() as manager:
+        manager.update_rule(topic_path, subscription_name, made)
     print_fields(made, settings)
 
 

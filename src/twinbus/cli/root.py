@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from twinbus.cli.contents import purge, sessions
 from twinbus.cli.context import ExitCode, Text, exit_code
 from twinbus.cli.dev_certificate import dev_certificate
 from twinbus.cli.entities import queue, rule, subscription, topic
@@ -47,6 +48,8 @@ for command in (
     send,
     receive,
     peek,
+    purge,
+    sessions,
     dead_letter,
     keys,
     syphon,

@@ -42,6 +42,7 @@ from twinbus.protocol.commands import (
     PutKey,
     ReadMeter,
     UpdateEntity,
+    UpdateRule,
 )
 from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
 
@@ -232,6 +233,10 @@ class NamespaceManager(NamespaceUser):
     def create_rule(self, topic_path: str, name: str, rule: RuleDescription) -> None:
         """Add a rule to a subscription."""
         self._ask(CreateRule(subscription_path(topic_path, name), rule))
+
+    def update_rule(self, topic_path: str, name: str, rule: RuleDescription) -> None:
+        """Replace the filter and the action of the rule of that name."""
+        self._ask(UpdateRule(subscription_path(topic_path, name), rule))
 
     def get_rule(self, topic_path: str, name: str, rule_name: str) -> RuleDescription:
         """Describe a rule of a subscription."""
