@@ -257,6 +257,7 @@ TROUBLE_REPEAT_S: Final = 60.0  # after which the same trouble is printed again
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
+ALLOWED_REMEMBERED: Final = 256  # commands and paths that a token was found to allow
 FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
 WIRE_VERSION: Final = 2
 MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a stranger: a token fits twice
@@ -291,6 +292,8 @@ LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond
 IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may have ended
 CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
+LARGE_FRAME_BYTES: Final = 64 * 1024  # from here on a frame is read into memory of its own
+FRAME_GROWTH: Final = 16  # times what has arrived of a large frame: the memory that it gets
 SERVER_READ_BYTES: Final = 128 * 1024  # by a server; a flood of small requests holds up nobody
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
 QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there

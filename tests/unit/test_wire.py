@@ -380,7 +380,7 @@ def test_frames_are_the_same_however_the_stream_is_split(
     pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
     found = [one for piece in pieces for one in reader.feed(piece)]
     assert found == cut(stream)
-    assert reader.incomplete_bytes == 0
+    assert reader.filled == 0
 
 
 def test_a_stream_may_come_byte_by_byte() -> None:
@@ -591,7 +591,7 @@ def test_memory_grows_with_what_arrives_and_not_with_what_is_promised() -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert reader.incomplete_bytes == 1008
+    assert reader.filled == 1008
 
 
 @pytest.mark.parametrize("empty", [b"\x90", b"\x80", b"\xa0", b"\x91\x90"], ids=repr)

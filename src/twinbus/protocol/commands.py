@@ -129,7 +129,9 @@ class EntityCommand(Command[R_co]):
     path: str  # case does not matter
 
     def __post_init__(self) -> None:
-        check_text("path", self.path, MAX_ADDRESS_CHARACTERS)
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            check_text("path", path, MAX_ADDRESS_CHARACTERS)
 
 
 class ReceiveMode(Enum):
@@ -166,11 +168,14 @@ class Origin:
     also: "Origin | None" = None  # another name for the same messages: one known name is enough
 
     def __post_init__(self) -> None:
-        check_type("source", self.source, str)
+        if type(self.source) is not str:
+            check_type("source", self.source, str)
         origin_kind(self.source)
         _check_numbers("numbers", self.numbers, low=0)
-        check_type("also", self.also, Origin, NoneType)
-        if self.also is not None and self.also.depth >= MAX_ORIGIN_DEPTH:
+        if self.also is None:
+            return
+        check_type("also", self.also, Origin)
+        if self.also.depth >= MAX_ORIGIN_DEPTH:
             raise InvalidArgumentError(
                 f"an origin names more than {MAX_ORIGIN_DEPTH} sources, one in the `also` of the "
                 "other; name those that numbered the messages"
@@ -197,13 +202,19 @@ class Send(EntityCommand[SendReceipt]):
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        EntityCommand.__post_init__(self)
-        check_type("origin", self.origin, Origin, NoneType)
-        if isinstance(self.messages, pa.RecordBatch):
-            return
-        check_type("messages", self.messages, tuple, list)
-        for message in self.messages:
-            check_type("a message", message, BrokeredMessage)
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            EntityCommand.__post_init__(self)
+        if type(self.origin) is not Origin:
+            check_type("origin", self.origin, Origin, NoneType)
+        messages = self.messages
+        if type(messages) is not list:
+            if isinstance(messages, pa.RecordBatch):
+                return
+            check_type("messages", messages, tuple, list)
+        for message in messages:
+            if type(message) is not BrokeredMessage:
+                check_type("a message", message, BrokeredMessage)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ from twinbus.server.client_connection import ClientConnection, now_us
 from twinbus.server.latencies import Latencies
 from twinbus.server.memory import FreeMemory
 from twinbus.server.native import NativeConnection
-from twinbus.server.turns import Turns
+from twinbus.server.turns import CountingSelector, Turns
 
 if TYPE_CHECKING:
     from twinbus.server.web import Web
@@ -148,7 +148,8 @@ class Door(Closable):
             self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
         self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # of the connection being read
         self.moved_bytes = 0  # read and written since the last tick
-        self._loop = asyncio.new_event_loop()
+        self._selector = CountingSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()  # the last connection has gone
         started = threading.Event()
@@ -171,7 +172,7 @@ class Door(Closable):
             self._loop.close()
 
     async def _serve(self, started: threading.Event) -> None:
-        self.turns = Turns(self.namespace, self._after_turn)
+        self.turns = Turns(self.namespace, self._selector, self._after_turn)
         for listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
         started.set()

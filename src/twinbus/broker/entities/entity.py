@@ -81,6 +81,9 @@ class Entity:
             and not settings.requires_session
             and settings.time_to_live_us == NEVER_US
         )
+        # Whether messages may be sent to it; if not, `check_send` or its kind says why.
+        is_subscription = isinstance(description, SubscriptionDescription)
+        self.lets_in = description.status.allows_send and not is_subscription
         if self.history is not None and not isinstance(description, SubscriptionDescription):
             self.history.window_us = to_us(description.duplicate_detection_history_time_window)
 
@@ -92,7 +95,8 @@ class Entity:
     @property
     def used_bytes(self) -> int:
         """What counts against its quota: messages, dead letters and session states."""
-        return sum(queue.used_bytes for queue in self.queues)
+        dead = self.queue.dead_letter
+        return self.queue.used_bytes + (0 if dead is None else dead.used_bytes)
 
     @property
     def room(self) -> int:

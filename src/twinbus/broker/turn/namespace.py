@@ -30,6 +30,7 @@ from twinbus.broker.accounts.meter import (
 )
 from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
 from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.management import Management, key_fact
 from twinbus.broker.entities.topic import Subscription, Topic
@@ -215,6 +216,9 @@ class Namespace:
 
     def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
         """Carry out commands; sends come last, together. Replies are left in the commit."""
+        if len(requests) == 1 and type(requests[0].command) is c.Send:
+            self.send([requests[0]], now, commit)
+            return
         sends: dict[str, list[SendRequest]] = {}
         for request in requests:
             if isinstance(request.command, c.Send):
@@ -270,7 +274,7 @@ class Namespace:
         touched, self.shared.touched = self.shared.touched, {}
         self._changed.update(touched)
         for queue in touched.values():
-            if queue.waiters:
+            if queue.waiters.line:
                 queue.serve(partial(self._serve_one, queue, now, commit))
             self._arm(queue)
 
@@ -286,11 +290,6 @@ class Namespace:
         error = self._note_failure(failure, row_of(waiter.command).kind)
         commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
         return True
-
-    @property
-    def has_more_to_serve(self) -> bool:
-        """Whether a queue changed since the last `serve`."""
-        return bool(self.shared.touched)
 
     def reclaim(self) -> None:
         """Between turns: give back the rows of messages that are gone."""
@@ -373,12 +372,17 @@ class Namespace:
 
     def usage(self, now: int, principal: Principal = OWNER) -> Usage:
         """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
+        own = self.shared.waits[principal.id]
+        memory_bytes = self._memory_in_use(now)
+        return Usage(memory_bytes, self.storage_bytes, self.shared.open_receives, own)
+
+    def _memory_in_use(self, now: int) -> int:
+        """Return what waiting messages take; known to a tenth of a second."""
         if now - self._memory_known_at >= SECOND_US // 10:
             queues = self.directory.queues()
             self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
             self._memory_known_at = now
-        own = self.shared.waits[principal.id]
-        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives, own)
+        return self._memory_bytes
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -387,9 +391,9 @@ class Namespace:
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
-            self._check_history(entity, now)
-            if self._throttle.limits_room:
-                self._throttle.check_room(self.usage(now))
+            if entity.history is not None:
+                self._check_history(entity, entity.history, now)
+            self._throttle.check_room(self._memory_in_use(now), self.storage_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
             refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
@@ -401,10 +405,9 @@ class Namespace:
             self.accessed(entity, now)
             self._take(entity, asked, now, commit)
 
-    def _check_history(self, entity: Entity, now: int) -> None:
+    def _check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
         """Refuse more messages while an entity remembers as many ids as it may."""
-        history = entity.history
-        if history is None or len(history) < MAX_REMEMBERED_IDS:
+        if len(history) < MAX_REMEMBERED_IDS:
             return
         history.forget_before(now)
         if len(history) >= MAX_REMEMBERED_IDS:
@@ -435,6 +438,8 @@ class Namespace:
     def sendable(self, path: str) -> Entity:
         """Return the entity of a path if it lets messages in."""
         entity = self.directory.entity(path)
+        if entity.lets_in:
+            return entity
         if isinstance(entity, Subscription):
             raise InvalidOperationError(
                 f"{path} is filled by its topic; send to the topic", path=path
