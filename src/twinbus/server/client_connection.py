@@ -3,7 +3,6 @@
 import asyncio
 import time
 from functools import partial
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import MessagingError
@@ -149,7 +148,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _deliver(self, request: Any, value: Any) -> None:
         """Take a reply, in whichever thread the turn was."""
         turns = self._door.turns
-        if get_ident() == turns.thread:
+        if turns.is_loop_thread:
             self._answer(request, value)
         else:
             turns.call_in_loop(partial(self._answer, request, value))

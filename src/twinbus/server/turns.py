@@ -75,7 +75,7 @@ class Turns:
         self._selector = selector  # of the loop
         self._after_turn = after_turn  # called in the loop when replies may be there
         self._loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()  # of the loop
+        self._thread = threading.get_ident()  # of the loop
         self._arrivals: list[Request] = []
         self._is_due = False
         self._expected = 0  # requests of the last turn: as many may come back
@@ -142,6 +142,11 @@ class Turns:
         if flushes.count != self._flushes.count:
             self._flushes = flushes
             self.place.observe(flushes.last_us)
+
+    @property
+    def is_loop_thread(self) -> bool:
+        """Whether the calling thread is that of the loop."""
+        return threading.get_ident() == self._thread
 
     def call_in_loop(self, deliver: Callable[[], None]) -> None:
         """Call something in the loop, from another thread."""
