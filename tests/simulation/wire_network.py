@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
+from threading import get_ident
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -286,11 +287,10 @@ class SimulatedTurns:
     only one socket is ready.
     """
 
-    is_loop_thread = True  # there is one thread
-
     def __init__(self, namespace: EmbeddedNamespace, after_turn: Callable[[], None]) -> None:
         self._namespace = namespace
         self._after_turn = after_turn
+        self.thread = get_ident()  # there is one
         self.arrivals: list[Request] = []
         self._chances = 0
 

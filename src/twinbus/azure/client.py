@@ -160,9 +160,7 @@ class PairedServiceBusSender(ServiceBusSender):
         self._check_live()
         return self
 
-    def send_messages(
-        self, message: Any, *, timeout: float | None = None, **_: Any
-    ) -> None:
+    def send_messages(self, message: Any, *, timeout: float | None = None, **_: Any) -> None:
         """Send one message, several, or a batch; returns when they are durable."""
         self._check_live()
         _check_timeout(timeout)

@@ -497,7 +497,8 @@ class _Link:
             if self._connection.socket is None:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._connection.tls:
-                connected.settimeout(max((deadline - _now_us()) / SECOND_US, 0.001))
+                left_s = min((deadline - _now_us()) / SECOND_US, CONNECT_TIMEOUT_S)
+                connected.settimeout(max(left_s, 0.001))
                 connected = _encrypted(connected, self._connection)
             connected.setblocking(False)
         except BaseException:

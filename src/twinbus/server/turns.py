@@ -75,7 +75,7 @@ class Turns:
         self._selector = selector  # of the loop
         self._after_turn = after_turn  # called in the loop when replies may be there
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()  # of the loop
+        self.thread = threading.get_ident()  # of the loop
         self._arrivals: list[Request] = []
         self._is_due = False
         self._expected = 0  # requests of the last turn: as many may come back
@@ -93,23 +93,22 @@ class Turns:
         """
         if self.interceptor is not None:
             requests = self.interceptor.arrived(requests)
-        if may_turn and self._selector.ready == 1 and self._expected <= 1 and not self._is_due:
-            self._arrivals.extend(requests)
-            if self._arrivals:
-                self._turn()
-            return
-        self.carry_out(requests)
+        self.carry_out(requests, may_turn=may_turn)
 
     def call_later(self, seconds: float, requests: Iterable[Request]) -> None:
         """Have requests carried out after some time."""
         self._loop.call_later(seconds, self.carry_out, requests)
 
-    def carry_out(self, requests: Iterable[Request]) -> None:
-        """Have requests carried out, whoever asks."""
+    def carry_out(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
+        """Have requests carried out, whoever asks; see `add`."""
         self._arrivals.extend(requests)
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._gather, 0)
+        if self._is_due:
+            return
+        if may_turn and self._selector.ready == 1 and self._expected <= 1:
+            self._turn()
+            return
+        self._is_due = True
+        self._loop.call_soon(self._gather, 0)
 
     def withdraw(self, requests: Iterable[Request]) -> None:
         """Let requests that wait go unanswered."""
@@ -142,11 +141,6 @@ class Turns:
         if flushes.count != self._flushes.count:
             self._flushes = flushes
             self.place.observe(flushes.last_us)
-
-    @property
-    def is_loop_thread(self) -> bool:
-        """Whether the calling thread is that of the loop."""
-        return threading.get_ident() == self._thread
 
     def call_in_loop(self, deliver: Callable[[], None]) -> None:
         """Call something in the loop, from another thread."""

@@ -401,9 +401,7 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _as_sent(
-    delivered: AmqpMessage, told: Mapping[Any, Any], header: Header
-) -> BrokeredMessage:
+def _as_sent(delivered: AmqpMessage, told: Mapping[Any, Any], header: Header) -> BrokeredMessage:
     """Return the message as its sender wrote it; sections that say no more are left out."""
     own = {key: value for key, value in told.items() if str(key) not in _ADDED}
     sections = {

@@ -216,11 +216,8 @@ class Carrier:
         return done
 
     def write_transfers(self) -> None:
-        """Write down what became of messages; whatever goes wrong there stops no syphon."""
-        try:
-            self.transfers.write()
-        except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
-            _log.warning("the ledger of transfers cannot be written: %s", error)
+        """Write down what became of messages."""
+        write_transfers(self.transfers)
 
     def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
         carried = Carried(queue, leased)
@@ -340,6 +337,14 @@ class Carrier:
             if done != middle and half.numbers[0] == run.numbers[0]:
                 break  # in order or not at all
         return done
+
+
+def write_transfers(transfers: TransferLedger) -> None:
+    """Write a ledger; whatever goes wrong there stops no syphon."""
+    try:
+        transfers.write()
+    except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
+        _log.warning("the ledger of transfers cannot be written: %s", error)
 
 
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:

@@ -80,6 +80,7 @@ class LockedCarrier:
         self._secondary = secondary
         self._max_messages = max_messages  # of one visit
         self.is_repeated = False  # an earlier run of the task may have left messages locked
+        self.transfers = carrier.transfers
 
     def carry(
         self,

@@ -43,13 +43,13 @@ from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
 from twinbus.syphon.book import Task
-from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of
+from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of, write_transfers
 from twinbus.syphon.desk import Desk
 from twinbus.syphon.locked_carrier import LockedCarrier
 from twinbus.syphon.locked_planner import LockedPlanner
 from twinbus.syphon.planner import Planner, PlannerSettings
 from twinbus.syphon.settling import settlements
-from twinbus.syphon.transfers import TransferLedger
+from twinbus.syphon.transfers import TransferLedger, transfers_of
 
 SYPHON_FORMAT = "twinbus_syphon"
 _RANGES = pa.schema(
@@ -63,6 +63,7 @@ _RANGES = pa.schema(
         ("on_trial", pa.map_(pa.string(), pa.int64())),
     ]
 )
+_FOLDERS = ("ledger", "spool")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
     "origin string, on_trial map<string, bigint>"
@@ -78,6 +79,7 @@ class SyphonOptions:
     folder: Path  # of the desk
     settings: PlannerSettings
     ledger: Path | None = None  # reached by all workers
+    spool: Path | None = None  # of the driver: lines come there with commits
 
     def to_options(self) -> dict[str, str]:
         """Return them as Spark carries options."""
@@ -87,6 +89,7 @@ class SyphonOptions:
             "secondary": self.secondary,
             "folder": str(self.folder),
             "ledger": str(self.ledger or ""),
+            "spool": str(self.spool or ""),
             "owner": settings.owner,
             "queues": "\n".join(settings.queues),
             "extra_queues": "\n".join(settings.extra_queues),
@@ -109,13 +112,13 @@ class SyphonOptions:
             ranges_per_queue=int(options["ranges_per_queue"]),
         )
         folder = Path(options["folder"])
-        ledger = Path(options["ledger"]) if options["ledger"] else None
-        return cls(options["primary"], options["secondary"], folder, settings, ledger)
+        ledger, spool = (Path(options[name]) if options[name] else None for name in _FOLDERS)
+        return cls(options["primary"], options["secondary"], folder, settings, ledger, spool)
 
-    def carrier(self) -> Carrier:
+    def carrier(self, *, on_driver: bool = False) -> Carrier:
         """Return what carries between the two, in whichever process."""
         primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
-        transfers = TransferLedger(self.ledger)
+        transfers = self.transfers_on_driver() if on_driver else self._transfers_on_worker()
         return Carrier(primary, secondary, transfers, self.settings.extra_queues)
 
     def task_carrier(self) -> Carrier | LockedCarrier:
@@ -133,6 +136,16 @@ class SyphonOptions:
         planner = Planner(secondary, self.settings, desk, clock)
         planner.start_keeping()
         return planner
+
+    def _transfers_on_worker(self) -> TransferLedger:
+        if self.ledger is not None:
+            return transfers_of(self.ledger)
+        return TransferLedger(None, by_commit=self.spool is not None)
+
+    def transfers_on_driver(self) -> TransferLedger:
+        """Return the ledger that the committer writes to."""
+        folder = self.ledger or self.spool
+        return TransferLedger(None) if folder is None else transfers_of(folder)
 
 
 class SyphonDataSource(DataSource):
@@ -233,6 +246,7 @@ class CarriedMessage(WriterCommitMessage):
     """What a writer tells the committer."""
 
     carried: list[Carried]
+    transfers: bytes = b""  # lines for the ledger, where workers cannot write it
 
 
 class RangeWriter(DataSourceStreamArrowWriter):
@@ -257,20 +271,24 @@ class RangeWriter(DataSourceStreamArrowWriter):
                 carried += carrier.carry(
                     task["queue"], ranges, task["held_back"], dict(task["on_trial"])
                 )
-        return CarriedMessage(carried)
+        return CarriedMessage(carried, carrier.transfers.take())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Settle what a batch brought home, on the driver."""
-        outcomes = [
-            carried
-            for message in messages
-            if isinstance(message, CarriedMessage)
-            for carried in message.carried
-        ]
+        told = [message for message in messages if isinstance(message, CarriedMessage)]
+        self._write_transfers(told)
+        outcomes = [carried for message in told for carried in message.carried]
         for carried in outcomes:
             if not carried.is_settled:
                 self._settle(carried)
         Desk(self._options.folder).put_outcome(batchId, outcomes)
+
+    def _write_transfers(self, told: list[CarriedMessage]) -> None:
+        """Write the lines that came with the messages of workers, before anything is settled."""
+        transfers = self._options.transfers_on_driver()
+        for message in told:
+            transfers.add(message.transfers)
+        write_transfers(transfers)
 
     def _settle(self, carried: Carried) -> None:
         """Settle a range; what cannot be settled now is carried again, and recognised."""
