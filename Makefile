@@ -94,7 +94,7 @@ docs: $(READY) ## write the API reference, from the docstrings, to build/docs
 	@echo "open build/docs/index.html"
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime cli metrics server spark java dev proton bench; do \
+	for name in runtime azure cli metrics server spark java dev proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

@@ -154,9 +154,7 @@ def test_an_entity_that_exists_cannot_be_created(bus: Site) -> None:
 
 def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(ONE, 10)
-    [link] = [
-        one for links in bus.azure._links._idle.values() for one in links if one.is_open
-    ][-1:]
+    [link] = [one for links in bus.azure._links._idle.values() for one in links if one.is_open][-1:]
     link.sdk._handler._session = None  # as the SDK leaves it for a moment
     link.sdk._handler._link = None
     bus.azure.ask(ONE, 10)
@@ -209,7 +207,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_PUT = do_DELETE = _answer
+    do_GET = do_PUT = do_DELETE = _answer  # noqa: N815 - as the standard library calls them
 
     def log_message(self, *_: object) -> None:
         pass

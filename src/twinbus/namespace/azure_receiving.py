@@ -356,9 +356,7 @@ def _update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -
     return [one for token in tokens for one in _update(link, command, [token], timeout_s)]
 
 
-def _request_update(
-    link: Link, command: Settle, tokens: list[UUID], timeout_s: float
-) -> None:
+def _request_update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -> None:
     body: dict[str, Any] = {
         "disposition-status": _UPDATES[command.disposition],
         "lock-tokens": uuids(tokens),

@@ -35,6 +35,7 @@ from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp
 from twinbus.clock import MICROSECOND, from_us, moment_us
+from twinbus.limits import NEVER_US
 from twinbus.message import BrokeredMessage, MessageState, PropertyValue
 from twinbus.protocol.rows import encode_rows
 
@@ -52,6 +53,7 @@ _BESIDE: Final = (
 _TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
 _DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
+_MOST_TICKS: Final = 2**63 - 1  # of a span: for ever
 _MOST_TTL_MS: Final = 2**32 - 1
 _AMQP: Final = 13  # the place of the sections in a row
 _HEAD = struct.Struct("<B8s")
@@ -168,7 +170,8 @@ def _native(value: Any) -> PropertyValue | None:
     if isinstance(value, Described) and type(value.value) is int:
         try:
             if value.descriptor == _TIMESPAN:
-                return timedelta(microseconds=value.value // 10)
+                is_never = value.value >= _MOST_TICKS
+                return timedelta(microseconds=NEVER_US if is_never else value.value // 10)
             if value.descriptor == _DATETIME_OFFSET:
                 return from_us((value.value - _EPOCH_TICKS) // 10)
         except (OverflowError, ValueError):
@@ -278,7 +281,7 @@ def _written(value: PropertyValue, is_exact: bool) -> Any:  # noqa: FBT001
             return Described(_DATETIME_OFFSET, us * 10 + _EPOCH_TICKS)
         return _timestamp(value)
     if isinstance(value, timedelta):
-        return Described(_TIMESPAN, value // MICROSECOND * 10)
+        return Described(_TIMESPAN, max(-_MOST_TICKS, min(value // MICROSECOND * 10, _MOST_TICKS)))
     return value
 
 
@@ -396,9 +399,7 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _as_sent(
-    delivered: AmqpMessage, told: Mapping[Any, Any], header: Header
-) -> BrokeredMessage:
+def _as_sent(delivered: AmqpMessage, told: Mapping[Any, Any], header: Header) -> BrokeredMessage:
     """Return the message as its sender wrote it; sections that say no more are left out."""
     own = {key: value for key, value in told.items() if str(key) not in _ADDED}
     sections = {
