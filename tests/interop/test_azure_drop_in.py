@@ -231,7 +231,7 @@ def test_an_error_of_the_caller_is_the_one_of_the_sdk(shared: Site) -> None:
         with pytest.raises(MessagingEntityNotFoundError, match="nowhere"):
             sender.send_messages(ServiceBusMessage("a"))
         with pytest.raises(TypeError):
-            sender.send_messages(7)  # type: ignore[arg-type]
+            sender.send_messages(7)
 
 
 def test_a_closed_sender_sends_no_more(shared: Site) -> None:
@@ -301,8 +301,8 @@ def test_a_diverted_message_comes_home_as_it_was_sent(own: Site) -> None:
     own.primary.start(ENTITIES)
     own.bring_home()
     with (
-        ServiceBusClient.from_connection_string(sdk_string(own.primary)) as client,
-        client.get_queue_receiver("orders") as receiver,
+        ServiceBusClient.from_connection_string(sdk_string(own.primary)) as bare,
+        bare.get_queue_receiver("orders") as receiver,
     ):
         [message] = take(receiver, 1)
     assert body(message) == b"late"

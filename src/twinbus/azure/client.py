@@ -117,6 +117,10 @@ class PairedServiceBusClient(ServiceBusClient):
         """The pairing: its state, events and metrics."""
         return self._pair.pairing
 
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
     def get_queue_sender(self, queue_name: str, **kwargs: Any) -> "PairedServiceBusSender":
         """Return a paired sender to a queue."""
         self._check_entity(queue_name)

@@ -537,6 +537,10 @@ class AzureNamespace(Closable):
                 return
             self._is_closed = True
             jobs = list(self._jobs)
+        for job in jobs:
+            link = job.link
+            if link is not None and waits(job.command):
+                link.abort()
         self._sweep_now.send()
         deadline = time.monotonic() + MAX_CLOSE_WAIT.total_seconds()
         for job in jobs:
