@@ -17,6 +17,7 @@ BENCHMARKS = (
     "client",
     "connections",
     "pairing",
+    "service_bus",
     "syphon",
     "report",
 )
