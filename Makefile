@@ -14,6 +14,7 @@ OUTAGES ?= 3
 SYPHON_KILLS ?= 200
 DEMO_KILLS ?= 200
 OUTBOX_KILLS ?= 20
+MIXED_KILLS ?= 20
 HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
@@ -27,10 +28,11 @@ help: ## list the targets
 
 setup: $(READY) ## make the virtual environment
 
-$(READY): requirements/dev.txt requirements/java.txt requirements/proton.txt pyproject.toml
+$(READY): requirements/dev.txt requirements/docs.txt requirements/java.txt requirements/proton.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Twinbus needs Python 3.11 or newer; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt \
+	-r requirements/docs.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(RUN) -m twinbus.spark.java >/dev/null 2>&1 || { echo "no Java 17 or newer here: bringing one for Spark"; \
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt; }
@@ -54,7 +56,7 @@ test: check ## run the checks and every test, in four processes side by side (10
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/unit tests/browser tests/rabbitmq $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
@@ -81,6 +83,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
 	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
 	$(RUN) -m tests.soak.outbox_kill --kills $(OUTBOX_KILLS)
+	$(RUN) -m tests.soak.mixed_clients --kills $(MIXED_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
 	$(RUN) -m tests.soak.many_clients --seconds $(SECONDS)
 	$(RUN) -m tests.soak.hostile_neighbour --seconds $(HOSTILE_SECONDS)
@@ -89,12 +92,11 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
 	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
 
-docs: $(READY) ## write the API reference, from the docstrings, to build/docs
-	$(VENV)/bin/pdoc --output-directory build/docs twinbus twinbus.aio twinbus.testing twinbus.syphon.syphon twinbus.datasource.source
-	@echo "open build/docs/index.html"
+docs: $(READY) ## build the site, with the API reference, in build/docs
+	$(RUN) docs/site/build_site.py
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime azure cli metrics server spark java dev proton bench; do \
+	for name in runtime azure cli metrics server spark rabbitmq java dev docs proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

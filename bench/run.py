@@ -11,11 +11,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 BENCHMARKS = (
     "imports",
-    "amqp",
+    "frames",
     "broker",
     "stores",
     "client",
     "connections",
+    "amqp",
     "pairing",
     "service_bus",
     "syphon",

@@ -16,10 +16,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, Self
 
 from bare_socket import LENGTH
-from peers import LOOPBACK, QUEUE, pika
+from peers import LOOPBACK, QUEUE, optional, pika
 
 from twinbus import BrokeredMessage, MessagingFactory
 
+azure = optional("azure.servicebus")
 BODY = b"x" * 1024
 REPLY_S = 300.0  # far beyond any run here: a process that never replies is an error
 STOP_S = 20.0
@@ -82,6 +83,55 @@ class RabbitSender:
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
+
+
+class SdkSender:
+    """A client of the Azure SDK with a sender of its own, and thereby a connection of its own."""
+
+    def __init__(self, connection: str) -> None:
+        self._client = azure.ServiceBusClient.from_connection_string(connection)
+        self._sender = self._client.get_queue_sender(QUEUE)
+
+    def send(self, count: int) -> list[float]:
+        """Send messages one by one; return the seconds that each took."""
+        send, message = self._sender.send_messages, azure.ServiceBusMessage
+        return timed_sends(lambda: send(message(BODY)), count)
+
+    def send_batches(self, count: int, size: int) -> None:
+        """Send batches, each after the acknowledgement of the one before."""
+        for _ in range(count):
+            batch = self._sender.create_message_batch()
+            for _ in range(size):
+                batch.add_message(azure.ServiceBusMessage(BODY))
+            self._sender.send_messages(batch)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+class SdkReceiver:
+    """A receiver of the Azure SDK, which completes each message."""
+
+    def __init__(self, connection: str, ahead: int) -> None:
+        self._client = azure.ServiceBusClient.from_connection_string(connection)
+        self._receiver = self._client.get_queue_receiver(QUEUE, prefetch_count=ahead)
+        self._ahead = ahead
+
+    def take(self, count: int) -> None:
+        """Receive that many messages, and complete each."""
+        left = count
+        while left:
+            messages = self._receiver.receive_messages(min(left, self._ahead), max_wait_time=10)
+            if not messages:
+                raise RuntimeError(f"{left} messages are missing")
+            for message in messages:
+                self._receiver.complete_message(message)
+            left -= len(messages)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._client.close()
 
 
 class BareSender:

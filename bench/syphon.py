@@ -31,7 +31,8 @@ from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
 from twinbus.entities import backlog_queue_path
 from twinbus.limits import CARRIED_BYTES
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import describe_backlog_queue, diverted, find_backlog_queues
+from twinbus.pairing.backlog import diverted
+from twinbus.pairing.backlog_queues import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Send
 from twinbus.spark.session import start_session

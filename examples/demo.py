@@ -28,7 +28,7 @@ from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
-from twinbus.pairing.backlog import find_backlog_queues
+from twinbus.pairing.backlog_queues import find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession

@@ -213,6 +213,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     renew_locks = _awaited(receivers.MessageReceiver.renew_locks)
     release = _awaited(receivers.MessageReceiver.release)
     peek = _awaited(receivers.MessageReceiver.peek)
+    delete_messages = _awaited(receivers.MessageReceiver.delete_messages)
     settle_columns = _awaited(receivers.MessageReceiver.settle_columns)
 
     def __init__(self, blocking: receivers.MessageReceiver, threads: _Threads) -> None:
@@ -322,6 +323,8 @@ class _SessionfulReceiver(MessageReceiver):
     """A receiver whose entity may have sessions."""
 
     _blocking: clients.SessionfulReceiver
+
+    list_sessions = _awaited(clients.SessionfulReceiver.list_sessions)
 
     async def accept_message_session(
         self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT

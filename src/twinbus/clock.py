@@ -158,6 +158,7 @@ class BrokerTime:
         self._clock = clock
         self._ahead_us = clock.wall_us() - clock.now_us()
         self._doubtful_since: int | None = None  # when the wall clock was first seen to be set
+        self.seen_us = clock.now_us() + self._ahead_us  # the moment of the last look
 
     def now_us(self) -> int:
         """Return the present moment."""
@@ -167,6 +168,11 @@ class BrokerTime:
         """Return a moment of this timeline as the clock's `now_us` will show it."""
         return moment if moment == NEVER_US else moment - self._ahead_us
 
+    def deadline(self, moment: int) -> int:
+        """Return when the clock shows that a moment has come, or that a doubt is over."""
+        due = moment if moment == NEVER_US else moment - self._ahead_us
+        return due if self._doubtful_since is None else min(due, self.looks_again_at)
+
     def look(self) -> int:
         """Look at the wall clock; return by how much the timeline has just moved: nearly always 0.
 
@@ -174,17 +180,19 @@ class BrokerTime:
         """
         now = self._clock.now_us()
         off = self._clock.wall_us() - now - self._ahead_us
-        if abs(off) < CLOCK_STEP_US:
+        step = 0
+        if -CLOCK_STEP_US < off < CLOCK_STEP_US:
             self._doubtful_since = None
-            self._ahead_us += max(off, 0)
-            return 0
-        if self._doubtful_since is None:
+            if off > 0:
+                self._ahead_us += off
+        elif self._doubtful_since is None:
             self._doubtful_since = now
-        if now - self._doubtful_since < CLOCK_CONFIRM_US:
-            return 0
-        self._doubtful_since = None
-        self._ahead_us += off
-        return off
+        elif now - self._doubtful_since >= CLOCK_CONFIRM_US:
+            self._doubtful_since = None
+            self._ahead_us += off
+            step = off
+        self.seen_us = now + self._ahead_us
+        return step
 
     @property
     def is_off(self) -> bool:

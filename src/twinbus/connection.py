@@ -5,6 +5,7 @@
     Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
     Endpoint=twinbus+unix:///run/orders/door;...             a door on this machine, at a socket
     Endpoint=sb://contoso.servicebus.windows.net;...         Azure Service Bus, by its SDK
+    Endpoint=amqp://host:5672,host:5672/vhost;UserName=...;Password=...   a RabbitMQ; amqps: TLS
 
 `Name` is the first label of the host, or the directory's name, unless it is given: an IP address
 has none. `NamespaceId` is the unique id that a namespace has from its birth.
@@ -28,23 +29,28 @@ from typing import Any, Self
 from urllib.parse import quote_plus, unquote_plus, urlsplit
 
 from twinbus.errors import InvalidArgumentError, UnauthorizedError
+from twinbus.hosts import DEFAULT_VIRTUAL_HOST, Hosts, hosts_text, parse_hosts, virtual_host_text
 from twinbus.limits import (
     DEFAULT_PORT,
     EMULATOR_PORT,
     MAX_TOKEN_CHARACTERS,
+    RABBITMQ_PORT,
+    RABBITMQ_TLS_PORT,
     SECOND_US,
     SERVICE_BUS_PORT,
 )
 
+_MANAGEMENT = "/$management"
 _SCHEME = "SharedAccessSignature "
 
 
 class Place(Enum):
-    """Where a namespace runs: in this process, on a server, or in Azure."""
+    """Where a namespace runs: in this process, on a server, in Azure, or on a RabbitMQ."""
 
     EMBEDDED = "embedded"
     SERVER = "twinbus"
     SERVICE_BUS = "sb"
+    RABBITMQ = "amqp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,11 @@ class ConnectionString:
     uses_websockets: bool = False  # of a Service Bus: AMQP over a websocket
     custom_endpoint: str = ""  # of a Service Bus: host and port of a gateway in front of it
     uses_entra: bool = False  # of a Service Bus: an identity of Entra in place of a key
+    hosts: Hosts = ()  # of a RabbitMQ: the nodes that are tried in turn
+    virtual_host: str = DEFAULT_VIRTUAL_HOST  # of a RabbitMQ
+    user_name: str = ""  # of a RabbitMQ
+    password: str = field(default="", repr=False)
+    password_file: Path | None = None  # in place of the password; read at each connection
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -88,6 +99,8 @@ class ConnectionString:
             return cls._local(endpoint, parts)
         if scheme == Place.SERVICE_BUS.value:
             return cls(**_service_bus(endpoint, parts))
+        if scheme in ("amqp", "amqps"):
+            return cls(**_rabbitmq(endpoint, parts, tls=scheme == "amqps"))
         raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme. Use {_SCHEMES}.")
 
     @classmethod
@@ -143,6 +156,9 @@ class ConnectionString:
         if self.place is Place.EMBEDDED:
             assert self.directory is not None
             return str(self.directory.resolve())
+        if self.place is Place.RABBITMQ:
+            hosts = hosts_text(tuple(sorted(self.hosts))).lower()
+            return hosts + virtual_host_text(self.virtual_host)
         if self.socket is not None:
             return str(self.socket)
         return f"{self._bracketed_host.lower()}:{self.port}"
@@ -159,6 +175,8 @@ class ConnectionString:
             return f"Endpoint=embedded://{self.directory}{named}"
         if self.place is Place.SERVICE_BUS:
             return _service_bus_text(self)
+        if self.place is Place.RABBITMQ:
+            return _rabbitmq_text(self)
         scheme = "twinbus+tls" if self.tls else "twinbus"
         endpoint = f"{scheme}://{self._bracketed_host}:{self.port}"
         shown = {
@@ -192,6 +210,9 @@ _PARTS = {
         "TransportType",
         "CustomEndpoint",
         "Authentication",
+        "UserName",
+        "Password",
+        "PasswordFile",
     )
 }
 _TLS_PARTS = {"tls", "cafile", "tlshostname"}
@@ -212,7 +233,8 @@ _SERVICE_BUS_PARTS = _IDENTITY_PARTS | {
     "authentication",
 }
 _SOCKET_SCHEME = "twinbus+unix"
-_SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix://, embedded:// or sb://"
+_SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix://, embedded://, sb://, amqp:// or amqps://"
+_DEFAULT_USER = "guest"  # what every RabbitMQ begins with, for clients on its own machine
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int | None]:
@@ -231,6 +253,61 @@ def _host_and_port(endpoint: str) -> tuple[str, int | None]:
             "`SharedAccessKeyName` and `SharedAccessKey`."
         )
     return host, port
+
+
+def _rabbitmq(endpoint: str, parts: dict[str, str], *, tls: bool) -> dict[str, Any]:
+    """Return the values of the connection string of a RabbitMQ."""
+    known = {"name", "namespaceid", "username", "password", "passwordfile", "cafile", "tlshostname"}
+    _check_known(parts, known, "a RabbitMQ")
+    hosts, virtual_host = parse_hosts(endpoint, RABBITMQ_TLS_PORT if tls else RABBITMQ_PORT)
+    if "password" in parts and "passwordfile" in parts:
+        raise InvalidArgumentError(
+            "The connection string has a `Password` and a `PasswordFile`. Remove one."
+        )
+    if "username" in parts and not {"password", "passwordfile"} & set(parts):
+        raise InvalidArgumentError(
+            "The connection string has a `UserName` but neither `Password` nor `PasswordFile`. "
+            "Give one of them."
+        )
+    if not tls and {"cafile", "tlshostname"} & set(parts):
+        raise InvalidArgumentError(
+            "The connection string has `CaFile` or `TlsHostName`, but amqp:// has no TLS. Write "
+            "amqps://, or remove them."
+        )
+    ca_file, password_file = parts.get("cafile"), parts.get("passwordfile")
+    user_name = parts.get("username", _DEFAULT_USER)
+    return {
+        "place": Place.RABBITMQ,
+        "host": hosts[0][0],
+        "port": hosts[0][1],
+        "hosts": hosts,
+        "virtual_host": virtual_host,
+        "name": parts.get("name", _first_label(hosts[0][0])),
+        "namespace_id": _identity({"namespaceid": parts.get("namespaceid", "")})["namespace_id"],
+        "user_name": user_name,
+        "password": parts.get("password", "" if password_file else _DEFAULT_USER),
+        "password_file": Path(password_file) if password_file else None,
+        "tls": tls,
+        "ca_file": Path(ca_file) if ca_file else None,
+        "tls_host_name": parts.get("tlshostname"),
+    }
+
+
+def _rabbitmq_text(connection: ConnectionString) -> str:
+    """Return the connection string of a RabbitMQ, with its password."""
+    scheme = "amqps" if connection.tls else "amqp"
+    where = hosts_text(connection.hosts) + virtual_host_text(connection.virtual_host)
+    shown = {
+        "Endpoint": f"{scheme}://{where}",
+        "Name": connection.name,
+        "NamespaceId": connection.namespace_id,
+        "UserName": connection.user_name,
+        "Password": connection.password,
+        "PasswordFile": connection.password_file,
+        "CaFile": connection.ca_file,
+        "TlsHostName": connection.tls_host_name,
+    }
+    return ";".join(f"{name}={value}" for name, value in shown.items() if value)
 
 
 def _identity(parts: dict[str, str]) -> dict[str, Any]:
@@ -437,7 +514,7 @@ class Token:
         try:
             return cls(
                 found["sr"],
-                urlsplit(unquote_plus(found["sr"])).path.strip("/"),
+                _path_in(found["sr"]),
                 unquote_plus(found["skn"]),
                 int(found["se"]),
                 base64.b64decode(unquote_plus(found["sig"]), validate=True),
@@ -456,6 +533,15 @@ class Token:
     def is_expired(self, now_us: int) -> bool:
         """Whether the token has expired."""
         return self.expires_s * SECOND_US <= now_us
+
+
+def _path_in(resource: str) -> str:
+    """Return the path that a token is for.
+
+    Some SDKs of Service Bus sign one for the management node of an entity: it is for the entity.
+    """
+    path = urlsplit(unquote_plus(resource)).path.strip("/")
+    return path[: -len(_MANAGEMENT)] if path.lower().endswith(_MANAGEMENT) else path
 
 
 def _signature(resource: str, expires_s: int, key: str) -> bytes:

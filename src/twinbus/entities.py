@@ -203,6 +203,7 @@ class SubscriptionDescription:
     auto_delete_on_idle: timedelta = UNLIMITED
     lock_duration: timedelta = DEFAULT_LOCK_DURATION
     enable_dead_lettering_on_message_expiration: bool = False
+    enable_dead_lettering_on_filter_evaluation_exceptions: bool = True  # False: dropped
     enable_batched_operations: bool = True
     requires_session: bool = False  # fixed at creation
     forward_to: str | None = None

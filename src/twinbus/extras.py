@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # the modules that each extra brings
         *(*_CLI, *_METRICS, "cryptography", "defusedxml", "starlette", "uvicorn", "wsproto"),
     ),
     "spark": ("pyspark",),
+    "rabbitmq": ("pika",),
 }
 COMMANDS: Mapping[str, tuple[str, ...]] = {  # the extras of each command; of any other: cli
     "serve": ("server",),

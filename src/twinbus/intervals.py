@@ -6,6 +6,7 @@ Wherever intervals are kept or sent as bytes (the log, its facts, the wire) they
     8 bytes   last number, which belongs to it
 """
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -16,6 +17,7 @@ from twinbus.message import Int64s
 
 PACKED_BYTES = 16  # of one interval
 _PACKED = np.dtype("<i8")
+_PAIR = struct.Struct("<qq")
 
 
 class Intervals:
@@ -42,11 +44,14 @@ class Intervals:
         """Forget the lowest intervals when there are more than so many."""
         del self._first[:-count], self._last[:-count]
 
-    def add(self, first: int, last: int) -> None:
-        """Add the numbers first to last, both included."""
+    def add(self, first: int, last: int) -> int:
+        """Add the numbers first to last, both included; return how many intervals that makes more.
+
+        It is a negative number where intervals grow together.
+        """
         if self._last and first == self._last[-1] + 1:  # nearly always
             self._last[-1] = last
-            return
+            return 0
         start = bisect_right(self._first, first)
         if start and self._last[start - 1] >= first - 1:
             start -= 1
@@ -56,6 +61,7 @@ class Intervals:
             last = max(last, self._last[end - 1])
         self._first[start:end] = [first]
         self._last[start:end] = [last]
+        return 1 - max(end - start, 0)
 
     def contains(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of these numbers are in the set."""
@@ -67,7 +73,10 @@ class Intervals:
 
 def pack(intervals: Iterable[Sequence[int]]) -> bytes:
     """Return intervals as bytes."""
-    return np.array([*intervals], _PACKED).tobytes()
+    some = [*intervals]
+    if len(some) == 1:  # as nearly all are, and numpy is slow with few numbers
+        return _PAIR.pack(*some[0])
+    return np.array(some, _PACKED).tobytes()
 
 
 def unpack(packed: bytes | memoryview) -> list[tuple[int, int]]:

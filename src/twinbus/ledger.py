@@ -7,7 +7,8 @@
       transfers/day=...                                               of a syphon
 
 A file appears whole, under its name, when it is on the disk, and is never changed: whoever lists a
-folder sees complete files only. Files of a day lie together, so that a reader leaves out the days
+folder sees complete files only. The small files of a finished day are merged into one
+(`ledger_merge`). Files of a day lie together, so that a reader leaves out the days
 it does not need, and whole days are deleted when they are older than the retention. When the
 ledgers of a namespace exceed their size bound, its broker deletes the oldest files first. Each file
 says in its metadata which ledger it belongs to and in which version it was written.
@@ -15,6 +16,7 @@ says in its metadata which ledger it belongs to and in which version it was writ
 `read_footer` tells whether a file is one of ours. It opens the footer only.
 """
 
+import io
 import itertools
 import re
 import secrets
@@ -27,12 +29,13 @@ from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twinbus import ledger_merge as merging
 from twinbus.clock import from_us, moment_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.files import sync_directory, tree_bytes, write_all_whole, write_whole
@@ -40,9 +43,11 @@ from twinbus.limits import (
     DAY_US,
     LEDGER_BUCKET,
     LEDGER_BYTES,
+    LEDGER_FILE_ROWS,
     LEDGER_RETENTION,
     LEDGER_ROLL_INTERVAL,
     LEDGER_TRIM_RATIO,
+    MERGED_DAYS,
     MIN_LEDGER_BYTES,
 )
 from twinbus.values import check_whole
@@ -59,7 +64,7 @@ ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inv
 GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = ("completed", "dead_lettered", "expired", "activated", "cancelled", "forwarded")
-# Results of the ledger of transfers, and the file in its folder that rows wait in.
+# Results of the ledger of transfers, and the end of the names of files that its rows wait in.
 MOVED, DEAD_LETTERED = "moved", "dead_lettered"
 JOURNAL = ".journal"
 
@@ -226,7 +231,7 @@ class Ledger:
     def _write_rows(self, rows: pa.Table, file: BinaryIO) -> None:
         with pq.ParquetWriter(file, rows.schema, **self._layout) as writer:
             writer.add_key_value_metadata(self._metadata)
-            writer.write_table(rows)
+            writer.write_table(rows, LEDGER_FILE_ROWS)
 
     def put_mark(self, number: int, log: str = "") -> None:
         """Remember how far the writer is in which log."""
@@ -251,20 +256,45 @@ class Ledger:
             return "", "", ""
 
     def _clear_away(self, now: datetime) -> None:
-        """Delete the days that are too old, once a day.
+        """Delete the days that are too old and merge the files of finished ones, once a day.
 
-        Files that cannot be deleted are left in place.
+        Files that cannot be deleted or merged are left in place.
         """
         if self._cleared == now.date():
             return
         self._cleared = now.date()
+        merged = now.date() - MERGED_DAYS
         for day, folder in days(self.folder):
+            if merged <= day < now.date():
+                with suppress(OSError, ValueError, pa.ArrowException):
+                    self._merge(folder)
             if day < (now - self.retention).date():
                 files = _files_in(folder)
                 end = newest_row(files[-1].path) if files else None
                 if end is not None and (self.deleted is None or self.deleted.record < end.record):
                     self.deleted = end
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _merge(self, folder: Path) -> None:
+        """Make one file of the small ones of a day."""
+        with merging.alone_in(folder) as is_alone:
+            found = [file.path for file in _files_in(folder)] if is_alone else []
+            if len(found) < 2:
+                return
+            for path in merging.leftovers(found):
+                path.unlink()
+                found.remove(path)
+            small = merging.small_files(found)
+            if not small:
+                return
+            moment = small[-1].name.partition("-")[0]
+            merged = folder / f"{moment}-{self._writer}-{next(self._files)}.parquet"
+            schema, layout, metadata = SCHEMAS[self.kind], self._layout, self._metadata
+            write_all_whole(
+                {merged: partial(merging.write_merged, small, schema, layout, metadata)}
+            )
+            for path in small:
+                path.unlink()
 
     def files(self) -> "list[LedgerFile]":
         """Return its complete files, oldest first."""
@@ -369,7 +399,23 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
     }
 
 
-def days(folder: Path) -> Iterator[tuple[date, Path]]:
+class DayFolders(Protocol):
+    """A folder on whichever file system, as far as its days matter."""
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+
+    def glob(self, pattern: str, /) -> "Iterator[Self]":
+        """Give what matches a pattern in it."""
+
+    def __lt__(self, other: Self, /) -> bool: ...
+
+
+F = TypeVar("F", bound=DayFolders)
+
+
+def days(folder: F) -> Iterator[tuple[date, F]]:
     """Give the days of a ledger of one kind and their folders, in order."""
     for path in sorted(folder.glob("day=*/")):
         with suppress(ValueError):
@@ -383,15 +429,20 @@ class Footer:
     kind: str
     version: int
     rows: int
+    replaces: frozenset[str] = frozenset()  # names of files whose rows it has as well
 
 
 def read_footer(path: Path) -> Footer | str:
     """Return what a ledger file says of itself, or why it is none."""
+    return footer_of(path, path.stat().st_size if path.exists() else 0)
+
+
+def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
+    """Return the same of a file that may be open already."""
     try:
-        found = pq.read_metadata(path)
+        found = pq.read_metadata(file)
         columns = found.schema.to_arrow_schema().remove_metadata()
     except (OSError, ValueError, pa.ArrowException) as error:  # also names that are no text
-        size = path.stat().st_size if path.exists() else 0
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
     told = {
         key.decode(errors="replace"): value.decode(errors="replace")
@@ -409,4 +460,4 @@ def read_footer(path: Path) -> Footer | str:
         return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
     if columns != schema:
         return f"damaged: its columns are not those of {kind} in version {version}"
-    return Footer(kind, version, found.num_rows)
+    return Footer(kind, version, found.num_rows, merging.replaced_by(told))

@@ -67,6 +67,7 @@ MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
 MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not for ever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
 MAX_HELD_SESSIONS: Final = 10_000  # locked sessions of one entity
+MAX_LISTED_SESSIONS: Final = 10_000  # of one reply; each name has up to 128 characters
 MAX_OWNER_CHARACTERS: Final = 256  # of a lease: a host, a process and a name
 MAX_LEASES: Final = 1000  # of one queue: ten syphons with all the ranges they may keep
 MAX_LEASE_INTERVALS: Final = 10_000  # of one lease; the log holds each
@@ -199,6 +200,10 @@ POLL_GRACE_S: Final = 2.0  # for an answer that is due at once
 POLL_TRIES: Final = 5  # to read a queue, before `once` does without it
 BATCH_PATIENCE_S: Final = 1.0  # of one look for something to do; stopping takes no longer
 SETTLE_TIMEOUT_S: Final = 10.0
+VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
+VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: two are at hand
+MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
+MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
 QUERY_LOOK_S: Final = 0.25  # how often the query is looked after
 SPARK_START_S: Final = 120.0  # for Spark to start and the first look at the backlog
 LAST_BATCH_S: Final = 30.0  # what a stop gives the batch under way; to end it early does no harm
@@ -219,7 +224,11 @@ LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 message
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
 LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
+SMALL_FILE_ROWS: Final = LEDGER_FILE_ROWS // 2  # of finished days: smaller files are merged
+MERGED_DAYS: Final = timedelta(days=3)  # at a start: later days were merged while it ran
+MERGED_FILES: Final = 10_000  # into one: their names take 400 KB of its footer
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
+LEDGER_LOOK_S: Final = 5.0  # between two looks at the journals of transfers
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
 LEDGER_RUN: Final = 100_000  # sequence numbers of one line: what a reader can spread out at once
@@ -234,6 +243,11 @@ MAX_OPERATIONS: Final = 10**15  # of a month or a tier of prices; sums stay exac
 MAX_PRICE: Final = 1_000_000  # of anything on a sheet; a larger number is a typing error
 LEDGER_READERS: Final = 8  # files at once: their footers are small, the disk is far
 REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in little memory
+LONG_RUN: Final = 16  # numbers of an interval: shorter ones are as many rows as their numbers
+RUN_BUCKET_BITS: Final = (
+    10  # of sequence numbers: a long run is in few buckets of 1024, each in few
+)
+BROADCAST_ROWS: Final = 1_000_000  # sent to every task: 100 MB; more are shuffled
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
 PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent
@@ -252,6 +266,7 @@ TROUBLE_REPEAT_S: Final = 60.0  # after which the same trouble is printed again
 
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
+ALLOWED_REMEMBERED: Final = 256  # commands and paths that a token was found to allow
 FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
 WIRE_VERSION: Final = 2
 MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a stranger: a token fits twice
@@ -286,6 +301,8 @@ LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond
 IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may have ended
 CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
+LARGE_FRAME_BYTES: Final = 64 * 1024  # from here on a frame is read into memory of its own
+FRAME_GROWTH: Final = 16  # times what has arrived of a large frame: the memory that it gets
 SERVER_READ_BYTES: Final = 128 * 1024  # by a server; a flood of small requests holds up nobody
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
 QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there
@@ -324,6 +341,7 @@ SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at 
 SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
 DEV_CERTIFICATE_LIFE: Final = timedelta(days=365)  # clients refuse more than 397 days
 CLOCK_SKEW: Final = timedelta(hours=1)  # that a new certificate is valid before it was made
+EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official emulator
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
@@ -347,6 +365,30 @@ AZURE_ACCEPT_S: Final = 0.2  # the shortest wait for a session: opening a link t
 AZURE_ACCEPT_SLICE_S: Final = 60.0  # the longest wait for a session that is asked of the service
 AZURE_ACCEPT_GRACE_S: Final = 1.0  # on top of that wait, for the service to say that it is over
 AZURE_REQUEST_S: Final = 30.0  # for a request of management, where the caller sets no limit
+
+# RabbitMQ
+RABBITMQ_PORT: Final = 5672  # as registered; 5671 with TLS
+RABBITMQ_TLS_PORT: Final = 5671
+RABBITMQ_HOSTS: Final = 32  # of one connection string; clusters have 3 to 7
+RABBITMQ_NAME_BYTES: Final = 255  # of a queue, an exchange, a header's name or a text property
+RABBITMQ_MESSAGE_BYTES: Final = 128 * 1024 * 1024  # what RabbitMQ takes unless it is told otherwise
+RABBITMQ_MAX_EXPIRATION_MS: Final = 2**32 - 1  # a longer one closes the channel
+RABBITMQ_CONNECT_S: Final = 3.0  # per host: two silent hosts leave the third some time of a try
+RABBITMQ_HEARTBEAT_S: Final = 10  # a silent connection ends after about twice that
+RABBITMQ_RECONNECT_US: Final = SECOND_US // 20  # after the first failure; doubles
+RABBITMQ_MAX_RECONNECT_US: Final = 1 * SECOND_US  # a ping each second finds a broker that is back
+RABBITMQ_WINDOW: Final = 256  # unconfirmed per entity: past 400 RabbitMQ stops reading all of them
+RABBITMQ_WINDOW_BYTES: Final = 16 * 1024 * 1024  # unconfirmed per entity
+RABBITMQ_WAITING_MESSAGES: Final = 100_000  # handed over and not published; beyond: ServerBusy
+RABBITMQ_SEND_CHANNELS: Final = 500  # entities that are sent to; a connection has 2047 channels
+RABBITMQ_BLOCKED_S: Final = 30.0  # an alarm of that length is an outage, not a short overload
+RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker sends unasked
+RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB
+RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-lettering needs
+RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it
+RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # where the broker said that there are more
+RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a consumer
+RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
 
 # Self-healing
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
@@ -373,9 +415,12 @@ assert RANGE_MESSAGES <= MAX_LEASE_MESSAGES
 assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
 assert HELD_RANGES <= MAX_LEASES
+assert 2 * (VISIT_S + CARRY_TIMEOUT.total_seconds()) < DEFAULT_LOCK_DURATION.total_seconds()
 assert RESERVE_BYTES <= SEGMENT_BYTES
 assert MIN_LEDGER_BYTES <= LEDGER_BYTES
 assert SLOW_FLUSH_US <= SLOW_COMMIT_US
 assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
 assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
 assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES
+assert RABBITMQ_PREFETCH <= RABBITMQ_LOCKS
+assert RABBITMQ_WINDOW < 400

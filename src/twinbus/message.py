@@ -32,6 +32,7 @@ import pyarrow as pa
 from twinbus import compute as pc
 from twinbus.clock import MICROSECOND, from_us, moment_us, to_us
 from twinbus.errors import InvalidArgumentError
+from twinbus.frozen import quick
 from twinbus.limits import (
     DRAWN_IDS,
     FEW_MESSAGES,
@@ -139,6 +140,7 @@ class MessageState(IntEnum):
     SCHEDULED = 2
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class BrokeredMessage:
     """One message. The first block is the application's, the second is filled in by the broker.
@@ -178,33 +180,38 @@ class BrokeredMessage:
                 f"body must be bytes, not {type(self.body).__name__}; encode text first, "
                 "for example body=text.encode()"
             )
-        for name, text in zip(TEXT_COLUMNS, _TEXTS(self), strict=True):
-            if text is not None:
-                _check_text(name, text)
-        if not isinstance(self.application_properties, Mapping):
-            raise InvalidArgumentError("application_properties must be a dict of names to values")
-        for name, value in self.application_properties.items():
-            property_child(name, value)
+        texts = _TEXTS(self)
+        first = texts[0]
+        is_plain = type(first) is str and len(first) <= MAX_ID_CHARACTERS and first.isascii()
+        if not is_plain or texts[1:] != _NO_MORE_TEXTS:  # nearly all have an id and nothing more
+            for name, text in zip(TEXT_COLUMNS, texts, strict=True):
+                if text is not None:
+                    _check_text(name, text)
+        if type(self.application_properties) is not dict or self.application_properties:
+            _check_bag(self.application_properties)
         if self.amqp is not None and type(self.amqp) is not bytes:
             raise InvalidArgumentError(f"amqp must be bytes, not {type(self.amqp).__name__}")
         if self.scheduled_enqueue_time_utc is not None:
-            _check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
+            check_moment("scheduled_enqueue_time_utc", self.scheduled_enqueue_time_utc)
         if self.time_to_live is not None:
             _check_life(self.time_to_live)
 
     @property
     def size(self) -> int:
         """Bytes that count against the size limit and the quota."""
-        total = len(self.body) + len(self.amqp or b"")
+        total = len(self.body)
         for text in _TEXTS(self):
             if text is not None:
-                total += _text_bytes(text)
+                total += len(text) if text.isascii() else _text_bytes(text)
+        if self.amqp is not None:
+            total += len(self.amqp)
         if self.time_to_live is not None:
             total += 8
         if self.scheduled_enqueue_time_utc is not None:
             total += 8
-        for name, value in self.application_properties.items():
-            total += _text_bytes(name) + _property_bytes(value)
+        if self.application_properties:
+            for name, value in self.application_properties.items():
+                total += _text_bytes(name) + _property_bytes(value)
         return total
 
 
@@ -220,6 +227,14 @@ def _property_bytes(value: PropertyValue) -> int:
 
 
 _TEXTS = attrgetter(*TEXT_COLUMNS)
+_NO_MORE_TEXTS = (None,) * (len(TEXT_COLUMNS) - 1)
+
+
+def _check_bag(properties: object) -> None:
+    if not isinstance(properties, Mapping):
+        raise InvalidArgumentError("application_properties must be a dict of names to values")
+    for name, value in properties.items():
+        property_child(name, value)
 
 
 def too_long(name: str, characters: int) -> InvalidArgumentError:
@@ -244,7 +259,8 @@ def _check_life(life: object) -> None:
         )
 
 
-def _check_moment(name: str, moment: object) -> None:
+def check_moment(name: str, moment: object) -> None:
+    """Refuse anything but a moment with a time zone that can be told in UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
@@ -278,7 +294,7 @@ def property_child(name: str, value: object) -> str:
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
         raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
     if child == "datetime":
-        _check_moment(f"property {name!r}", value)
+        check_moment(f"property {name!r}", value)
     return child
 
 

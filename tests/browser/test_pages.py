@@ -1,11 +1,5 @@
-"""Pages in a real browser: charts are drawn, nothing is fetched, and a phone is wide enough.
+"""Pages in a real browser: charts are drawn, nothing is fetched, and a phone is wide enough."""
 
-Needs Chromium or Chrome: TWINBUS_BROWSER names it, or it is found by its usual names. Where there
-is none these tests are skipped, unless TWINBUS_NEEDS_BROWSER says that there must be one.
-"""
-
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date, timedelta
@@ -17,7 +11,7 @@ import pytest
 from demo_audit import Handovers, Held, examine
 from demo_fleet import Recorder, Sample
 from demo_report import Audit, demo_page
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from twinbus.cost.answers import (
     DayOperations,
@@ -38,33 +32,16 @@ from twinbus.cost.prices import MonthlyPrice, load_sheet
 from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import LeftOut, Survey
 from twinbus.ledger import LedgerKind
+from twinbus.locations import Location
 
 STANDARD = load_sheet("azure-standard")
 PHONE, DESK = 400, 1200
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BEGIN = 1_900_000_000.0
-
-
-def _found() -> str | None:
-    named = os.environ.get("TWINBUS_BROWSER")
-    return named or next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = _found()
-    if path is None and "TWINBUS_NEEDS_BROWSER" not in os.environ:
-        pytest.skip("no Chromium or Chrome here; install one, or name it in TWINBUS_BROWSER")
-    with sync_playwright() as playwright:
-        quiet = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
-        opened = playwright.chromium.launch(executable_path=path, args=quiet)
-        yield opened
-        opened.close()
 
 
 def full_report() -> Report:
     """Return a report with something in every part, and names that are long or would be HTML."""
-    files: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
+    files: dict[LedgerKind, dict[str, list[Location]]] = {kind: {} for kind in LedgerKind}
     surveyed = Survey(files, ["contoso", "backup", "<script>alert(1)</script>"])
     surveyed.left_out.append(LeftOut(Path("/ledgers/contoso/broken.parquet"), "damaged: half"))
     path = "orders/europe/with-a-very-long-name-that-does-not-fit/anywhere-at-all"

@@ -781,6 +781,31 @@ def test_a_session_gives_its_own_messages_in_order(site: Site) -> None:
         assert bodies(session.receive_batch(9, NOW)) == ["a1", "a2"]
 
 
+def test_a_session_is_browsed_alone(site: Site) -> None:
+    site.send("a1", path=SESSIONS, session_id="a")
+    site.send("b1", path=SESSIONS, session_id="b")
+    with site.factory.accept_message_session(SESSIONS, "b", NOW) as session:
+        assert bodies(session.peek(max_messages=9)) == ["b1"]
+
+
+def test_sessions_are_listed(site: Site) -> None:
+    queue = site.factory.create_queue_client(SESSIONS)
+    assert queue.list_sessions() == []
+    site.send("a1", path=SESSIONS, session_id="a")
+    with queue.accept_message_session("b", NOW) as session:
+        session.set_state(b"state")
+    assert sorted(queue.list_sessions()) == ["a", "b"]
+    assert queue.list_sessions(site.clock.now() - timedelta(minutes=1)) == ["b"]
+
+
+def test_messages_are_deleted_unread(site: Site) -> None:
+    for body in "abc":
+        site.send(body)
+    receiver = site.factory.create_message_receiver(ORDERS)
+    assert receiver.delete_messages(2) == 2
+    assert bodies(receiver.receive_batch(9, NOW)) == ["c"]
+
+
 def test_the_next_session_with_messages_can_be_accepted(site: Site) -> None:
     site.send("b1", path=SESSIONS, session_id="b")
     queue = site.factory.create_queue_client(SESSIONS)

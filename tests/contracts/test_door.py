@@ -538,6 +538,11 @@ def test_a_client_that_trusts_the_certificate_is_served(sealed: Sealed) -> None:
     assert len(client.ask(LIST, 20)) == 3
 
 
+def test_a_command_without_a_timeout_connects_over_tls(sealed: Sealed) -> None:
+    client = sealed.server.client(tls=True, ca_file=sealed.ca_file, tls_host_name="broker.example")
+    assert len(client.ask(LIST)) == 3
+
+
 @pytest.mark.parametrize(
     "parts",
     [

@@ -52,7 +52,7 @@ from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
-from twinbus.pairing.backlog import describe_backlog_queue, find_backlog_queues
+from twinbus.pairing.backlog_queues import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.events import BacklogIncomplete, PingRefused, Protected, Unprotected
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import CreateEntity, ListEntities, Peek, Send

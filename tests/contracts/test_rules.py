@@ -36,7 +36,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_SQL_CHARACTERS
 from twinbus.message import BrokeredMessage
-from twinbus.protocol.commands import CreateRule, DeleteRule, ListRules
+from twinbus.protocol.commands import CreateRule, DeleteRule, ListRules, UpdateRule
 
 SAMPLE = message(
     message_id="m-1",
@@ -466,6 +466,26 @@ def test_a_deleted_rule_selects_nothing_more(world: World) -> None:
     send(world, "after", path=TOPIC)
     assert world.ask(ListRules(path)) == []
     assert take(world, path) == ["before"]
+
+
+def test_an_updated_rule_selects_by_its_new_filter(world: World) -> None:
+    path = subscribe(world, SqlFilter("color = 'red'"))
+    [rule] = world.ask(ListRules(path))
+    changed = RuleDescription(rule.name.upper(), TrueFilter())
+    world.ask(UpdateRule(path, changed))
+    assert world.ask(ListRules(path)) == [RuleDescription(rule.name, TrueFilter())]
+    send(world, "any", path=TOPIC)
+    assert take(world, path) == ["any"]
+
+
+def test_a_rule_that_cannot_be_updated_stays_as_it_is(world: World) -> None:
+    path = subscribe(world, TrueFilter())
+    before = world.ask(ListRules(path))
+    with pytest.raises(EntityNotFoundError):
+        world.ask(UpdateRule(path, RuleDescription("none")))
+    with pytest.raises(InvalidArgumentError):
+        world.ask(UpdateRule(path, RuleDescription(before[0].name, SqlFilter("color ="))))
+    assert world.ask(ListRules(path)) == before
 
 
 def test_a_rule_of_a_name_exists_once(world: World) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.contracts.conftest import World
 from tests.contracts.words import (
+    DEAD,
     QUEUE,
     TOPIC,
     complete,
@@ -18,16 +19,18 @@ from tests.contracts.words import (
     receive_one,
     runtime,
     send,
+    start,
     subscription,
     take,
     topic,
 )
 from twinbus.entities import EntityStatus
-from twinbus.errors import EntityDisabledError
+from twinbus.errors import EntityDisabledError, InvalidOperationError
 from twinbus.protocol.commands import (
     AcceptSession,
     GetEntity,
     LeaseRange,
+    Receive,
     ReceiveDeferred,
     UpdateEntity,
 )
@@ -97,6 +100,31 @@ def test_a_queue_works_again_when_it_is_active_again(world: World) -> None:
     becomes(world, EntityStatus.ACTIVE)
     send(world, "b")
     assert take(world) == ["a", "b"]
+
+
+@pytest.mark.parametrize("status", NO_RECEIVE)
+def test_whoever_waits_at_a_queue_that_is_disabled_is_turned_away(
+    world: World, status: EntityStatus
+) -> None:
+    queue(world)
+    waiting = start(world, Receive(QUEUE, wait=timedelta(hours=1)))
+    dead = start(world, Receive(DEAD, wait=timedelta(hours=1)))
+    becomes(world, status)
+    with pytest.raises(EntityDisabledError):
+        waiting.result(timeout=10)
+    becomes(world, EntityStatus.ACTIVE)
+    send(world, "a")
+    assert take(world) == ["a"]
+    assert not dead.done()
+
+
+def test_whoever_waits_at_a_queue_that_begins_to_forward_is_turned_away(world: World) -> None:
+    queue(world, "home")
+    made = queue(world)
+    waiting = start(world, Receive(QUEUE, wait=timedelta(hours=1)))
+    world.ask(UpdateEntity(replace(made, forward_to="home")))
+    with pytest.raises(InvalidOperationError, match="forwards to home"):
+        waiting.result(timeout=10)
 
 
 @pytest.mark.parametrize("status", EntityStatus)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.scenarios.server_process import Server
 from twinbus import MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 
@@ -22,12 +21,24 @@ if TYPE_CHECKING:
         ServiceBusReceiver,
         ServiceBusSender,
     )
+    from azure.servicebus.management import ServiceBusAdministrationClient
 
 PATIENCE_S = 10.0
 _numbers = count(1)
 
 
-def sdk_string(server: Server, key_name: str = "", key: str = "") -> str:
+class Reachable(Protocol):
+    """A server, as far as clients need it."""
+
+    connection: str  # for native clients
+    port: int
+
+    def manager(self) -> NamespaceManager: ...
+
+    def factory(self) -> MessagingFactory: ...
+
+
+def sdk_string(server: Reachable, key_name: str = "", key: str = "") -> str:
     """Return the connection string that the SDK takes for a server."""
     native = ConnectionString.parse(server.connection)
     return (
@@ -43,14 +54,16 @@ def in_seconds(seconds: float) -> datetime:
 class Bus:
     """A server, with clients of the SDK and of Twinbus."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Reachable) -> None:
         self.server = server
         self.manager: NamespaceManager = server.manager()
         self.factory: MessagingFactory = server.factory()
         self._made: list[Any] = []  # senders and receivers
         self._clients: list[ServiceBusClient] = []
+        self._administrations: list[ServiceBusAdministrationClient] = []
         self.sdk = self.client()
         self.hasty = self.client(retry_total=0)  # reports an error that others would try again
+        self.admin = self.administration()
 
     # -- entities ------------------------------------------------------------------------------
 
@@ -77,6 +90,29 @@ class Bus:
         self._clients.append(made)
         return made
 
+    @property
+    def ca_file(self) -> str:
+        """The file with the certificate that clients must trust."""
+        return str(self.server.folder / "certificate" / "ca.pem")
+
+    def administration(
+        self, key_name: str = "", key: str = "", **options: Any
+    ) -> "ServiceBusAdministrationClient":
+        """Return a client of the SDK for entities; it always uses HTTPS."""
+        from azure.servicebus.management import (  # noqa: PLC0415 - tests skip without it
+            ServiceBusAdministrationClient,
+        )
+
+        made = ServiceBusAdministrationClient.from_connection_string(
+            sdk_string(self.server, key_name, key),
+            connection_verify=self.ca_file,
+            retry_total=0,
+            **options,
+        )
+        made.__enter__()
+        self._administrations.append(made)
+        return made
+
     def keep(self, made: Any) -> Any:
         """Close a sender or receiver when the module ends."""
         self._made.append(made)
@@ -100,6 +136,8 @@ class Bus:
             list(pool.map(_close, self._made))
         for client in self._clients:  # closes senders and receivers as well, if that is left to do
             client.close()
+        for administration in self._administrations:
+            administration.__exit__()
         self.manager.close()
         self.factory.close()
 

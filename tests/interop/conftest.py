@@ -26,8 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    made = Server(tmp_path_factory.mktemp("interop"))
-    made.start()
+    folder = tmp_path_factory.mktemp("interop")
+    made = Server(folder)
+    made.start("", "--tls", str(folder / "certificate"))
     yield made
     assert made.stop() == 0
 

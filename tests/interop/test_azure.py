@@ -30,7 +30,7 @@ from twinbus.message import application_values, to_batch, to_messages
 from twinbus.namespace import azure_links
 from twinbus.namespace.azure import CAPABILITIES, AzureNamespace
 from twinbus.namespace.azure_sending import ORIGIN_PROPERTY
-from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (

@@ -80,7 +80,7 @@ def failure(bus: Site, command: Send | Receive = ONE) -> MessagingError:
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_condition_is_the_error_of_its_row(bus: Site, condition: str) -> None:
     row = CONDITIONS[condition]
-    bus.refuse(Send, AmqpError("refused", condition))  # type: ignore[arg-type]
+    bus.refuse(Send, AmqpError("refused", condition))
     error = failure(bus)
     assert type(error) is row.kind
     assert "refused" in error.text
@@ -101,13 +101,13 @@ def test_an_idle_link_is_opened_again_once_where_it_may_be_the_cause(
 ) -> None:
     bus.azure.ask(ONE, 10)
     bus.relent()
-    bus.refuse(Send, AmqpError("refused", condition))  # type: ignore[arg-type]
+    bus.refuse(Send, AmqpError("refused", condition))
     failure(bus)
     assert bus.count(Send) == (2 if CONDITIONS[condition].is_stale else 1)
 
 
 def test_an_unknown_condition_is_transient(bus: Site) -> None:
-    bus.refuse(Send, AmqpError("refused", "com.example:new"))  # type: ignore[arg-type]
+    bus.refuse(Send, AmqpError("refused", "com.example:new"))
     error = failure(bus)
     assert error.is_transient
     assert error.fault is Fault.BROKER
@@ -175,7 +175,7 @@ def test_a_lost_lock_names_its_tokens_and_the_others_are_settled(bus: Site) -> N
     bus.azure.ask(Settle(path, tokens[:1], Disposition.COMPLETE), 10)
     with pytest.raises(MessageLockLostError) as caught:
         bus.azure.ask(Settle(path, tokens, Disposition.COMPLETE), 10)
-    assert tokens_of(caught.value.lock_tokens) == tokens[:1]  # type: ignore[arg-type]
+    assert tokens_of(caught.value.lock_tokens) == tokens[:1]
     assert bus.azure.ask(Receive(path, 2), 10).num_rows == 0
 
 

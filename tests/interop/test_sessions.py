@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.interop.bus import Bus, bodies, body, take, take_one
+from twinbus import BrokeredMessage
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
@@ -152,3 +153,23 @@ def test_settling_and_browsing_within_a_session(bus: Bus, path: str) -> None:
     receiver.dead_letter_message(take_one(receiver), reason="no")
     properties = bus.manager.get_runtime_properties(path)
     assert (properties.active_message_count, properties.dead_letter_message_count) == (1, 1)
+
+
+def test_sessions_are_listed(bus: Bus, path: str) -> None:
+    names = [f"session {number}" for number in range(120)]  # more than a page of the SDK
+    send(bus, path, *((name, "x") for name in names))
+    session_of(accept(bus, path, "with a state")).set_state("x")
+    assert sorted(bus.sdk.list_queue_sessions(path)) == sorted([*names, "with a state"])
+    since = datetime.now(UTC) - timedelta(minutes=1)
+    assert list(bus.sdk.list_queue_sessions(path, state_updated_after=since)) == ["with a state"]
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    assert list(bus.sdk.list_queue_sessions(path, state_updated_after=later)) == []
+    assert list(bus.sdk.list_queue_sessions(bus.queue(requires_session=True))) == []
+
+
+def test_browsing_a_session_passes_over_the_messages_of_others(bus: Bus, path: str) -> None:
+    for name, count in (("many", 1500), ("few", 3), ("many", 1500)):
+        messages = [BrokeredMessage(b"%d" % one, session_id=name) for one in range(count)]
+        bus.factory.create_message_sender(path).send_batch(messages)
+    found = accept(bus, path, "few").peek_messages(10)
+    assert bodies(found) == [b"0", b"1", b"2"]

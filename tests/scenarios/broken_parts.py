@@ -37,13 +37,15 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys
 
 PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
-    *((Waiting, name) for name in ("step", "put", "add", "set_due", "due", "expired")),
+    *((Waiting, name) for name in ("step", "put", "add", "add_one", "set_due", "due")),
+    (Waiting, "expired"),
     *((Sessions, name) for name in ("grant", "let_go", "add", "expect", "id", "renew", "lapsed")),
     *((Leases, name) for name in ("put", "remove", "renew")),
     *((Waiters, name) for name in ("add", "leave")),
     *((Commit, name) for name in ("reply", "add_batch", "note_transferred")),
     *((Entries, name) for name in ("change", "gone")),
-    *((Queue, name) for name in ("allocate", "stage", "note_staged", "touch", "end_lease")),
+    *((Queue, name) for name in ("allocate", "stage", "stage_one", "note_staged")),
+    *((Queue, "touch"), (Queue, "end_lease")),
     *((Router, name) for name in ("route", "stage", "resend")),
     *((AccessKeys, "all"), (Directory, "make"), (Directory, "entity"), (Subscription, "copies")),
     (Throttle, "check_room"),
@@ -159,9 +161,7 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
         found["due"] = waiting.get("due", at)[timed].tolist()
         found["holds"] = {name: (h.lock, h.until) for name, h in sessions._holds.items()}
         found["exact leases"] = sorted((x.epoch, x.intervals, x.until) for x in queue.leases)
-        found["sessions"] = {
-            session.name: session.expected for session in sessions._sessions.values()
-        }
+        found["sessions"] = {session.name: session.expected for session in sessions.by_id.values()}
     return found
 
 

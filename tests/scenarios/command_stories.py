@@ -163,6 +163,22 @@ def peek(site: Site) -> c.Command[Any]:
     return c.Peek(QUEUE, 0, 10)
 
 
+def peek_in_session(site: Site) -> c.Command[Any]:
+    sessions(site)
+    return c.Peek(QUEUE, 0, 10, session_id="t")
+
+
+def delete_messages(site: Site) -> c.Command[Any]:
+    queue(site)
+    send(site, "a", "b", "c")
+    receive_one(site)
+    return c.DeleteMessages(QUEUE, 10, later(site, seconds=1))
+
+
+def delete_in_session(site: Site) -> c.Command[Any]:
+    return c.DeleteMessages(QUEUE, 10, session=sessions(site))
+
+
 def settled(disposition: c.Disposition, **settings: Any) -> Story:
     def story(site: Site) -> c.Command[Any]:
         queue(site, **settings)
@@ -254,6 +270,11 @@ def get_session_state(site: Site) -> c.Command[Any]:
 
 def set_session_state(site: Site) -> c.Command[Any]:
     return c.SetSessionState(QUEUE, sessions(site), b"after")
+
+
+def list_sessions(site: Site) -> c.Command[Any]:
+    sessions(site)
+    return c.ListSessions(QUEUE)
 
 
 # -- ranges ----------------------------------------------------------------------------------------
@@ -359,6 +380,11 @@ def create_rule(site: Site) -> c.Command[Any]:
     return c.CreateRule(subscription(site, "all"), RED)
 
 
+def update_rule(site: Site) -> c.Command[Any]:
+    topic(site)
+    return c.UpdateRule(subscription(site, "red", RED), RuleDescription("red"))
+
+
 def delete_rule(site: Site) -> c.Command[Any]:
     topic(site)
     return c.DeleteRule(subscription(site, "red", RED), "red")
@@ -396,12 +422,14 @@ STORIES: dict[str, Story] = {
         *(send_transferred, send_to_topic, send_forwarded, send_parked, cancel),
         *(receive_locked, receive_and_delete, receive_in_session, receive_and_wait),
         *(receive_deferred, receive_deferred_in_session, peek, settle_deferred),
+        *(peek_in_session, delete_messages, delete_in_session, list_sessions),
         *(settle_in_session, settle_dead_letters, renew_locks),
         *(accept_named, accept_new, accept_next, accept_and_wait, renew_session),
         *(release_session, release_empty_session, get_session_state, set_session_state),
         *(lease_next, lease_again, lease_and_wait, renew_range, read_range, settle_range),
         *(release_range, create_queue, create_topic, create_subscription, update_entity),
-        *(delete_queue, delete_topic, list_entities, create_rule, delete_rule, list_rules),
+        *(delete_queue, delete_topic, list_entities, create_rule, update_rule),
+        *(delete_rule, list_rules),
         *(put_key, delete_key, read_meter, list_keys),
     )
 } | {

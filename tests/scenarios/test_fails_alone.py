@@ -188,10 +188,11 @@ def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch that holds a certain message break the broker, after it was taken in."""
     stage, stage_few = Router.stage, ShortIntake._stage
 
-    def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> None:
-        stage_few(self, entity, messages, *args)
+    def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> Any:
+        load = stage_few(self, entity, messages, *args)
         if POISON in [message.body for message in messages]:
             raise RuntimeError("a message nobody can store")
+        return load
 
     def fail(self: Router, outbound: Any, *args: Any) -> Any:
         staged = stage(self, outbound, *args)

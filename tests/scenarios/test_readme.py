@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "README.md"
 
 def test_the_blocks_of_the_readme_can_be_run_twice_in_one_directory(tmp_path: Path) -> None:
     blocks = blocks_of(PAGE)
-    assert [block.kind for block in blocks] == ["python", "sh", "python"]
+    assert [block.kind for block in blocks] == ["python", "sh"]
     blocks = [replace(block, text=on_free_ports(block.text)) for block in blocks]
     for _ in range(2):
         printed = [run(block.command, tmp_path) for block in blocks]

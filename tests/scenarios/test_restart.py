@@ -31,7 +31,9 @@ from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
     AcceptSession,
     DeleteEntity,
+    DeleteMessages,
     Disposition,
+    ListSessions,
     Origin,
     ReadMeter,
     ReadRange,
@@ -276,3 +278,25 @@ def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, ot
     assert site.ask(again).sequence_numbers == [0, 0, 0]
     site.reopen()
     assert len(peek(site)) == 3 * (1 + others)
+
+
+def test_when_the_state_of_a_session_was_set_outlives_restarts_and_compaction(site: Site) -> None:
+    queue(site, requires_session=True)
+    lock = site.ask(AcceptSession(QUEUE, "s")).lock
+    site.ask(SetSessionState(QUEUE, lock, b"state"))
+    after = site.clock.now()
+    for _ in range(2):  # the second start reads what the first wrote anew
+        site.wait(minutes=10)
+        site.reopen()
+        assert site.ask(ListSessions(QUEUE)) == ["s"]
+        since = after - timedelta(seconds=1)
+        assert site.ask(ListSessions(QUEUE, state_updated_after_utc=since)) == ["s"]
+        assert site.ask(ListSessions(QUEUE, state_updated_after_utc=after)) == []
+
+
+def test_deleted_messages_stay_deleted(site: Site) -> None:
+    queue(site)
+    send(site, "one", "two", "three")
+    assert site.ask(DeleteMessages(QUEUE, 2)) == 2
+    site.crash()
+    assert bodies(peek(site)) == ["three"]

@@ -18,7 +18,8 @@ from twinbus.errors import MessagingError
 from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pairing.backlog import describe_backlog_queue, diverted
+from twinbus.pairing.backlog import diverted
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import CreateEntity, Disposition, Peek, Receive, Send, Settle
 from twinbus.syphon.book import Task

@@ -11,7 +11,8 @@ import pytest
 from tests.simulation.syphon_words import QUEUES, World
 from twinbus.entities import QueueDescription
 from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
-from twinbus.pairing.backlog import NUMBER, PATH, SENDER, describe_backlog_queue
+from twinbus.pairing.backlog import NUMBER, PATH, SENDER
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import (
     Command,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.simulation.syphon_words import CLIENTS, DESTINATIONS, QUEUES, World
 from twinbus.entities import backlog_queue_path
-from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import CreateEntity, ReadMeter
 from twinbus.syphon.desk import Desk

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
+from threading import get_ident
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -280,17 +281,26 @@ class ObservedConnection(native.NativeConnection):
 
 
 class SimulatedTurns:
-    """Collects requests, and has them carried out when the simulation says so."""
+    """Collects requests, and has them carried out when the simulation says so.
 
-    is_loop_thread = True  # there is one thread
+    Every fourth time that a connection may have the turn at once, it has: a server does so when
+    only one socket is ready.
+    """
 
-    def __init__(self, namespace: EmbeddedNamespace) -> None:
+    def __init__(self, namespace: EmbeddedNamespace, after_turn: Callable[[], None]) -> None:
         self._namespace = namespace
+        self._after_turn = after_turn
+        self.thread = get_ident()  # there is one
         self.arrivals: list[Request] = []
+        self._chances = 0
 
-    def add(self, requests: Iterable[Request]) -> None:
-        """Take requests for the next turn."""
+    def add(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
+        """Take requests for the next turn, or for one at once."""
         self.arrivals.extend(requests)
+        self._chances += may_turn
+        if may_turn and self._chances % 4 == 0:
+            self.turn()
+            self._after_turn()
 
     def withdraw(self, requests: Iterable[Request]) -> None:
         """Let requests that wait go unanswered."""
@@ -316,7 +326,7 @@ class SimulatedDoor:
         self.namespace = namespace
         self.clock = clock
         self.on_reply = on_reply
-        self.turns = SimulatedTurns(namespace)
+        self.turns = SimulatedTurns(namespace, self._after_turn)
         self.latencies = Latencies()
         self.orphaned: list[tuple[ServerRequest, Any]] = []  # locks that must be given back
         self.connections: list[ObservedConnection] = []

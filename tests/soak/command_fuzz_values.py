@@ -183,6 +183,9 @@ class Maker:
         near = self.now + timedelta(seconds=self.random.uniform(-60, 600))
         return self.one(near, near, self.random.choice(MOMENTS))
 
+    def moment(self) -> datetime | None:
+        return self.maybe(self.schedule)
+
     def message(self) -> BrokeredMessage:
         texts: dict[str, Any] = {name: self.text() for name in TEXT_COLUMNS}
         texts["message_id"] = self.one(None, str(self.random.randint(0, 30)), texts["message_id"])
@@ -451,6 +454,7 @@ class Maker:
         "receive": 9,
         "receive_deferred": 2,
         "peek": 2,
+        "delete_messages": 1,
         "settle": 8,
         "renew_locks": 2,
         "accept": 4,
@@ -492,7 +496,13 @@ class Maker:
 
     def peek(self) -> c.Command[Any]:
         size = self.one(2**63 - 1, -(2**63) + 1, 50)
-        return c.Peek(self.path(), self.one(*WHOLE), self.one(1, 10_000), size)
+        session = self.one(None, None, *SESSIONS)
+        return c.Peek(self.path(), self.one(*WHOLE), self.one(1, 10_000), size, session)
+
+    def delete_messages(self) -> c.Command[Any]:
+        return c.DeleteMessages(
+            self.path(), self.one(1, 2, 100_000), self.moment(), self.maybe(self.session)
+        )
 
     def settle(self) -> c.Command[Any]:
         reason, text = self.one(None, "bad", "x" * 4096), self.one(None, "é" * 4096)
@@ -514,6 +524,8 @@ class Maker:
             c.ReleaseSession(path, held),
             c.GetSessionState(path, held),
             c.SetSessionState(path, held, state),
+            c.ListSessions(path, self.one(0, 1, 2**40), self.one(1, 10_000), self.moment()),
+            c.DeleteMessages(path, 2, self.moment(), held),
             c.Receive(path, 3, session=held),
         )
 
@@ -564,6 +576,7 @@ class Maker:
         return self.one(
             c.CreateRule(path, self.rule()),
             c.CreateRule(path, self.rule()),
+            c.UpdateRule(path, self.rule()),
             c.DeleteRule(path, self.one("one", "two", "three", "nobody")),
         )
 

@@ -212,12 +212,12 @@ class Terms:
 class Twins:
     """Two servers and the clients of the first."""
 
-    def __init__(self, folder: Path, seed: int, limits: str = "") -> None:
+    def __init__(self, folder: Path, seed: int, limits: str = "", queue: str = "") -> None:
         self.generator = random.Random(seed)
         self.clients: list[Client] = []
         for name in (PRIMARY, "secondary"):
             (folder / name).mkdir()
-        config = f"{limits}\n[[queue]]\npath = '{QUEUE}'"
+        config = f"{limits}\n[[queue]]\npath = '{QUEUE}'\n{queue}"
         self.primary = ServerProcess(folder / PRIMARY, config)
         self.secondary = ServerProcess(folder / "secondary")
 
@@ -287,10 +287,10 @@ def named(connection_string: str) -> str:
 
 
 @contextmanager
-def twins_at_work(seed: int, limits: str = "") -> Iterator[Twins]:
+def twins_at_work(seed: int, limits: str = "", queue: str = "") -> Iterator[Twins]:
     """Start two servers; the caller adds the clients."""
     with tempfile.TemporaryDirectory(prefix="twinbus-pairing-outage-") as place:
-        twins = Twins(Path(place), seed, limits)
+        twins = Twins(Path(place), seed, limits, queue)
         try:
             with ThreadPoolExecutor() as starters:
                 list(starters.map(ServerProcess.start, [twins.primary, twins.secondary]))

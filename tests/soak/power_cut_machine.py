@@ -265,7 +265,7 @@ class Inspection:
         """Compare everything."""
         for path in self._paths():  # before a turn gives spilled messages their numbers
             _, queue = self._engine.namespace.directory.queue(path)
-            for message in to_messages(queue.peek(0, MANY, 2**40)):
+            for message in to_messages(queue.peek(Peek(queue.path, 0, MANY, 2**40))):
                 self._check_number(path, message)
         self.check_messages()
         descriptions = {e.description.path: e.description for e in self._directory}

@@ -38,7 +38,8 @@ from twinbus import (
 )
 from twinbus.entities import backlog_queue_path
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import describe_backlog_queue, diverted
+from twinbus.pairing.backlog import diverted
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.cancelling import pages
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Origin

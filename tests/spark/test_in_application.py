@@ -16,7 +16,7 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
-from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.syphon.syphon import Syphon, start_for
 
 pytestmark = pytest.mark.usefixtures("spark")

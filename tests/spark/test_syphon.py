@@ -12,7 +12,7 @@ from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
 from twinbus import BrokeredMessage, EntityStatus, MessagingError, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.message import to_batch
-from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import LeaseRange, Origin, Send
 from twinbus.protocol.origins import sender_source

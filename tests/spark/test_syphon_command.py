@@ -16,7 +16,7 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
 )
 from twinbus.connection import ConnectionString
-from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]

@@ -126,6 +126,13 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "from_sequence_number": NUMBER,
         "max_messages": st.integers(1, 10_000),
         "max_bytes": NUMBER,
+        "session_id": REASON,
+    },
+    c.DeleteMessages: {
+        "path": PATH,
+        "max_messages": st.integers(1, 100_000),
+        "enqueued_before_utc": st.none() | AWARE,
+        "session": HELD,
     },
     c.Settle: {
         "path": PATH,
@@ -140,6 +147,12 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     c.ReleaseSession: SESSION,
     c.GetSessionState: SESSION,
     c.SetSessionState: SESSION | {"state": st.none() | st.binary(max_size=20)},
+    c.ListSessions: {
+        "path": PATH,
+        "skip": st.integers(0, 2**63 - 1),
+        "max_sessions": st.integers(1, 10_000),
+        "state_updated_after_utc": st.none() | AWARE,
+    },
     c.LeaseRange: {
         "path": PATH,
         "owner": PATH,
@@ -174,6 +187,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     c.ListEntities: {"kind": st.sampled_from(c.EntityKind), "topic_path": REASON},
     c.GetRuntimeProperties: {"path": PATH},
     c.CreateRule: {"path": PATH, "rule": RULE},
+    c.UpdateRule: {"path": PATH, "rule": RULE},
     c.DeleteRule: {"path": PATH, "name": PATH},
     c.ListRules: {"path": PATH},
     c.ReadMeter: {},

@@ -31,7 +31,7 @@ from twinbus.errors import (
     MessagingError,
     UnauthorizedError,
 )
-from twinbus.limits import SECOND_US
+from twinbus.limits import ALLOWED_REMEMBERED, SECOND_US
 from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import commands as c
@@ -56,11 +56,13 @@ LISTENING: list[c.Command[Any]] = [
     c.Peek(ORDERS),
     c.Settle(ORDERS, TOKENS, c.Disposition.COMPLETE),
     c.RenewLocks(ORDERS, TOKENS),
+    c.DeleteMessages(ORDERS, 1),
     c.AcceptSession(ORDERS),
     c.RenewSession(ORDERS, LOCK),
     c.ReleaseSession(ORDERS, LOCK),
     c.GetSessionState(ORDERS, LOCK),
     c.SetSessionState(ORDERS, LOCK, b""),
+    c.ListSessions(ORDERS),
     c.LeaseRange(ORDERS, "syphon", 1),
     c.RenewRange(ORDERS, 1),
     c.ReadRange(ORDERS, 1, 1, 1),
@@ -73,6 +75,7 @@ MANAGING_ONE: list[c.Command[Any]] = [
     c.GetEntity(ORDERS),
     c.GetRuntimeProperties(ORDERS),
     c.CreateRule(ORDERS, RuleDescription("all")),
+    c.UpdateRule(ORDERS, RuleDescription("all")),
     c.DeleteRule(ORDERS, "all"),
     c.ListRules(ORDERS),
 ]
@@ -143,6 +146,27 @@ def test_a_sending_key_sends_and_cancels_and_no_more() -> None:
 
 def test_a_listening_key_receives_settles_and_browses_and_no_more() -> None:
     assert allowed(admitted(key(Claim.LISTEN))) == LISTENING
+
+
+def test_what_a_token_was_found_to_allow_is_remembered_within_a_bound() -> None:
+    admission = admitted(key(Claim.SEND))
+    for number in range(2 * ALLOWED_REMEMBERED):
+        command = c.Send(f"queue{number}", [BrokeredMessage()])
+        assert allows(admission, command)
+        assert allows(admission, command)
+        assert not allows(admission, c.Receive(f"queue{number}"))
+    assert 0 < len(admission._allowed) <= ALLOWED_REMEMBERED
+
+
+def test_what_is_remembered_of_one_origin_or_path_is_not_said_of_another() -> None:
+    admission = admitted(key(Claim.SEND, path="orders"))
+    sender = c.Origin(sender_source(1), range(1))
+    assert allows(admission, c.Send("orders", [BrokeredMessage()], sender))
+    brought_home = c.Origin("backlog/0#1.x", range(1))
+    assert not allows(admission, c.Send("orders", [BrokeredMessage()], brought_home))
+    hidden = c.Origin(sender_source(1), range(1), also=brought_home)
+    assert not allows(admission, c.Send("orders", [BrokeredMessage()], hidden))
+    assert not allows(admission, c.Send("invoices", [BrokeredMessage()], sender))
 
 
 def test_a_key_may_have_several_claims() -> None:

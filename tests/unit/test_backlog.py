@@ -20,12 +20,12 @@ from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, sizes, to_batch, to
 from twinbus.pairing.backlog import ALIASES as RESERVED
 from twinbus.pairing.backlog import (
     check_divertible,
-    describe_backlog_queue,
     diverted,
     number_in_backlog,
     place_in_backlog,
     restored,
 )
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Origin
 

@@ -396,6 +396,13 @@ def test_a_token_says_who_signed_it_for_what_and_until_when() -> None:
     assert (token.key_name, token.path, token.expires_s) == ("Root", "orders", EXPIRES_S)
 
 
+def test_a_token_for_the_management_node_of_an_entity_is_for_the_entity() -> None:
+    text = sign_token("sb://localhost/orders/$management", "Root", KEY, EXPIRES_S)
+    token = Token.parse(text)
+    assert token.path == "orders"
+    assert token.is_signed_with(KEY)
+
+
 def test_a_token_is_verified_by_the_key_that_signed_it_and_by_no_other() -> None:
     assert signed().is_signed_with(KEY)
     assert not signed().is_signed_with(KEY + "x")

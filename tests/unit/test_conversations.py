@@ -291,7 +291,7 @@ def test_a_client_that_answers_pings_may_wait_for_long() -> None:
 def test_a_client_must_finish_a_frame_that_it_has_begun() -> None:
     server = Server()
     server.receive(asked(1, SEND)[:20])
-    assert server.conversation.incomplete_bytes == 20
+    assert server.conversation.reader.filled == 20
     server.now = server.conversation.next_event
     server.tick()
     assert server.now == QUIET_US
@@ -529,11 +529,11 @@ def test_a_conversation_without_a_connection_keeps_no_bytes() -> None:
     server.receive(asked(1, PEEK) + asked(2, SEND)[:-1])
     server.deliver(server.at_broker[0], LOCKED)
     assert server.conversation.unread_bytes
-    assert server.conversation.incomplete_bytes
+    assert server.conversation.reader.filled
     server.conversation.lose()
     assert not server.conversation.unread_bytes
     assert not server.conversation.has_outgoing
-    assert not server.conversation.incomplete_bytes
+    assert not server.conversation.reader.filled
 
 
 # -- tokens and keys -------------------------------------------------------------------------------

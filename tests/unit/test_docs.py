@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import paired_send
 import pytest
+import sequences
+import state_machines
 
 from twinbus.cost.prices import load_sheet
-from twinbus.pairing.health import diagram
 from twinbus.server.config import read_config
 
 ROOT = Path(__file__).parents[2]
@@ -32,16 +34,6 @@ def test_what_the_docs_show_works(
     exec(compile(block, "docs", "exec"), {})  # noqa: S102 - our own pages
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_of_the_docs_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
-
-
-def test_the_diagram_of_health_is_drawn_from_the_table() -> None:
-    assert f"```mermaid\n{diagram()}\n```" in (ROOT / "docs/reference/pairing.md").read_text()
-
-
 @pytest.mark.parametrize("block", blocks_of("toml"))
 def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_path: Path) -> None:
     file = tmp_path / "shown.toml"
@@ -50,3 +42,23 @@ def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_pa
         assert load_sheet(str(file)).tiers
     else:
         read_config(file)
+
+
+DRAWN = {
+    paired_send.TARGET: paired_send.picture(),
+    **sequences.pictures(),
+    **state_machines.pictures(),
+}
+
+
+@pytest.mark.parametrize("file", DRAWN, ids=lambda file: file.name)
+def test_a_picture_is_what_its_script_draws_from_the_code(file: Path) -> None:
+    assert file.read_text(encoding="utf-8") == DRAWN[file]
+
+
+def test_every_picture_is_drawn_by_a_script() -> None:
+    assert set((ROOT / "docs" / "pictures").glob("*.svg")) == set(DRAWN)
+
+
+def test_the_readme_fits_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

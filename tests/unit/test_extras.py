@@ -312,6 +312,5 @@ def test_the_documentation_lists_every_extra_with_its_modules_and_its_command() 
         assert [f"`{extra}`", f"`{install_command(extra)}`", ", ".join(modules)] in rows
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS, "all"])
-def test_the_readme_shows_how_to_install_every_extra(extra: str) -> None:
-    assert f"`{install_command(extra)}`" in (ROOT / "README.md").read_text()
+def test_the_readme_shows_how_to_install_everything() -> None:
+    assert install_command("all") in (ROOT / "README.md").read_text()

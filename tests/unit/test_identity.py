@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.unit.properties import replayed
 from twinbus import InvalidArgumentError, InvalidOperationError, QueueDescription
 from twinbus.connection import ConnectionString
-from twinbus.pairing.backlog import describe_backlog_queue
+from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 
 EU = PrimaryIdentity("contoso", "contoso.eu.example:4617")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
 from twinbus.clock import moment_us
+from twinbus.cost.survey import survey
 from twinbus.errors import InvalidArgumentError
 from twinbus.ledger import (
     SCHEMAS,
@@ -28,6 +29,7 @@ from twinbus.ledger import (
     days,
     read_footer,
 )
+from twinbus.limits import SMALL_FILE_ROWS
 
 NOON = datetime(2026, 11, 16, 12, 30, 15, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -131,8 +133,8 @@ def test_a_file_has_no_name_that_readers_see_until_it_is_whole(
     seen: list[str] = []
     whole = pq.ParquetWriter.write_table
 
-    def look_and_write(writer: Any, rows: pa.Table) -> None:
-        whole(writer, rows)
+    def look_and_write(writer: Any, rows: pa.Table, group_rows: int) -> None:
+        whole(writer, rows, group_rows)
         seen.extend(path.name for path in (ledger.folder / "day=2026-11-16").iterdir())
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", look_and_write)
@@ -147,8 +149,8 @@ def test_a_write_that_fails_leaves_nothing_behind(
 ) -> None:
     whole = pq.ParquetWriter.write_table
 
-    def fail(writer: Any, rows: pa.Table) -> None:
-        whole(writer, rows)
+    def fail(writer: Any, rows: pa.Table, group_rows: int) -> None:
+        whole(writer, rows, group_rows)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
@@ -204,7 +206,7 @@ def test_days_are_kept_for_as_long_as_was_said_and_then_go_whole(ledger: Ledger)
         write(ledger, NOON + day * DAY)
     last = (NOON + 7 * DAY).date()
     assert kept_days(ledger) == [last - day * DAY for day in (3, 2, 1, 0)]
-    assert all(len(list(folder.iterdir())) == 2 for _, folder in days(ledger.folder))
+    assert [rows_in(file.path) for file in ledger.files()] == [6, 6, 6, 3, 3]
 
 
 def test_a_day_that_is_just_old_enough_stays(ledger: Ledger) -> None:
@@ -451,3 +453,50 @@ def test_files_that_are_not_of_a_ledger_are_never_chosen_for_deletion(ledger: Le
     for name in ("notes.parquet", ".20261116T000000-00000000-1.parquet", "20261116T000000.txt"):
         (ours.parent / name).write_bytes(b"kept")
     assert [file.path for file in ledger.files()] == [ours]
+
+
+# -- finished days are merged ----------------------------------------------------------------------
+
+
+def test_the_small_files_of_a_finished_day_become_one(tmp_path: Path, ledger: Ledger) -> None:
+    for minute in range(5):
+        write(ledger, NOON + timedelta(minutes=minute))
+    assert len(ledger.files()) == 5  # the day is not over
+    write(ledger, NOON + DAY)
+    merged, today = ledger.files()
+    assert rows_in(merged.path) == 15
+    assert rows_in(today.path) == 3
+    assert merged.until == (NOON + timedelta(minutes=4)).isoformat()
+    assert stat.S_IMODE(merged.path.stat().st_mode) == 0o600
+    found = survey([tmp_path])
+    assert (found.count(KIND), found.rows[KIND]) == (2, 18)
+
+
+def test_large_files_of_a_finished_day_stay_as_they_are(ledger: Ledger) -> None:
+    large = write(ledger, count=SMALL_FILE_ROWS)
+    write(ledger)
+    write(ledger, NOON + DAY)
+    assert large in [file.path for file in ledger.files()]
+    assert len(ledger.files()) == 3
+
+
+def test_rows_count_once_while_merged_files_are_not_deleted_yet(
+    tmp_path: Path, ledger: Ledger
+) -> None:
+    before = [write(ledger, NOON + timedelta(minutes=minute)) for minute in range(3)]
+    contents = {path: path.read_bytes() for path in before}
+    write(ledger, NOON + DAY)
+    for path, content in contents.items():
+        path.write_bytes(content)  # a kill came before they were deleted
+    assert survey([tmp_path]).rows[KIND] == 12
+    write(Ledger(tmp_path, KIND, RETENTION), NOON + DAY)  # another start of the broker
+    assert not any(path.exists() for path in before)
+    assert survey([tmp_path]).rows[KIND] == 15
+
+
+def test_a_damaged_file_keeps_its_day_from_being_merged(tmp_path: Path, ledger: Ledger) -> None:
+    write(ledger)
+    path = write(ledger)
+    path.write_bytes(b"PAR1 half a file")
+    write(ledger, NOON + DAY)
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3

@@ -21,7 +21,7 @@ from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import MessagingError
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
-from twinbus.message import BrokeredMessage, to_messages
+from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import CreateEntity, Origin, Send, SendReceipt
 from twinbus.protocol.origins import sender_source
 from twinbus.protocol.requests import Request
@@ -76,7 +76,7 @@ def sends(draw: st.DrawFn) -> Send:
         count = max(0, len(brought) + draw(st.sampled_from([0, 0, 0, 1])))
         origin = Origin(source, range(first, first + count))
     path = draw(st.sampled_from(["plain"] * 5 + [one.path for one in ENTITIES]))
-    return Send(path, brought, origin)
+    return Send(path, to_batch(brought) if draw(st.booleans()) else brought, origin)
 
 
 turns = st.lists(st.lists(sends(), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -92,6 +92,7 @@ def carried_out(work: Sequence[Sequence[Send]], *, is_short: bool) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         if not is_short:
             patch.setattr(ShortIntake, "take", never)
+            patch.setattr(ShortIntake, "take_columns", never)
         settings = EngineSettings(
             directory=Path(folder),
             segment_bytes=1024 * 1024,

@@ -80,7 +80,7 @@ def test_without_thresholds_nothing_is_refused() -> None:
     throttle = Throttle(nothing)
     for _ in range(1000):
         throttle.check_rate(QUEUE, 1, 0)
-    throttle.check_room(Usage(2**62, 2**62, 2**62))
+    throttle.check_room(2**62, 2**62)
     throttle.check_receives(QUEUE, Usage(2**62, 2**62, 2**62))
     assert not throttle.limits_rates
 
@@ -112,9 +112,9 @@ def test_a_throttle_with_a_rate_says_that_it_limits_rates(facet: str, rate: floa
 @pytest.mark.parametrize("facet", ["memory_bytes", "storage_bytes"])
 def test_no_more_messages_are_taken_past_a_threshold_of_room(facet: str) -> None:
     throttle = Throttle(Thresholds(**{facet: 100}))
-    throttle.check_room(IDLE)
+    throttle.check_room(0, 0)
     with pytest.raises(ServerBusyError, match=facet) as caught:
-        throttle.check_room(Usage(100, 100, 0))
+        throttle.check_room(100, 100)
     assert caught.value.facet == facet
     assert caught.value.threshold == 100
 

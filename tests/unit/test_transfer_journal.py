@@ -1,5 +1,6 @@
 """The journal of transfers: nothing whole is lost, nothing torn is read, nobody is stopped."""
 
+import multiprocessing
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -44,8 +45,8 @@ def told(folder: Path) -> list[str]:
     return [f"m{n}" for n in sorted(rows.column("sequence_number").to_pylist())]
 
 
-def journal(folder: Path) -> Path:
-    return folder / "ledger/transfers" / JOURNAL
+def journals(folder: Path) -> list[Path]:
+    return list((folder / "ledger/transfers").glob(f"*{JOURNAL}"))
 
 
 def test_lines_become_a_file_when_the_journal_is_old(
@@ -60,27 +61,39 @@ def test_lines_become_a_file_when_the_journal_is_old(
     clock.advance(timedelta(microseconds=1))
     ledger.roll()
     assert told(tmp_path) == ["m1", "m2", "m3"]
-    assert journal(tmp_path).stat().st_size == 0
+    assert not journals(tmp_path)
+
+
+def test_the_process_that_writes_makes_a_file_of_its_old_journal_itself(
+    tmp_path: Path, ledger: TransferLedger, clock: ManualClock
+) -> None:
+    note(ledger, 1)
+    clock.advance(LEDGER_ROLL_INTERVAL)
+    note(ledger, 2)
+    note(ledger, 3)
+    assert told(tmp_path) == ["m1", "m2"]
+    assert len(journals(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("lost", [1, 4, 40, 200, 800])
 def test_a_torn_end_costs_its_own_entry_only(
-    tmp_path: Path, ledger: TransferLedger, lost: int
+    tmp_path: Path, ledger: TransferLedger, clock: ManualClock, lost: int
 ) -> None:
     for number in (1, 2):
         note(ledger, number)
-    path = journal(tmp_path)
-    os.truncate(path, path.stat().st_size - lost)
+    [path] = journals(tmp_path)
+    os.truncate(path, path.stat().st_size - lost)  # its process was killed
+    other = TransferLedger(tmp_path, clock)
     for number in (3, 4):
-        note(ledger, number)
-    ledger.roll(at_once=True)
+        note(other, number)
+    other.roll(at_once=True)
     assert told(tmp_path) == ["m1", "m3", "m4"]
 
 
 def test_a_damaged_entry_ends_what_is_read(tmp_path: Path, ledger: TransferLedger) -> None:
     for number in (1, 2):
         note(ledger, number)
-    path = journal(tmp_path)
+    [path] = journals(tmp_path)
     content = bytearray(path.read_bytes())
     content[-100] ^= 0xFF
     path.write_bytes(bytes(content))
@@ -88,21 +101,81 @@ def test_a_damaged_entry_ends_what_is_read(tmp_path: Path, ledger: TransferLedge
     assert told(tmp_path) == ["m1"]
 
 
-def test_what_another_worker_wrote_is_in_the_same_file(
+def test_each_process_has_its_journal_and_one_file_is_made_of_all(
     tmp_path: Path, ledger: TransferLedger, clock: ManualClock
 ) -> None:
     note(ledger, 1)
     note(TransferLedger(tmp_path, clock), 2)
+    assert len(journals(tmp_path)) == 2
     ledger.roll(at_once=True)
     assert told(tmp_path) == ["m1", "m2"]
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
+def test_who_writes_after_its_journal_was_taken_over_begins_another(
+    tmp_path: Path, ledger: TransferLedger, clock: ManualClock
+) -> None:
+    note(ledger, 1)
+    TransferLedger(tmp_path, clock).roll(at_once=True)
+    note(ledger, 2)
+    ledger.roll(at_once=True)
+    assert told(tmp_path) == ["m1", "m2"]
+
+
+def test_a_journal_that_a_killed_process_had_taken_over_is_not_forgotten(
+    tmp_path: Path, ledger: TransferLedger, clock: ManualClock
+) -> None:
+    note(ledger, 1)
+    [path] = journals(tmp_path)
+    path.rename(path.with_name(f".1-0.taken{JOURNAL}"))
+    TransferLedger(tmp_path, clock).roll()  # the manual clock is far from that of the disk
+    assert told(tmp_path) == ["m1"]
+
+
+def _write_many(folder: Path, first: int, count: int) -> None:
+    ledger = TransferLedger(folder)
+    for number in range(first, first + count):
+        note(ledger, number)
+
+
+def test_no_line_is_lost_while_processes_write_and_another_makes_files(tmp_path: Path) -> None:
+    each = 60
+    context = multiprocessing.get_context("spawn")
+    writers = [
+        context.Process(target=_write_many, args=(tmp_path, number * each, each))
+        for number in range(3)
+    ]
+    for writer in writers:
+        writer.start()
+    ledger = TransferLedger(tmp_path)
+    while any(writer.is_alive() for writer in writers):
+        ledger.roll(at_once=True)
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    ledger.roll(at_once=True)
+    rows = ds.dataset(tmp_path / "ledger/transfers", format="parquet").to_table()
+    assert set(rows.column("sequence_number").to_pylist()) == set(range(3 * each))
+    assert not journals(tmp_path)
+
+
+def test_lines_travel_to_a_process_that_can_write_them(
+    tmp_path: Path, ledger: TransferLedger, clock: ManualClock
+) -> None:
+    worker = TransferLedger(None, clock, by_commit=True)
+    note(worker, 1)
+    ledger.add(worker.take())
+    ledger.add(worker.take())  # nothing more
+    ledger.write()
+    ledger.roll(at_once=True)
+    assert told(tmp_path) == ["m1"]
+
+
 def test_lines_that_could_not_be_written_are_kept(tmp_path: Path, ledger: TransferLedger) -> None:
-    journal(tmp_path).mkdir(parents=True)
-    with pytest.raises(OSError, match="directory"):
+    (tmp_path / "ledger").write_text("in the way")
+    with pytest.raises(OSError, match="ledger"):
         note(ledger, 1)
-    journal(tmp_path).rmdir()
+    (tmp_path / "ledger").unlink()
     note(ledger, 2)
     ledger.roll(at_once=True)
     assert told(tmp_path) == ["m1", "m2"]
@@ -118,11 +191,17 @@ def test_the_survey_names_a_journal_and_whatever_lies_in_the_wrong_place(
     (base / "transfers/day=2026-02-02").write_text("a file")
     (base / "transfers/loose.parquet").write_text("loose")
     found = survey([tmp_path], skip_bad=True)
-    assert {one.path.relative_to(base).as_posix() for one in found.left_out} == {
-        "tansfers",
-        "transfers/.journal",
-        "transfers/2026-01-01",
-        "transfers/day=2026-01-01 (copy)",
-        "transfers/day=2026-02-02",
-        "transfers/loose.parquet",
+    [path] = journals(tmp_path)
+    assert {str(one.path) for one in found.left_out} == {
+        str(path),
+        *(
+            str(base / name)
+            for name in (
+                "tansfers",
+                "transfers/2026-01-01",
+                "transfers/day=2026-01-01 (copy)",
+                "transfers/day=2026-02-02",
+                "transfers/loose.parquet",
+            )
+        ),
     }

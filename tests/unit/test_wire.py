@@ -146,7 +146,8 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.CancelScheduled: st.builds(c.CancelScheduled, PATH, NUMBERS),
     c.Receive: st.builds(c.Receive, PATH, FEW, WAIT, MODE, MAYBE_LOCK, NUMBER),
     c.ReceiveDeferred: st.builds(c.ReceiveDeferred, PATH, NUMBERS, MODE, MAYBE_LOCK),
-    c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER),
+    c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER, st.none() | PATH),
+    c.DeleteMessages: st.builds(c.DeleteMessages, PATH, FEW, st.none() | MOMENT, MAYBE_LOCK),
     c.Settle: st.builds(
         c.Settle, PATH, TOKENS, st.sampled_from(c.Disposition), st.none() | PATH, st.none() | PATH
     ),
@@ -156,6 +157,7 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.ReleaseSession: st.builds(c.ReleaseSession, PATH, LOCK),
     c.GetSessionState: st.builds(c.GetSessionState, PATH, LOCK),
     c.SetSessionState: st.builds(c.SetSessionState, PATH, LOCK, st.none() | st.binary()),
+    c.ListSessions: st.builds(c.ListSessions, PATH, FEW, FEW, st.none() | MOMENT),
     c.LeaseRange: st.builds(
         lambda path, owner, count, span, duration: c.LeaseRange(
             path, owner, count, span and span[0], span and span[1], duration=duration
@@ -179,6 +181,7 @@ COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.ListEntities: st.builds(c.ListEntities, st.sampled_from(c.EntityKind), st.none() | PATH),
     c.GetRuntimeProperties: st.builds(c.GetRuntimeProperties, PATH),
     c.CreateRule: st.builds(c.CreateRule, PATH, RULE),
+    c.UpdateRule: st.builds(c.UpdateRule, PATH, RULE),
     c.DeleteRule: st.builds(c.DeleteRule, PATH, PATH),
     c.ListRules: st.builds(c.ListRules, PATH),
     c.ReadMeter: st.builds(c.ReadMeter),
@@ -196,6 +199,8 @@ REPLY: dict[str, st.SearchStrategy[Any]] = {
     "receipt": st.builds(c.SendReceipt, NUMBERS),
     "moment": MOMENT,
     "bytes": st.binary(),
+    "count": FEW,
+    "names": st.lists(PATH, max_size=40),
     "grant": st.builds(c.SessionGrant, LOCK, MOMENT),
     "lease": st.builds(c.RangeLease, PATH, NUMBER, NUMBER, NUMBER, FEW, FEW, MOMENT),
     "entity": ENTITY,
@@ -375,7 +380,7 @@ def test_frames_are_the_same_however_the_stream_is_split(
     pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
     found = [one for piece in pieces for one in reader.feed(piece)]
     assert found == cut(stream)
-    assert reader.incomplete_bytes == 0
+    assert reader.filled == 0
 
 
 def test_a_stream_may_come_byte_by_byte() -> None:
@@ -586,7 +591,7 @@ def test_memory_grows_with_what_arrives_and_not_with_what_is_promised() -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
-    assert reader.incomplete_bytes == 1008
+    assert reader.filled == 1008
 
 
 @pytest.mark.parametrize("empty", [b"\x90", b"\x80", b"\xa0", b"\x91\x90"], ids=repr)

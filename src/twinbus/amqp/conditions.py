@@ -56,7 +56,7 @@ class AmqpError(MessagingError):
     def __init__(
         self,
         text: str,
-        condition: Condition = Condition.DECODE_ERROR,
+        condition: str = Condition.DECODE_ERROR,
         scope: Scope = Scope.CONNECTION,
     ) -> None:
         super().__init__(text, condition=condition, scope=scope)

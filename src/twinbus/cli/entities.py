@@ -40,6 +40,9 @@ _HELP = {
     "auto_delete_on_idle": "Delete it when nobody has used it for this long.",
     "lock_duration": "How long a lock lasts before it must be renewed.",
     "enable_dead_lettering_on_message_expiration": "Keep expired messages as dead letters.",
+    "enable_dead_lettering_on_filter_evaluation_exceptions": (
+        "Keep messages that a rule fails for as dead letters."
+    ),
     "enable_batched_operations": "Kept for compatibility: sends are always batched.",
     "requires_session": "Messages belong to sessions; fixed at creation.",
     "requires_duplicate_detection": "Ignore repeated message ids; fixed at creation.",

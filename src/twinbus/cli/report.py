@@ -14,6 +14,7 @@ from twinbus.cli.context import (
     spark_conf,
     write_page,
 )
+from twinbus.cli.folders import Folder
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report_page import report_page, stage_costs
@@ -47,6 +48,7 @@ Examples:
   twinbus report ./contoso ./backup --since 2026-11-01 --prices azure-standard
   twinbus report ./contoso ./backup --output ./november --format csv
   twinbus report /ledgers/contoso /ledgers/backup --master spark://host:7077
+  twinbus report s3a://ledgers/contoso s3a://ledgers/backup --output s3a://reports/november
 
 \b
 Exit code 1: the report was made, and messages are not accounted for."""
@@ -55,7 +57,7 @@ Exit code 1: the report was made, and messages are not accounted for."""
     "ledgers",
     nargs=-1,
     required=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=Folder(exists=True),
 )
 @click.option("--since", type=Day(), help="First day to look at, such as 2026-11-01 (UTC).")
 @click.option("--until", type=Day(), help="Last day to look at.")
@@ -69,7 +71,7 @@ Exit code 1: the report was made, and messages are not accounted for."""
 )
 @click.option(
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(),
     help="Folder for the tables [default: none are written].",
 )
 @click.option(
@@ -90,13 +92,13 @@ Exit code 1: the report was made, and messages are not accounted for."""
     "--conf", multiple=True, callback=spark_conf, metavar="NAME=VALUE", help="Setting of Spark."
 )
 def report(
-    ledgers: tuple[Path, ...],
+    ledgers: tuple[Path | str, ...],
     since: datetime | None,
     until: datetime | None,
     prices: str,
     bill_completions: bool | None,
     page: Path,
-    output: Path | None,
+    output: Path | str | None,
     table_format: str,
     skip_bad_files: bool,
     master: str | None,
@@ -105,8 +107,8 @@ def report(
     """Turn LEDGERS into answers: operations and money, outages, delays, and a reconciliation.
 
     A ledger lies in the directory of each namespace, and where pairings (ledger=...) and syphons
-    (--ledger) were told to write. Give all of them. They are only read; the namespaces may be
-    running.
+    (--ledger) were told to write. Give all of them: local folders, or URIs of file systems that
+    Spark reaches. They are only read; the namespaces may be running.
     """
     check_spark()
     if since is not None and until is not None and since > until:
@@ -115,7 +117,7 @@ def report(
         raise click.UsageError(
             f"--page: the folder {page.absolute().parent} does not exist; create it first"
         )
-    named_ledgers(ledgers)  # say what is wrong before Spark starts
+    named_ledgers([one for one in ledgers if isinstance(one, Path)])  # before Spark starts
     sheet = load_sheet(prices).with_completions(bill_completions)
     silence_py4j()
     click.echo("starting Spark ...", err=True)

@@ -5,23 +5,39 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from twinbus.errors import InvalidArgumentError
 from twinbus.extras import require_for_command
-from twinbus.limits import DEFAULT_PORT
+from twinbus.limits import DEFAULT_PORT, EMULATOR_PORTS
 from twinbus.server.logs import LogFormat, configure_logging
+
+if TYPE_CHECKING:
+    from twinbus.server.process import Server, ServerSettings
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}")
+_LABEL_RULE = "a name has 1 to 63 letters, digits and '-', and begins with a letter or digit"
+
+
 def _label(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,62}", value):
-        raise click.BadParameter(
-            "a name has 1 to 63 letters, digits and '-', and begins with a letter or digit", ctx
-        )
+    if value is not None and not _LABEL.fullmatch(value):
+        raise click.BadParameter(_LABEL_RULE, ctx)
+    return value
+
+
+def _emulator_ports(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+    """Take the ports of the official emulator where no others are given."""
+    if value:
+        ctx.default_map = {**(ctx.default_map or {}), **EMULATOR_PORTS}
     return value
 
 
@@ -31,6 +47,7 @@ Examples:
   twinbus serve ./contoso
   twinbus serve /var/lib/contoso --name contoso --config entities.toml
   twinbus serve ./contoso --tls dev
+  twinbus serve ./bus --emulator-config Config.json --emulator-ports
   twinbus serve ./contoso --host 0.0.0.0 --tls-certificate cert.pem --tls-key key.pem"""
 )
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -46,7 +63,8 @@ Examples:
 @click.option(
     "--admin-port",
     type=click.IntRange(0, 65535),
-    help="Another port for /health, /ready and /metrics; 0 takes any free one. [default: --port]",
+    help="Another port for HTTP: /health, /ready, /metrics and administration; 0 takes any free "
+    "one. [default: --port]",
 )
 @click.option(
     "--admin-host",
@@ -64,6 +82,20 @@ Examples:
 )
 @click.option("--tls-certificate", type=_FILE, help="PEM file; clients then use twinbus+tls://.")
 @click.option("--tls-key", type=_FILE, help="PEM file with the certificate's key.")
+@click.option(
+    "--emulator-config",
+    type=_FILE,
+    help="JSON file of the official Service Bus emulator: serve its namespaces, each in a folder "
+    "of DIRECTORY, with the emulator's key. A further namespace gets the next port.",
+)
+@click.option(
+    "--emulator-ports",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_emulator_ports,
+    help="Listen on the ports of the official emulator: --port 5672 --admin-port 5300.",
+)
 @click.option(
     "--log-format",
     default=LogFormat.TEXT.value,
@@ -83,6 +115,7 @@ def serve(
     tls: str | None,
     tls_certificate: Path | None,
     tls_key: Path | None,
+    emulator_config: Path | None,
     log_format: str,
     verbose: bool,
 ) -> None:
@@ -91,12 +124,14 @@ def serve(
     The first start creates a root key and prints the connection string with it, once.
     """
     require_for_command("serve")
-    from twinbus.server.certificates import DevCertificate, folder_of  # noqa: PLC0415 - an extra
+    from twinbus.server.certificates import folder_of  # noqa: PLC0415 - an extra
     from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
 
+    if emulator_config is not None and (config is not None or name is not None):
+        raise click.UsageError("--emulator-config takes the place of --config and --name")
     configure_logging(LogFormat(log_format), verbose=verbose)
     signals = _Signals()
-    settings = ServerSettings(
+    wanted = ServerSettings(
         directory=directory,
         name=name or _label_of(directory),
         host=host,
@@ -108,29 +143,67 @@ def serve(
         tls_key=tls_key,
         tls_folder=folder_of(tls) if tls else None,
     )
-    server = Server(settings)
+    every = [wanted] if emulator_config is None else _emulated(wanted, emulator_config)
+    with ExitStack() as opened:
+        servers = [opened.enter_context(Server(settings)) for settings in every]
+        for settings, server in zip(every, servers, strict=True):
+            _announce(settings, server)
+        sys.stdout.flush()
+        signals.wait_for_stop([server.reload for server in servers])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # a client that is still connected must not keep the process; all is on disk
+
+
+def _emulated(wanted: "ServerSettings", file: Path) -> "list[ServerSettings]":
+    """Return the settings of a server for each namespace of a file of the official emulator."""
+    from twinbus.server.emulator import read_emulator_config  # noqa: PLC0415 - an extra
+
+    found = []
+    for at, namespace in enumerate(read_emulator_config(file)):
+        if not _LABEL.fullmatch(namespace.name):
+            raise InvalidArgumentError(f"{file}: namespace {namespace.name!r:.80}: {_LABEL_RULE}")
+        ports: dict[str, Any] = {}
+        if wanted.port:
+            ports["port"] = wanted.port + at
+        if wanted.admin_port:
+            ports["admin_port"] = wanted.admin_port + at
+        folder = wanted.directory / namespace.name
+        found.append(
+            replace(
+                wanted,
+                directory=folder,
+                name=namespace.name,
+                emulated=namespace.config,
+                **ports,
+            )
+        )
+    return found
+
+
+def _announce(settings: "ServerSettings", server: "Server") -> None:
+    """Print where a server is reached, and at its first start the keys."""
+    from twinbus.server.certificates import DevCertificate  # noqa: PLC0415 - an extra
+
     if server.root_key is not None:
         click.echo(server.connection_string)
-        if tls_certificate is None:
+        if settings.tls_certificate is None:
             click.echo(server.service_bus_connection_string)
     if settings.tls_folder is not None:
         click.echo(f"Programs that use TLS must trust {DevCertificate(settings.tls_folder).ca}")
     scheme = "twinbus+tls" if settings.has_tls else "twinbus"
-    at = f"[{host}]" if ":" in host else host
+    at = _in_url(settings.host)
     web = f"http{'s' if settings.has_tls else ''}://{at}:{server.door.port}"
-    if admin_port is not None:
-        admin_at = f"[{admin_host}]" if ":" in admin_host else admin_host
-        web = f"http://{admin_at}:{server.door.admin_port}"
+    if settings.admin_port is not None:
+        web = f"http://{_in_url(settings.admin_host)}:{server.door.admin_port}"
     click.echo(
         f"{settings.name} is ready at {scheme}://{at}:{server.door.port}, "
         f"health and metrics at {web}"
     )
-    sys.stdout.flush()
-    signals.wait_for_stop(server.reload)
-    server.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # a client that is still connected must not keep the process; all is on disk
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class _Signals:
@@ -151,14 +224,15 @@ class _Signals:
         self._reloads = True
         self._arrived.set()
 
-    def wait_for_stop(self, reload: Callable[[], None]) -> None:
-        """Return when the process shall stop; call `reload`, which must not block, for SIGHUP."""
+    def wait_for_stop(self, reloads: Sequence[Callable[[], None]]) -> None:
+        """Return when the process shall stop; call `reloads`, which must not block, for SIGHUP."""
         while not self._stops:
             self._arrived.wait()
             self._arrived.clear()
             if self._reloads:
                 self._reloads = False
-                reload()
+                for reload in reloads:
+                    reload()
 
 
 def _label_of(directory: Path) -> str:

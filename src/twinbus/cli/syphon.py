@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from twinbus.cli.context import ExitCode, Span, check_spark, find_connection, spark_conf
+from twinbus.cli.folders import Folder
 from twinbus.cli.syphon_display import SyphonDisplay
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString, Place
@@ -28,7 +29,7 @@ from twinbus.limits import (
     QUEUE_LOOK_PAUSE,
     SYPHON_LEASE,
 )
-from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.spans import format_span
 from twinbus.spark.gateway import silence_py4j
@@ -112,8 +113,9 @@ Examples:
 )
 @click.option(
     "--ledger",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write down what was moved, for `twinbus report`; all workers must reach it.",
+    type=Folder(),
+    help="Folder to write down what was moved, for `twinbus report`: one that all workers reach, "
+    "or a URI such as s3a://bucket/ledger.",
 )
 @click.option(
     "--conf", multiple=True, callback=spark_conf, metavar="NAME=VALUE", help="Setting of Spark."
@@ -132,7 +134,7 @@ def syphon(
     retry_interval: timedelta,
     lease: timedelta,
     ranges_per_queue: int,
-    ledger: Path | None,
+    ledger: Path | str | None,
     conf: dict[str, str],
     as_json: bool,
 ) -> None:

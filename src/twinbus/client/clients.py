@@ -1,7 +1,7 @@
 """Clients of queues, topics and subscriptions: senders and receivers by the names people know."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from twinbus.client.courier import Courier
 from twinbus.client.receiver import (
@@ -11,8 +11,14 @@ from twinbus.client.receiver import (
 )
 from twinbus.client.sender import MessageSender
 from twinbus.entities import RuleDescription, subscription_path
-from twinbus.limits import DEFAULT_WAIT
-from twinbus.protocol.commands import AcceptSession, CreateRule, DeleteRule, ListRules
+from twinbus.limits import DEFAULT_WAIT, MAX_LISTED_SESSIONS
+from twinbus.protocol.commands import (
+    AcceptSession,
+    CreateRule,
+    DeleteRule,
+    ListRules,
+    ListSessions,
+)
 
 
 class TopicClient(MessageSender):
@@ -28,6 +34,22 @@ class SessionfulReceiver(MessageReceiver):
         """Hold a session: the named one, or the next that has messages."""
         self._check()
         return accept_session(self._courier, self.path, session_id, wait, self._options)
+
+    def list_sessions(self, state_updated_after_utc: datetime | None = None) -> list[str]:
+        """Return the sessions with messages or a state; or those whose state changed since then.
+
+        Sessions that come and go meanwhile may be missing.
+        """
+        self._check()
+        found: dict[str, None] = {}
+        page: Sequence[str] = ()
+        skip = 0
+        while not skip or len(page) == MAX_LISTED_SESSIONS:
+            command = ListSessions(self.path, skip, MAX_LISTED_SESSIONS, state_updated_after_utc)
+            page = self._courier.ask(command)
+            found.update(dict.fromkeys(page))
+            skip += MAX_LISTED_SESSIONS
+        return list(found)
 
 
 class SubscriptionClient(SessionfulReceiver):

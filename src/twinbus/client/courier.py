@@ -130,7 +130,9 @@ class Courier:
         history: list[MessagingError] = []
         while True:
             self.life.check()
-            now = self._pass_gate(_path_of(command), began, deadline, history, tries)
+            now = began
+            if history or self._gate.may_be_closed:
+                now = self._pass_gate(_path_of(command), began, deadline, history, tries)
             end = tries.end_at()
             if history and end <= now:  # it may have come during the pause
                 raise exhausted(history, (now - began) / SECOND_US)

@@ -21,6 +21,7 @@ from twinbus.limits import DEFAULT_WAIT, MAX_REASON_CHARACTERS, MAX_RECEIVE_MESS
 from twinbus.message import BrokeredMessage, rows_of, to_messages, tokens_of
 from twinbus.protocol.commands import (
     NO_WAIT,
+    DeleteMessages,
     Disposition,
     GetSessionState,
     Peek,
@@ -155,9 +156,23 @@ class MessageReceiver(EntityClient):
             yield from self.receive_batch(1)
 
     def peek(self, from_sequence_number: int = 0, max_messages: int = 1) -> list[BrokeredMessage]:
-        """Browse without locking, also what is deferred or scheduled."""
+        """Browse without locking, also deferred and scheduled messages; in a session, its own."""
         self._check()
-        return to_messages(self._courier.ask(Peek(self.path, from_sequence_number, max_messages)))
+        session_id = None if self._session is None else self._session.session_id
+        command = Peek(self.path, from_sequence_number, max_messages, session_id=session_id)
+        return to_messages(self._courier.ask(command))
+
+    def delete_messages(
+        self, max_messages: int, enqueued_before_utc: datetime | None = None
+    ) -> int:
+        """Delete deliverable messages unread, the oldest first; return how many.
+
+        Locked, deferred and scheduled messages stay. When a reply is lost, the repeated request
+        deletes up to `max_messages` others, and only those are counted.
+        """
+        self._check()
+        command = DeleteMessages(self.path, max_messages, enqueued_before_utc, self._session)
+        return self._courier.ask(command)
 
     def receive_deferred(self, sequence_numbers: int | Sequence[int]) -> list[ReceivedMessage]:
         """Receive deferred messages by number, all or none."""

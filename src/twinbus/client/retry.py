@@ -103,6 +103,7 @@ class BusyGate:
 
     def __init__(self) -> None:
         self._closed: dict[str, tuple[int, ServerBusyError]] = {}  # scope -> until when, and why
+        self.may_be_closed = False  # for somebody; it never was if not
 
     def note(self, error: MessagingError, now: int) -> None:
         """Close for the scope of a ServerBusy."""
@@ -110,6 +111,7 @@ class BusyGate:
             self._closed = {s: held for s, held in self._closed.items() if held[0] > now}
             until = now + SERVER_BUSY_RETRY_S * SECOND_US
             self._closed[str(error.facts.get("scope", "")).lower()] = (until, error)
+            self.may_be_closed = True
 
     def check(self, path: str, now: int) -> tuple[int, ServerBusyError | None]:
         """Return until when requests about an entity are held back, and why; now if they are not.

@@ -49,15 +49,17 @@ class MessageSender(EntityClient):
 
     def send(self, message: BrokeredMessage) -> None:
         """Send one message."""
-        self.send_batch([message])
+        self._send([message])
 
     def send_batch(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None:
         """Send messages, all or none. A batch of MESSAGE_SCHEMA goes as it is."""
         self._send(messages)
 
     def _send(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> SendReceipt:
-        self._check()
-        return self._courier.route.send(self._courier.new_send(self.path, messages), self._lane)
+        if self._closed:
+            self._check()
+        courier = self._courier
+        return courier.route.send(courier.new_send(self.path, messages), self._lane)
 
     def schedule(
         self, messages: BrokeredMessage | Sequence[BrokeredMessage], at: datetime

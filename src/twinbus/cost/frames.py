@@ -1,8 +1,6 @@
 """Ledgers as Spark reads them: the rows of the files that were surveyed."""
 
-import re
 from functools import reduce
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -10,6 +8,7 @@ from pyspark.sql import functions as f
 
 from twinbus.cost.survey import Survey
 from twinbus.ledger import SCHEMAS, LedgerKind
+from twinbus.locations import as_pattern
 
 _DDL = {
     pa.string(): "string",
@@ -19,18 +18,13 @@ _DDL = {
 }
 
 
-def _escaped(path: Path) -> str:
-    """Return a path as it is, for those who read patterns into it."""
-    return re.sub(r"([\\\[\]{}*?])", r"\\\1", str(path))
-
-
 def frame(session: SparkSession, surveyed: Survey, kind: LedgerKind) -> DataFrame:
     """Return the rows of a kind, with the ledger each is from."""
     ddl = ", ".join(f"`{column.name}` {_DDL[column.type]}" for column in SCHEMAS[kind])
     parts = [
         session.read.schema(ddl)
         .option("parquet.page.verify-checksum.enabled", "true")
-        .parquet(*map(_escaped, paths))
+        .parquet(*map(as_pattern, paths))
         .withColumn("ledger", f.lit(name))
         for name, paths in surveyed.files[kind].items()
         if paths

@@ -1,7 +1,8 @@
 """Reconciliation: every message that was accepted anywhere is accounted for, or named.
 
 A message stands at a place: a ledger, the number of a queue, a sequence number. Of each place the
-trail says when it was accepted and how it ended, and the last inventory says what stands. Status:
+trail says when it was accepted and how it ended, and the last inventory says what stands
+(`places`). Status:
 
     completed, expired, cancelled, dead_lettered, activated, forwarded, ended
                   it ended so; dead-lettered, activated and forwarded ones have another place
@@ -17,37 +18,48 @@ trail says when it was accepted and how it ended, and the last inventory says wh
     unexplained   it stands, but was never accepted
     doubled       one entity accepted it more than once under one message id
     not home      it left the backlog, but its entity on the primary never accepted it
+
+Places are numbers. Message ids are looked up for the few places that have to be named.
 """
 
 import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
-from twinbus.ledger import (
-    ACCEPTED,
-    BEGUN,
-    DELETED,
-    ENDED,
-    ENDINGS,
-    EXISTS,
-    GAP,
-    INVENTORY,
-    MOVED,
-    RESTORED,
-    STANDING,
+from twinbus.cost.places import (
+    PLACE,
+    Account,
+    Intervals,
+    QueueFacts,
+    accounts_of,
+    ending_of,
+    is_backlog_queue,
+    is_dead_letter_queue,
+    is_void,
+    is_void_queue,
+    ledger_index,
+    places_of,
+    queues_of,
+    told_by,
+    unaccepted,
 )
-from twinbus.limits import LEDGER_RUN
+from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
+from twinbus.ledger import ACCEPTED, DELETED, EXISTS, GAP, MOVED, RESTORED
+from twinbus.lifetimes import Closable
+from twinbus.limits import BROADCAST_ROWS
 
 WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
 MISSING, STANDS_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
 DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
 WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
+COMPLETED = "completed"
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
 _NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # or no more
 _DEAD_LETTER_END = re.escape(DEAD_LETTER_SUFFIX.lower()) + "$"
-_PLACE = ("ledger", "number", "sequence_number")
 
 
 def is_backlog(path: Column) -> Column:
@@ -60,79 +72,300 @@ def is_dead_letter(path: Column) -> Column:
     return f.lower(path).endswith(DEAD_LETTER_SUFFIX.lower())
 
 
-def places(messages: DataFrame) -> DataFrame:
-    """Return every place a message had, with its status."""
-    event = f.col("event")
-    stock = (
-        messages.groupBy("ledger")
-        .agg(
-            f.max(f.when(event == BEGUN, f.col("at"))).alias("begun"),
-            f.max(f.when(event == GAP, f.col("record"))).alias("gap_record"),
-            f.collect_set(f.when(event == RESTORED, f.struct("first", "last"))).alias("voids"),
-        )
-        .join(
-            messages.where(event == INVENTORY)
-            .groupBy("ledger")
-            .agg(f.max_by(f.struct("record", "at"), "at").alias("stock")),
-            "ledger",
-            "left",
-        )
-    )
-    # A log that was restored does not have the records of the time after its copy was taken: the
-    # rows of these records are void. What they accepted is lost, unless they say that it ended.
-    is_void = f.exists("voids", lambda void: f.col("record").between(void["first"], void["last"]))
-    told = (
-        messages.join(f.broadcast(stock), "ledger")
-        .where(f.col("begun").isNull() | (f.col("at") >= f.col("begun")))
-        .withColumn("is_void", is_void)
-    )
-    is_accepted, is_end = event == ACCEPTED, event.isin(*ENDINGS, ENDED)
-    is_last_stock = (event == STANDING) & (f.struct("record", "at") == f.col("stock"))
-    accepted = told.where(is_accepted).withColumn("sequence_number", f.col("first"))
-    others = _spread_out(told.where(is_end | is_last_stock))
-    found = (
-        accepted.unionByName(others)
-        .groupBy(*_PLACE, "is_void")
-        .agg(
-            f.max("path").alias("path"),
-            f.max("message_id").alias("message_id"),
-            f.min(f.when(is_accepted, f.col("at"))).alias("accepted"),
-            f.min(f.when(is_accepted, f.col("record"))).alias("accepted_record"),
-            f.min(f.when(is_end, event)).alias("ending"),
-            f.min(f.when(is_end, f.col("at"))).alias("ended"),
-            f.min(f.when(is_end, f.col("record"))).alias("ended_record"),
-            f.max(event == STANDING).alias("stands"),
-            f.max("stock.record").alias("stock_record"),
-            f.max("gap_record").alias("gap_record"),
-        )
-        .where(~f.col("is_void") | f.col("accepted").isNotNull())
-    )
-    # A new log gives the numbers of queues again, so void rows and others are kept apart.
-    queue = ["ledger", "number", "is_void"]
-    gone = told.where(event == DELETED).select(*queue, f.lit(True).alias("gone"))
-    begins = (
-        told.where(is_accepted)
-        .groupBy(*queue)
-        .agg(f.min("first").alias("first_accepted"), f.min("record").alias("first_record"))
-    )
-    found = found.join(f.broadcast(gone.distinct()), queue, "left").join(
-        f.broadcast(begins), queue, "left"
-    )
-    return found.withColumn("status", _status())
+def lost_logs(messages: DataFrame) -> DataFrame:
+    """Return the ledgers whose whole log was lost: `last` is the last record that was written."""
+    is_whole = (f.col("event") == RESTORED) & (f.col("first") == 1)
+    return messages.where(is_whole).select("ledger", "at", "last").distinct().orderBy("at")
 
 
-def _spread_out(intervals: DataFrame) -> DataFrame:
-    """Return a row for each number of intervals, of which some may be long."""
-    pieces = intervals.withColumn(
-        "piece", f.explode(f.sequence("first", "last", f.lit(LEDGER_RUN).cast("bigint")))
+class Reconciliation(Closable):
+    """The reconciliation of messages ledgers; as a context manager it frees what it persisted."""
+
+    def __init__(self, messages: DataFrame, ledgers: Sequence[str]) -> None:
+        self._ledgers = ledgers
+        self._persisted: list[DataFrame] = []
+        self._accounts = accounts_of(messages)
+        self._told = told_by(messages, self._accounts, ledgers)
+        self._queues = queues_of(self._told)
+        self._intervals = Intervals.of(self._told, self._accounts)
+        self._persisted.append(self._intervals.long)
+        self._counts: Counter[tuple[int, str]] = Counter()
+        self._joined: Counter[tuple[int, bool]] = Counter()
+        self._places = self._with_status(places_of(self._told, self._intervals))
+        self._count(self._places)
+        missing = self._without_a_row()
+        if missing:
+            rest = self._with_status(unaccepted(self._places, self._intervals, missing))
+            self._count(rest)
+            self._places = self._places.unionByName(rest)
+        self._returned = self._find_returned()
+
+    def close(self) -> None:
+        """Free what was persisted."""
+        for one in self._persisted:
+            one.unpersist()
+
+    def _persist(self, frame: DataFrame) -> DataFrame:
+        self._persisted.append(frame.persist())
+        return frame
+
+    # -- status ------------------------------------------------------------------------------------
+
+    def _with_status(self, places: DataFrame) -> DataFrame:
+        """Return places with their status, persisted."""
+        known = places.join(f.broadcast(self._queue_frame()), "queue", "left")
+        names = (*PLACE, "accepted_record", "identity", "ended", "ends_joined", "stands_joined")
+        return self._persist(known.select(*names, _status().alias("status")))
+
+    def _queue_frame(self) -> DataFrame:
+        """Return what is known of each queue and of its ledger."""
+        rows = []
+        for key, queue in self._queues.items():
+            ledger = self._ledgers[ledger_index(key)]
+            account = self._accounts.get(ledger, Account())
+            stock_record = account.stock[1] if account.stock is not None else None
+            own = (queue.path, queue.is_deleted, queue.first_accepted, queue.first_record)
+            rows.append((key, ledger, *own, account.gap_record, stock_record))
+        return self._told.sparkSession.createDataFrame(rows, _QUEUE_DDL)
+
+    def _count(self, places: DataFrame) -> None:
+        rows = (
+            places.groupBy("queue", "status")
+            .agg(
+                f.count("*").alias("messages"),
+                f.sum("ends_joined").alias("ends_joined"),
+                f.sum("stands_joined").alias("stands_joined"),
+            )
+            .collect()
+        )
+        for row in rows:
+            queue = row["queue"]
+            self._counts[queue, row["status"]] += row["messages"]
+            self._joined[queue, False] += row["ends_joined"]
+            self._joined[queue, True] += row["stands_joined"]
+
+    def _without_a_row(self) -> set[int]:
+        """Return the queues with numbers in long intervals that nobody accepted."""
+        covered = self._intervals.covered.items()
+        return {queue for (queue, kind), numbers in covered if self._joined[queue, kind] < numbers}
+
+    def counts(self) -> dict[tuple[str, str, str], int]:
+        """Return how many messages of each ledger and path are in each status."""
+        found: Counter[tuple[str, str, str]] = Counter()
+        for (queue, status), messages in self._counts.items():
+            if messages:
+                ledger = self._ledgers[ledger_index(queue)]
+                found[ledger, self._queues[queue].path, status] += messages
+        return dict(found)
+
+    def _number_of(self, *statuses: str) -> int:
+        return sum(count for (_, status), count in self._counts.items() if status in statuses)
+
+    # -- names -------------------------------------------------------------------------------------
+
+    def _accepted(self) -> DataFrame:
+        """Return the rows of acceptances, with the columns of a place."""
+        rows = self._told.where(f.col("event") == ACCEPTED)
+        return rows.withColumn("sequence_number", f.col("first"))
+
+    def _named(self, places: DataFrame, count: int) -> DataFrame:
+        """Return places with their ledger and path, and with id and time of their acceptance."""
+        keys = places.select(*PLACE)
+        few = f.broadcast(keys) if count <= BROADCAST_ROWS else keys
+        names = (
+            self._accepted()
+            .join(few, list(PLACE), "left_semi")
+            .groupBy(*PLACE)
+            .agg(f.max("message_id").alias("message_id"), f.min("at").alias("accepted"))
+        )
+        paths = self._queue_frame().select("queue", "ledger", "path")
+        return places.join(names, list(PLACE), "left").join(f.broadcast(paths), "queue", "left")
+
+    def _find_returned(self) -> DataFrame | None:
+        """Find those that were lost with a log and came again; return their places."""
+        count = self._number_of(LOST)
+        if not count:
+            return None
+        lost = self._named(self._places.where(f.col("status") == LOST), count)
+        message = ["ledger", "path", "message_id"]
+        ids = lost.where(f.col("message_id").isNotNull()).select(*message).distinct()
+        again = self._accepted().where(~is_void()).join(ids, message, "left_semi")
+        returned = self._persist(
+            lost.join(again.select(*message).distinct(), message, "left_semi").select(*PLACE)
+        )
+        for row in returned.groupBy("queue").count().collect():
+            self._counts[row["queue"], LOST] -= row["count"]
+            self._counts[row["queue"], AGAIN] += row["count"]
+        return returned
+
+    # -- suspects ----------------------------------------------------------------------------------
+
+    def suspects(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
+        """Return the messages that are not accounted for, by name; None: there are none."""
+        wrong, repeated = self._wrong_places(), self._repeated()
+        named = self._named_at_once(wrong, repeated)
+        parts = [named.where(~f.col("is_repeated"))] if wrong is not None and named else []
+        if repeated is not None and named:
+            parts.append(_doubled(named.where("is_repeated")))
+        not_home = self._not_home(transfers, at_home)
+        if not_home is not None:
+            parts.append(not_home)
+        found = [part.select(*SUSPECT_COLUMNS) for part in parts]
+        return reduce(lambda one, other: one.unionByName(other), found) if found else None
+
+    def _named_at_once(
+        self, wrong: DataFrame | None, repeated: DataFrame | None
+    ) -> DataFrame | None:
+        """Look the names of both up, in one pass over the ledgers."""
+        parts = [
+            part.withColumn("is_repeated", f.lit(part is repeated))
+            for part in (wrong, repeated)
+            if part is not None
+        ]
+        if not parts:
+            return None
+        places = reduce(lambda one, other: one.unionByName(other), parts)
+        places = self._persist(places)
+        return self._persist(self._named(places, places.count()))
+
+    def _wrong_places(self) -> DataFrame | None:
+        if not self._number_of(*WRONG):
+            return None
+        wrong = self._places.where(f.col("status").isin(*WRONG))
+        if self._returned is not None:
+            wrong = wrong.join(self._returned, list(PLACE), "left_anti")
+        return wrong
+
+    def _repeated(self) -> DataFrame | None:
+        """Return the places of one queue that share a hash of their ids, in several records.
+
+        Copies that came in one record are the doing of topics: they came once.
+        """
+        others = [queue for queue, facts in self._queues.items() if _is_apart(queue, facts)]
+        places = self._places.where(
+            f.col("identity").isNotNull()
+            & ~f.col("status").isin(*_NOT_A_COPY)
+            & ~f.col("queue").isin(*others)
+        )
+        record = f.col("accepted_record")
+        repeated = self._persist(
+            places.groupBy("identity")
+            .agg(f.min(record).alias("first_record"), f.max(record).alias("last_record"))
+            .where(f.col("first_record") < f.col("last_record"))
+            .select("identity")
+        )
+        count = repeated.count()
+        if not count:
+            return None
+        few = f.broadcast(repeated) if count <= BROADCAST_ROWS else repeated
+        return places.join(few, "identity", "left_semi")
+
+    def _not_home(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
+        """Return messages that left the backlog, but that their entity never accepted.
+
+        Only entities that store messages themselves are looked at, whether or not they ever
+        accepted one: a topic keeps none, and hands a message to the subscriptions that want it. And
+        only up to where the ledger of the primary was written, and not before the end of a gap in
+        it: files may have been deleted there that name the message. What left the backlog without a
+        line of a transfer counts as home if any queue outside of the backlog has its id.
+        """
+        left = {
+            queue: count
+            for (queue, status), count in self._counts.items()
+            if status == COMPLETED and _is_of_backlog(self._queues[queue])
+        }
+        parts = []
+        if transfers is not None:
+            parts.append(Homes(at_home).missing_of(transfers))
+        if left:
+            is_left = f.col("queue").isin(*left) & (f.col("status") == COMPLETED)
+            silent = self._named(self._places.where(is_left), sum(left.values()))
+            parts.append(Homes(at_home).missing_without_transfer(silent, transfers))
+        if not parts:
+            return None
+        found = reduce(lambda one, other: one.unionByName(other), parts)
+        return found.withColumn("status", f.lit(NOT_HOME)).select(*SUSPECT_COLUMNS).distinct()
+
+
+def _is_of_backlog(queue: QueueFacts) -> bool:
+    return is_backlog_queue(queue.path) and not is_dead_letter_queue(queue.path)
+
+
+def _is_apart(key: int, queue: QueueFacts) -> bool:
+    """Whether a message may be in a queue again: of the backlog, dead letters, lost records."""
+    return is_void_queue(key) or is_backlog_queue(queue.path) or is_dead_letter_queue(queue.path)
+
+
+def _doubled(repeated: DataFrame) -> DataFrame:
+    """Return messages that one entity accepted more than once under one id."""
+    return (
+        repeated.groupBy("queue", "ledger", "path", "message_id")
+        .agg(
+            f.count_distinct("accepted_record").alias("times"),
+            f.max("sequence_number").alias("sequence_number"),
+            f.max("accepted").alias("accepted"),
+        )
+        .where(f.col("times") > 1)
+        .withColumn("status", f.lit(DOUBLED))
     )
-    end = f.least("last", f.col("piece") + f.lit(LEDGER_RUN - 1))
-    numbers = pieces.withColumn("sequence_number", f.explode(f.sequence("piece", end)))
-    return numbers.drop("piece")
+
+
+class Homes:
+    """Where messages of the backlog are looked for."""
+
+    def __init__(self, at_home: DataFrame) -> None:
+        event, path = f.col("event"), f.col("path")
+        home = f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home")
+        accepted = at_home.where((event == ACCEPTED) & ~is_backlog(path))
+        self._accepted = accepted.select("ledger", home, "message_id")
+        gap_end = f.max(f.when(event == GAP, f.col("at"))).alias("gap_end")
+        until = at_home.groupBy("ledger").agg(f.max("at").alias("until"), gap_end)
+        exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
+        every = self._accepted.select("ledger", "home").unionByName(exist).distinct()
+        known = every.join(until, "ledger").groupBy("home")
+        self._known = known.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
+        self._is_covered = f.col("gap_end").isNull() | (f.col("accepted") > f.col("gap_end"))
+
+    def missing_of(self, transfers: DataFrame) -> DataFrame:
+        """Return the messages that were moved, and that their home does not know."""
+        held = self._accepted.select("home", "message_id").distinct()
+        return (
+            transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
+            .withColumn("home", f.lower("path"))
+            .join(f.broadcast(self._known), "home")
+            .where((f.col("moved") <= f.col("until")) & self._is_covered)
+            .join(held, ["home", "message_id"], "left_anti")
+            .select("ledger", "path", "sequence_number", "message_id", "accepted")
+        )
+
+    def missing_without_transfer(self, left: DataFrame, transfers: DataFrame | None) -> DataFrame:
+        """Return messages that left the backlog without a line, and that no home knows."""
+        left = left.where(f.col("message_id").isNotNull())
+        if transfers is not None:
+            lines = transfers.select(f.lower("queue").alias("path_key"), "sequence_number")
+            left = left.withColumn("path_key", f.lower("path")).join(
+                lines, ["path_key", "sequence_number"], "left_anti"
+            )
+        everywhere = self._known.agg(
+            f.min("until").alias("until"), f.max("gap_end").alias("gap_end")
+        )
+        return (
+            left.withColumn("ended", f.timestamp_micros("ended"))
+            .join(f.broadcast(everywhere), (f.col("ended") <= f.col("until")) & self._is_covered)
+            .join(self._accepted.select("message_id").distinct(), "message_id", "left_anti")
+            .select("ledger", "path", "sequence_number", "message_id", "accepted")
+        )
+
+
+_QUEUE_DDL = (
+    "queue bigint, ledger string, path string, gone boolean, first_accepted bigint, "
+    "first_record bigint, gap_record bigint, stock_record bigint"
+)
 
 
 def _status() -> Column:
     was_accepted = f.col("accepted_record").isNotNull()
+    ending = ending_of(f.col("ending"))
     ended = f.col("ending").isNotNull()
     stands = f.col("stands")
     in_a_gap = f.coalesce(f.col("gap_record") >= f.col("accepted_record"), f.lit(False))
@@ -140,12 +373,12 @@ def _status() -> Column:
     is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
     is_older |= f.coalesce(f.col("gap_record") >= f.col("first_record"), f.lit(False))
     return (
-        f.when(f.col("is_void") & ~ended & f.col("gone"), f.lit(DELETED))
-        .when(f.col("is_void"), f.coalesce(f.col("ending"), f.lit(LOST)))
+        f.when(is_void() & ~ended & f.col("gone"), f.lit(DELETED))
+        .when(is_void(), f.coalesce(ending, f.lit(LOST)))
         .when(
             ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
         )
-        .when(ended & was_accepted, f.col("ending"))
+        .when(ended & was_accepted, ending)
         .when(ended, f.lit(OLDER))
         .when(~was_accepted, f.when(is_older, f.lit(OLDER)).otherwise(f.lit(UNEXPLAINED)))
         .when(stands, f.lit(WAITING))
@@ -157,111 +390,3 @@ def _status() -> Column:
         .when(in_a_gap, f.lit(UNTOLD))
         .otherwise(f.lit(MISSING))
     )
-
-
-def with_returned(stood: DataFrame) -> DataFrame:
-    """Return the places, with those apart that were lost with a log and came again."""
-    message = ["ledger", "number", "message_id"]
-    is_lost = f.col("status") == LOST
-    lost = stood.where(is_lost)
-    ids = lost.where(f.col("message_id").isNotNull()).select(*message).distinct()
-    again = (
-        stood.where(~f.col("is_void") & f.col("accepted").isNotNull())
-        .join(f.broadcast(ids), message, "left_semi")
-        .select(*message)
-        .distinct()
-        .withColumn("came_again", f.lit(True))
-    )
-    status = f.when(f.col("came_again"), f.lit(AGAIN)).otherwise(f.col("status"))
-    returned = lost.join(f.broadcast(again), message, "left").withColumn("status", status)
-    return stood.where(~is_lost).unionByName(returned.drop("came_again"))
-
-
-def lost_logs(messages: DataFrame) -> DataFrame:
-    """Return the ledgers whose whole log was lost: `last` is the last record that was written."""
-    is_whole = (f.col("event") == RESTORED) & (f.col("first") == 1)
-    return messages.where(is_whole).select("ledger", "at", "last").distinct().orderBy("at")
-
-
-def summary(stood: DataFrame) -> DataFrame:
-    """Return how many messages of each path are in each status."""
-    return stood.groupBy("ledger", "path", "status").agg(f.count("*").alias("messages"))
-
-
-def wrong_places(stood: DataFrame) -> DataFrame:
-    """Return the messages whose place is wrong, by name."""
-    return stood.where(f.col("status").isin(*WRONG)).select(*SUSPECT_COLUMNS)
-
-
-def doubled(stood: DataFrame) -> DataFrame:
-    """Return messages that one entity accepted more than once under one id.
-
-    Copies that came in one record are the doing of topics: they came once.
-    """
-    counted = stood.where(
-        f.col("message_id").isNotNull()
-        & f.col("accepted").isNotNull()
-        & ~f.col("status").isin(*_NOT_A_COPY)
-        & ~f.col("is_void")
-        & ~is_backlog(f.col("path"))
-        & ~is_dead_letter(f.col("path"))
-    )
-    return (
-        counted.groupBy("ledger", "number", "message_id")
-        .agg(
-            f.count_distinct("accepted_record").alias("times"),
-            f.max("path").alias("path"),
-            f.max("sequence_number").alias("sequence_number"),
-            f.max("accepted").alias("accepted"),
-        )
-        .where(f.col("times") > 1)
-        .withColumn("status", f.lit(DOUBLED))
-        .select(*SUSPECT_COLUMNS)
-    )
-
-
-def not_home(stood: DataFrame, transfers: DataFrame, at_home: DataFrame) -> DataFrame:
-    """Return messages that left the backlog, but that their entity never accepted.
-
-    Only entities that store messages themselves are looked at, whether or not they ever accepted
-    one: a topic keeps none, and hands a message to the subscriptions that want it. And only up to
-    where the ledger of the primary was written, and not before the end of a gap in it: files may
-    have been deleted there that name the message. What left the backlog without a line of a
-    transfer counts as home if any queue outside of the backlog has its id.
-    """
-    event, path = f.col("event"), f.col("path")
-    home = f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home")
-    homes = at_home.where((event == ACCEPTED) & ~is_backlog(path)).select(
-        "ledger", home, "message_id"
-    )
-    gap_end = f.max(f.when(event == GAP, f.col("at"))).alias("gap_end")
-    until = at_home.groupBy("ledger").agg(f.max("at").alias("until"), gap_end)
-    exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
-    every_home = homes.select("ledger", "home").unionByName(exist).distinct()
-    known = every_home.join(until, "ledger").groupBy("home")
-    known_homes = known.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
-    is_covered = f.col("gap_end").isNull() | (f.col("accepted") > f.col("gap_end"))
-    moved = (
-        transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
-        .withColumn("home", f.lower("path"))
-        .join(f.broadcast(known_homes), "home")
-        .where((f.col("moved") <= f.col("until")) & is_covered)
-        .join(homes.select("home", "message_id").distinct(), ["home", "message_id"], "left_anti")
-        .select("ledger", "path", "sequence_number", "message_id", "accepted")
-    )
-    everywhere = known_homes.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
-    silent = (
-        stood.where((f.col("status") == "completed") & is_backlog(path) & ~is_dead_letter(path))
-        .where(f.col("message_id").isNotNull())
-        .join(
-            transfers.select(f.lower("queue").alias("queue"), "sequence_number"),
-            (f.lower(path) == f.col("queue"))
-            & (stood["sequence_number"] == transfers["sequence_number"]),
-            "left_anti",
-        )
-        .join(f.broadcast(everywhere), (f.col("ended") <= f.col("until")) & is_covered)
-        .join(homes.select("message_id").distinct(), "message_id", "left_anti")
-        .select("ledger", "path", "sequence_number", "message_id", "accepted")
-    )
-    found = moved.unionByName(silent).withColumn("status", f.lit(NOT_HOME))
-    return found.select(*SUSPECT_COLUMNS).distinct()

@@ -12,21 +12,16 @@ ledgers. Tables are written as one file each; a table whose ledger is not there 
 """
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
-from functools import partial, reduce
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
@@ -48,11 +43,11 @@ from twinbus.cost.answers import (
 )
 from twinbus.cost.frames import frame
 from twinbus.cost.prices import Billed, PriceSheet, priced
-from twinbus.cost.reconciliation import is_backlog, is_dead_letter
+from twinbus.cost.reconciliation import Reconciliation, is_backlog, is_dead_letter
 from twinbus.cost.stages import Basis, rule_of
 from twinbus.cost.survey import Survey, survey
-from twinbus.errors import LedgerDamagedError
-from twinbus.files import write_all_whole
+from twinbus.cost.tables import TableFolder
+from twinbus.errors import LedgerDamagedError, MessagingError
 from twinbus.ledger import DEAD_LETTERED, MOVED, LedgerKind
 from twinbus.limits import (
     PERCENTILE_ACCURACY,
@@ -60,7 +55,9 @@ from twinbus.limits import (
     REPORT_LISTED_FILES,
     REPORT_PARTITION_ROWS,
 )
+from twinbus.locations import HadoopPath, Location, folder_of
 from twinbus.protocol.operations import Purpose
+from twinbus.spark.reasons import reason_of
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
 _MONEY = pa.schema(
@@ -73,9 +70,25 @@ _MONEY = pa.schema(
         ("bandwidth_price", pa.decimal128(18, 6)),
     ]
 )
+_RECONCILIATION = pa.schema(
+    [
+        ("ledger", pa.string()),
+        ("path", pa.string()),
+        ("status", pa.string()),
+        ("messages", pa.int64()),
+    ]
+)
+_NO_SUSPECTS = [
+    "'' as ledger",
+    "'' as path",
+    "id as sequence_number",
+    "'' as message_id",
+    "'' as status",
+    "cast(null as timestamp) as accepted",
+]
 _PERCENTILES = (0.5, 0.9, 0.99)
 _GROUPS = ("ledger", "path", "day", "month", "stage")
-_FILE = re.compile(r"file:(?://)?(/[^\s'\",\]]+\.parquet)")
+_FILE = re.compile(r"[A-Za-z][\w+.-]+:/[^\s'\",\]]+\.parquet")  # as Spark names one
 R = TypeVar("R")
 
 
@@ -117,7 +130,7 @@ class _Slot:
 class ReportSettings:
     """What to report on."""
 
-    folders: Sequence[Path]
+    folders: Sequence[Path | str]  # local paths, and URIs of other file systems
     sheet: PriceSheet
     since: date | None = None  # days, both included
     until: date | None = None
@@ -127,14 +140,18 @@ class ReportSettings:
 def make_report(
     session: SparkSession,
     settings: ReportSettings,
-    output: Path | None = None,
+    output: Path | str | None = None,
     table_format: str = "parquet",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Read ledgers, write tables to a folder if there is one, and return the answers."""
-    surveyed = survey(
-        settings.folders, settings.since, settings.until, skip_bad=settings.skip_bad_files
-    )
+    with _cause_shown():
+        surveyed = survey(
+            _locations(session, settings),
+            settings.since,
+            settings.until,
+            skip_bad=settings.skip_bad_files,
+        )
     told = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
     tell(f"ledger files: {told}")
     session = session.newSession()  # with settings of its own
@@ -146,7 +163,7 @@ def make_report(
     )
     while True:
         try:
-            with _files_named():
+            with _cause_shown():
                 return _Job(session, settings, surveyed, output, table_format, tell).run()
         except _DamagedFileError as damage:
             if not settings.skip_bad_files or not surveyed.leave_out(damage.path, damage.why):
@@ -160,22 +177,30 @@ def make_report(
 class _DamagedFileError(Exception):
     """Spark met a file that is whole at its end and damaged within."""
 
-    def __init__(self, path: Path, why: str) -> None:
+    def __init__(self, path: str, why: str) -> None:
         super().__init__(why)
         self.path, self.why = path, why
 
 
+def _locations(session: SparkSession, settings: ReportSettings) -> list[Location]:
+    """Return the folders of ledgers, on whichever file systems."""
+    return [
+        HadoopPath(session, folder) if isinstance(folder, str) else folder
+        for folder in settings.folders
+    ]
+
+
 @contextmanager
-def _files_named() -> Iterator[None]:
-    """Find the file in what Spark says when it cannot read one."""
+def _cause_shown() -> Iterator[None]:
+    """Say what happened where Spark fails, and find the file that it cannot read."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
         named = _FILE.search(str(error))
         if named is None or "READ_FILE" not in str(error):
-            raise
+            raise MessagingError(f"Spark cannot make the report: {reason_of(error)}") from error
         why = "damaged: a part of it cannot be read, or fails its checksum"
-        raise _DamagedFileError(Path(unquote(named[1])), why) from error
+        raise _DamagedFileError(str(folder_of(unquote(named[0]))), why) from error
 
 
 class _Job:
@@ -186,30 +211,33 @@ class _Job:
         session: SparkSession,
         settings: ReportSettings,
         surveyed: Survey,
-        output: Path | None,
+        output: Path | str | None,
         table_format: str,
         tell: Callable[[str], None],
     ) -> None:
         self._session = session
         self._settings = settings
         self._survey = surveyed
-        self._output = output
-        self._format = table_format
+        self._tables = None if output is None else TableFolder(session, output, table_format)
         self._tell = tell
         self._report = Report(settings.sheet, surveyed)
 
     def run(self) -> Report:
         """Do all of it."""
-        transfers = self._once(self._frame(LedgerKind.TRANSFERS))
+        transfers = self._once(self._frame(LedgerKind.TRANSFERS)).persist()
         messages = self._frame(LedgerKind.MESSAGES)
-        if self._survey.count(LedgerKind.OPERATIONS):
-            self._operations()
-        if self._survey.count(LedgerKind.TRANSITIONS):
-            self._outages(transfers)
-        if self._survey.count(LedgerKind.TRANSFERS):
-            self._transfers(transfers, messages)
-        if self._survey.count(LedgerKind.MESSAGES):
-            self._reconcile(messages, transfers)
+        has_transfers = bool(self._survey.count(LedgerKind.TRANSFERS))
+        try:
+            if self._survey.count(LedgerKind.OPERATIONS):
+                self._operations()
+            if self._survey.count(LedgerKind.TRANSITIONS):
+                self._outages(transfers)
+            if has_transfers:
+                self._transfers(transfers, messages)
+            if self._survey.count(LedgerKind.MESSAGES):
+                self._reconcile(messages, transfers if has_transfers else None)
+        finally:
+            transfers.unpersist()
         return self._report
 
     def _frame(self, kind: LedgerKind) -> DataFrame:
@@ -225,18 +253,8 @@ class _Job:
         )
 
     def _write(self, name: str, table: DataFrame) -> None:
-        if self._output is None:
-            return
-        self._output.mkdir(parents=True, exist_ok=True)
-        draft = self._output / f".{name}"
-        writer = table.coalesce(1).write.mode("overwrite")
-        if self._format == "csv":
-            writer.option("header", True).csv(str(draft.absolute()))
-        else:
-            writer.parquet(str(draft.absolute()))
-        [part] = draft.glob(f"part-*.{self._format}")
-        part.replace(self._output / f"{name}.{self._format}")
-        shutil.rmtree(draft)
+        if self._tables is not None:
+            self._tables.write(name, table)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -337,12 +355,9 @@ class _Job:
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
         """Price each month as a whole: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        if self._output is not None:
-            self._output.mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_pylist(list(map(asdict, self._report.money)), _MONEY)
-            write = pyarrow.csv.write_csv if self._format == "csv" else pq.write_table
-            path = self._output / f"money.{self._format}"
-            write_all_whole({path: partial(write, table)}, is_private=False)
+        if self._tables is not None:
+            rows = list(map(asdict, self._report.money))
+            self._tables.write_arrow("money", pa.Table.from_pylist(rows, _MONEY))
 
     # -- outages -------------------------------------------------------------------------------
 
@@ -523,39 +538,41 @@ class _Job:
 
     def _at_home(self, messages: DataFrame) -> DataFrame:
         """Return what messages are looked for in, to see whether they are home."""
-        before = _read_before(self._settings)
+        before = _read_before(_locations(self._session, self._settings), self._settings)
         return messages if before is None else frame(self._session, before, LedgerKind.MESSAGES)
 
-    def _reconcile(self, messages: DataFrame, transfers: DataFrame) -> None:
+    def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
         self._tell("reconciliation ...")
         self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
-        found = reconciliation.places(messages).persist(StorageLevel.DISK_ONLY)
-        stood = reconciliation.with_returned(found)
-        table = reconciliation.summary(stood).orderBy("ledger", "path", "status").persist()
-        parts = [
-            reconciliation.wrong_places(stood),
-            reconciliation.doubled(stood),
-            reconciliation.not_home(stood, transfers, self._at_home(messages)),
-        ]
-        suspects = reduce(lambda one, other: one.unionByName(other), parts).persist()
+        with Reconciliation(messages, self._survey.ledgers) as found:
+            counts = sorted(found.counts().items())
+            self._report.statuses = [StatusCount(*key, count) for key, count in counts]
+            if self._tables is not None:
+                rows = list(map(asdict, self._report.statuses))
+                table = pa.Table.from_pylist(rows, _RECONCILIATION)
+                self._tables.write_arrow("reconciliation", table)
+            self._name(found.suspects(transfers, self._at_home(messages)))
+
+    def _name(self, suspects: DataFrame | None) -> None:
+        """Name the messages that are not accounted for."""
+        if suspects is None:
+            suspects = self._session.range(0).selectExpr(*_NO_SUSPECTS)
+        suspects = suspects.persist()
         try:
-            self._write("reconciliation", table)
-            self._report.statuses = _rows(table, StatusCount)
             self._report.suspect_count = suspects.count()
             ordered = suspects.orderBy("ledger", "path", "sequence_number")
             self._write("suspects", ordered)
             self._report.suspects = _rows(ordered.limit(100), Suspect)
         finally:
-            for one in (suspects, table, found):
-                one.unpersist()
+            suspects.unpersist()
 
 
-def _read_before(settings: ReportSettings) -> Survey | None:
+def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:
     """Look at the day before the first, too: what came home then may have been told later."""
     if settings.since is None:
         return None
     return survey(
-        settings.folders,
+        folders,
         settings.since - timedelta(days=1),
         settings.until,
         skip_bad=True,  # it is named where it belongs

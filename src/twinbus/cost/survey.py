@@ -12,15 +12,16 @@ from datetime import date
 from pathlib import Path
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
-from twinbus.ledger import FOLDER, JOURNAL, LedgerKind, days, read_footer
+from twinbus.ledger import FOLDER, JOURNAL, Footer, LedgerKind, days, footer_of, read_footer
 from twinbus.limits import LEDGER_READERS
+from twinbus.locations import Location
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A file that is not read."""
 
-    path: Path
+    path: Location
     why: str
 
 
@@ -28,7 +29,7 @@ class LeftOut:
 class Survey:
     """What there is to read."""
 
-    files: dict[LedgerKind, dict[str, list[Path]]]  # by ledger
+    files: dict[LedgerKind, dict[str, list[Location]]]  # by ledger
     ledgers: Sequence[str]  # their names, in the order given
     left_out: list[LeftOut] = field(default_factory=list)
     rows: dict[LedgerKind, int] = field(default_factory=dict)
@@ -37,19 +38,20 @@ class Survey:
         """Return how many files of a kind there are."""
         return sum(map(len, self.files[kind].values()))
 
-    def leave_out(self, path: Path, why: str) -> bool:
+    def leave_out(self, path: str, why: str) -> bool:
         """Leave a file out after all; say whether it was there."""
         for by_ledger in self.files.values():
             for paths in by_ledger.values():
-                if path in paths:
-                    paths.remove(path)
-                    self.left_out.append(LeftOut(path, why))
-                    return True
+                for found in paths:
+                    if str(found) == path:
+                        paths.remove(found)
+                        self.left_out.append(LeftOut(found, why))
+                        return True
         return False
 
 
 def survey(
-    folders: Sequence[Path],
+    folders: Sequence[Location],
     since: date | None = None,
     until: date | None = None,
     *,
@@ -57,7 +59,7 @@ def survey(
 ) -> Survey:
     """Look at the files of ledgers; both days are included."""
     named = named_ledgers(folders)
-    found: dict[LedgerKind, dict[str, list[Path]]] = {kind: {} for kind in LedgerKind}
+    found: dict[LedgerKind, dict[str, list[Location]]] = {kind: {} for kind in LedgerKind}
     everything = [
         (name, kind, path)
         for name, folder in named.items()
@@ -66,13 +68,21 @@ def survey(
     ]
     surveyed = Survey(found, list(named))
     with ThreadPoolExecutor(LEDGER_READERS) as looking:
-        footers = looking.map(lambda one: _look(one[1], one[2]), everything)
-        for (name, kind, path), told in zip(everything, footers, strict=True):
-            if isinstance(told, str):
-                surveyed.left_out.append(LeftOut(path, told))
-            else:
-                found[kind].setdefault(name, []).append(path)
-                surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told
+        footers = list(looking.map(lambda one: _look(one[1], one[2]), everything))
+    replaced = {
+        path.parent / name
+        for (_, _, path), told in zip(everything, footers, strict=True)
+        if isinstance(told, Footer)
+        for name in told.replaces
+    }
+    for (name, kind, path), told in zip(everything, footers, strict=True):
+        if path in replaced:
+            continue  # all of its rows are in a merged file
+        if isinstance(told, str):
+            surveyed.left_out.append(LeftOut(path, told))
+        else:
+            found[kind].setdefault(name, []).append(path)
+            surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told.rows
     surveyed.left_out += [one for folder in named.values() for one in _strangers(folder)]
     bad = [one for one in surveyed.left_out if not one.why.startswith("unfinished")]
     if bad and not skip_bad:
@@ -85,9 +95,9 @@ def survey(
     return surveyed
 
 
-def named_ledgers(folders: Sequence[Path]) -> dict[str, Path]:
+def named_ledgers(folders: Sequence[Location]) -> dict[str, Location]:
     """Return the ledgers by the shortest names that tell them apart."""
-    found: dict[str, Path] = {}
+    found: dict[str, Location] = {}
     for given in folders:
         folder = given.resolve()
         ledger = folder / FOLDER
@@ -107,36 +117,52 @@ def named_ledgers(folders: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def _files(folder: Path, since: date | None, until: date | None) -> Iterator[Path]:
+def _files(folder: Location, since: date | None, until: date | None) -> Iterator[Location]:
     for day, path in days(folder):
         if (since is None or day >= since) and (until is None or day <= until):
-            yield from sorted(path.iterdir())
+            yield from _listed(path)
 
 
-def _strangers(ledger: Path) -> Iterator[LeftOut]:
+def _listed(folder: Location) -> list[Location]:
+    """Return what is in a folder, in order."""
+    return sorted(folder.iterdir(), key=lambda path: path.name)
+
+
+def _strangers(ledger: Location) -> Iterator[LeftOut]:
     """Give what lies in a ledger, but not where a file of it would."""
     kinds = {kind.value for kind in LedgerKind}
-    for path in sorted(ledger.iterdir()):
+    for path in _listed(ledger):
         if path.name not in kinds or not path.is_dir():
             yield LeftOut(path, "foreign: there is no such ledger")
             continue
-        known = {folder for _, folder in days(path)}
-        for inner in sorted(path.iterdir()):
-            if inner.name == JOURNAL and inner.stat().st_size:
+        known: set[Location] = {folder for _, folder in days(path)}
+        for inner in _listed(path):
+            if inner.name.endswith(JOURNAL) and _size(inner):
                 yield LeftOut(inner, "unfinished: lines of a syphon that are no file yet")
             elif inner not in known and not inner.name.startswith("."):
                 yield LeftOut(inner, "foreign: files lie in folders such as day=2026-11-16")
 
 
-def _look(kind: LedgerKind, path: Path) -> int | str:
-    """Return how many rows a file has, or why it is none of ours."""
+def _size(path: Location) -> int:
+    """Return the length of a file; 0: it is gone."""
+    if not isinstance(path, Path):
+        return path.size()
+    return path.stat().st_size if path.exists() else 0
+
+
+def _look(kind: LedgerKind, path: Location) -> Footer | str:
+    """Return what a file says of itself, or why it is none of ours."""
     if path.name.startswith("."):
         return "unfinished: being written, or left behind by a process that was killed"
     if path.suffix != ".parquet":
         return "foreign: no Parquet file by its name"
-    told = read_footer(path)
+    if isinstance(path, Path):
+        told = read_footer(path)
+    else:
+        with path.open() as file:
+            told = footer_of(file, path.size())
     if isinstance(told, str):
         return told
     if told.kind != kind.value:
         return f"foreign: it is of the ledger of {told.kind}, but lies among {kind.value}"
-    return told.rows
+    return told

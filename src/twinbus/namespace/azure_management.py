@@ -30,7 +30,10 @@ from twinbus.protocol import commands as c
 _LONGEST: Final = "P10675199DT2H48M5.4775807S"  # as the service writes it
 _UNLIMITED_FROM: Final = timedelta(days=10_000_000)
 _RENAMED: Final = {
-    "enable_dead_lettering_on_message_expiration": "dead_lettering_on_message_expiration"
+    "enable_dead_lettering_on_message_expiration": "dead_lettering_on_message_expiration",
+    "enable_dead_lettering_on_filter_evaluation_exceptions": (
+        "dead_lettering_on_filter_evaluation_exceptions"
+    ),
 }
 _STATUSES: Final = {
     t.EntityStatus.ACTIVE: "Active",

@@ -31,6 +31,11 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
         from twinbus.namespace.azure import AzureNamespace  # noqa: PLC0415 - see above
 
         return AzureNamespace(connection, clock)
+    if connection.place is Place.RABBITMQ:
+        require("a RabbitMQ namespace (amqp://)", "rabbitmq")
+        from twinbus.namespace.rabbitmq.namespace import RabbitNamespace  # noqa: PLC0415 - see above
+
+        return RabbitNamespace(connection, clock)
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     assert connection.directory is not None

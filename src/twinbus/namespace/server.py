@@ -54,8 +54,10 @@ from twinbus.protocol.requests import (
     complete_all,
     unanswered,
 )
+from twinbus.protocol.wire import Buffers
 
 R = TypeVar("R")
+_FEW_PIECES, _SMALL_FRAME_BYTES = 4, 16 * 1024  # copying them is cheaper than to keep them apart
 _NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -157,8 +159,10 @@ class _Caller(BlockingRequest):
 
     def pass_lead(self) -> None:
         """Wake the caller: nobody reads any more."""
-        with suppress(RuntimeError):  # it was woken already
+        try:  # noqa: SIM105 - once per reply, and `suppress` takes as long as all of this
             self._answered.release()
+        except RuntimeError:
+            pass  # it was woken already
 
     def sleep(self, timeout_s: float | None) -> None:
         """Wait until the reply is there, the lead is passed, or the time is over."""
@@ -203,6 +207,7 @@ class _Link:
         self._answered: deque[FutureRequest] = deque()
         self._completing: set[int] = set()  # threads that run callbacks of futures
         self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_number = self._wake_out.fileno()
         for end in (self._wake_out, self._wake_in):
             end.setblocking(False)
             finalize(self, end.close)  # a link that broke is dropped, and not closed
@@ -219,7 +224,10 @@ class _Link:
 
     def is_usable(self) -> bool:
         """Whether a request may be sent; looks at a link that was idle, as nobody else did."""
-        was_idle = _now_us() - self._conversation.heard_at > IDLE_CHECK_US
+        conversation = self._conversation
+        was_idle = _now_us() - conversation.heard_at > IDLE_CHECK_US
+        if not was_idle and conversation.ended is None:
+            return True
         if was_idle and self._socket is not None and not self._conversation.has_pending:
             with self._lock:
                 self._read()
@@ -232,7 +240,7 @@ class _Link:
 
     def ask(self, command: Command[Any], timeout_s: float | None) -> Any:
         """Send a command and wait for its reply."""
-        if threading.get_ident() in self._completing:
+        if self._completing and threading.get_ident() in self._completing:
             raise InvalidOperationError("a callback of a future must not wait for another reply")
         caller = _Caller(command)
         now = _now_us()
@@ -308,6 +316,10 @@ class _Link:
                     self._end(_unreachable(error))
                 except MessagingError as error:
                     self._end(error)
+                if self._answered:
+                    self._complete()
+                if self._conversation.ended is None and is_done():
+                    break  # whoever leads next does what time brings
                 self._tick()
                 self._complete()
                 if self.ended is not None:
@@ -331,12 +343,14 @@ class _Link:
 
     def _wait_for_bytes(self) -> None:
         """Wait until the socket is ready, time brings something, or somebody wakes us."""
+        conversation = self._conversation
         with self._lock:
-            self._write()
-            if self._conversation.ended is not None or (self._has_tls and self._read()):
+            if self._unsent or conversation.has_outgoing:
+                self._write()
+            if conversation.ended is not None or (self._has_tls and self._read()):
                 return  # with TLS, bytes may be at hand that the socket does not show
             wants_write = bool(self._unsent)
-            next_event = self._conversation.next_event
+            next_event = conversation.next_event
         timeout_s = None if next_event == NEVER_US else max(next_event - _now_us(), 0) / SECOND_US
         renewal = self._credentials.renewal_in_s()
         if renewal is not None:
@@ -354,7 +368,7 @@ class _Link:
             self._polls_writes = wants_write
             self._poll.modify(connected, select.POLLIN | (select.POLLOUT if wants_write else 0))
         ready = self._poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
-        if len(ready) > 1 or (ready and ready[0][0] == self._wake_out.fileno()):
+        if len(ready) > 1 or (ready and ready[0][0] == self._wake_number):
             with suppress(OSError):
                 self._wake_out.recv(4096)
 
@@ -403,7 +417,9 @@ class _Link:
             return
         if conversation.has_outgoing:
             pieces = conversation.take_outgoing()
-            self._unsent.extend(memoryview(piece) for piece in pieces if len(piece))
+            if not self._unsent and self._has_written_all(connected, pieces):
+                return
+            self._unsent.extend([memoryview(piece) for piece in pieces if len(piece)])
         try:
             while self._unsent:
                 self._note_sent(self._send_some(connected))
@@ -412,6 +428,23 @@ class _Link:
         except OSError as error:
             self._read()  # the server may have said why it hangs up
             self._deliver(conversation.end(self._closing or _unreachable(error)))
+
+    def _has_written_all(self, connected: socket.socket, pieces: Buffers) -> bool:
+        """Write a small frame in one piece; return whether the socket took it, as nearly always.
+
+        If it took some of it, the rest is what is unsent.
+        """
+        if len(pieces) > _FEW_PIECES or sum(map(len, pieces)) > _SMALL_FRAME_BYTES:
+            return False
+        content = b"".join(pieces)
+        try:
+            sent = connected.send(content)
+        except (*_NOT_READY, OSError):
+            return False  # the ordinary way finds out what is wrong
+        if sent < len(content):
+            self._unsent.append(memoryview(content)[sent:])
+            self._wake()  # the leader has to wait for room
+        return True
 
     def _send_some(self, connected: socket.socket) -> int:
         """Write as much as the socket takes at once; return how many bytes that was."""
@@ -464,7 +497,8 @@ class _Link:
             if self._connection.socket is None:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._connection.tls:
-                connected.settimeout(max((deadline - _now_us()) / SECOND_US, 0.001))
+                left_s = min((deadline - _now_us()) / SECOND_US, CONNECT_TIMEOUT_S)
+                connected.settimeout(max(left_s, 0.001))
                 connected = _encrypted(connected, self._connection)
             connected.setblocking(False)
         except BaseException:

@@ -25,16 +25,13 @@ from twinbus.errors import (
     MessagingError,
     RangeUnavailableError,
     StaleEpochError,
+    UnsupportedCapabilityError,
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
 from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState, to_messages
-from twinbus.pairing.backlog import (
-    NOWHERE_KNOWN,
-    number_in_backlog,
-    place_in_backlog,
-    restored,
-)
+from twinbus.pairing.backlog import NOWHERE_KNOWN, number_in_backlog, place_in_backlog, restored
 from twinbus.pairing.board import Board
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     CancelScheduled,
     Command,
@@ -75,6 +72,7 @@ class Cancellations:
         self._schedules: OrderedDict[int, _Schedule] = OrderedDict()  # by the caller's number
         self._owed: list[_Schedule] = []  # to be cancelled at the primary when it is back
         self._finishing = threading.Lock()
+        self._can_remove = Capability.RANGES in secondary.namespace.capabilities
 
     def remember(
         self, path: str, batch: pa.RecordBatch, queue: int, receipt: SendReceipt, *, was_tried: bool
@@ -86,7 +84,7 @@ class Cancellations:
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
             told = number_in_backlog(queue, number)
-            if not number:  # it was taken before, and the reply that told where got lost
+            if not number or not self._can_remove:  # the reply that said where was lost, or no use
                 told = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
             numbers.append(told)
             moment = message.scheduled_enqueue_time_utc
@@ -125,7 +123,7 @@ class Cancellations:
         if known is not None and not _is_for(known.path, path):
             known = None
         index, sequence = place_in_backlog(number)
-        if index == NOWHERE_KNOWN and known is not None:
+        if index == NOWHERE_KNOWN and known is not None and self._can_remove:
             index, sequence = self._find_in_backlog(known)
         is_gone = self._remove_from_backlog(path, index, sequence)  # waits while it is leased
         if known is not None and (known.was_tried or not is_gone):
@@ -135,6 +133,15 @@ class Cancellations:
                 if not is_gone or len(self._owed) >= REMEMBERED_SCHEDULES:
                     raise
                 self._owed.append(known)
+        if not is_gone and not self._can_remove:
+            raise UnsupportedCapabilityError(
+                f"scheduled message {number} to {path} was diverted, and the secondary cannot "
+                f"remove one message from a backlog queue: that needs {Capability.RANGES.value}. "
+                "It can be cancelled again when the syphon has brought it home",
+                path=path,
+                sequence_number=number,
+                capability=Capability.RANGES.name,
+            )
         if not is_gone:
             raise MessageNotFoundError(
                 f"scheduled message {number} is no longer in the backlog: it was cancelled, its "
@@ -162,7 +169,7 @@ class Cancellations:
         the retry policy. By then the syphon has brought it home, or released it.
         """
         queue = self._board.queues.get(index)
-        if queue is None or not sequence:
+        if queue is None or not sequence or not self._can_remove:
             return False
         courier, clock = self._secondary, self._primary.clock
         removal = _Removal(courier, queue, sequence, path)

@@ -118,12 +118,3 @@ def _step(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
         return Health(state, health.since, failures, due)
     interval = timing.failover_us if state is HealthState.SUSPECT else timing.ping_us
     return Health(state, now, failures, now + interval)
-
-
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for the docs."""
-    arrows = [
-        f"    {before.value} --> {after.value}: {sign.value}"
-        for (before, sign), after in TRANSITIONS.items()
-    ]
-    return "\n".join(["stateDiagram-v2", "    [*] --> healthy", *arrows])

@@ -9,6 +9,7 @@ in the background; until then it is unprotected: sends go to the primary only.
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from twinbus.errors import (
 from twinbus.extras import require
 from twinbus.limits import CREATE_PAUSE, NEVER_US, SECOND_US
 from twinbus.pairing import lifecycle
-from twinbus.pairing.backlog import PreparedBacklog, prepare_backlog
+from twinbus.pairing.backlog_queues import PreparedBacklog, prepare_backlog
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
 from twinbus.pairing.events import (
     Announcer,
@@ -394,11 +395,14 @@ def _installed_syphon() -> SyphonStarter:
 def _probe(secondary: Courier, queues: list[str]) -> None:
     """Find out whether the secondary factory may send, by pinging until a queue takes it.
 
-    A queue may be switched off: it is pulled when it is needed, and the others do.
+    A queue may be switched off: it is pulled when it is needed, and the others do. An engine that
+    does not know pings stores this one. It has no time to live, or the engine would dead-letter it:
+    the syphon removes it.
     """
     for queue in queues:
         try:
-            secondary.ask(Send(queue, [ping_message(secondary.random)]))
+            ping = replace(ping_message(secondary.random), time_to_live=None)
+            secondary.ask(Send(queue, [ping]))
         except EntityDisabledError:
             if queue == queues[-1]:
                 raise

@@ -2,7 +2,9 @@
 
 A batch goes whole to one place or the other. Messages that were tried at the primary and diverted
 afterwards carry the numbers they were tried with: when they are brought home, the primary
-recognises those that it had accepted although its reply was lost.
+recognises those that it had accepted although its reply was lost. Where the secondary does not
+number its messages, every diverted message carries the number of its sender: the syphon may deliver
+a message twice, and the primary then recognises it by that number.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from twinbus.pairing.board import Board
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 
 
@@ -95,6 +98,8 @@ class PairedRoute:
         self._board = board
         self._ticker = ticker
         self._check_head_room = check_head_room
+        capabilities = secondary.namespace.capabilities
+        self._always_numbers = Capability.SEQUENCE_NUMBERS not in capabilities
 
     def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
         """Send, and return when the messages are durable at the primary or in the backlog."""
@@ -180,7 +185,8 @@ class PairedRoute:
         """
         self._primary.life.check()
         columns, clock = _columns(command), self._primary.clock
-        batch = diverted(columns, command.path, command.origin if was_tried else None)
+        is_numbered = was_tried or self._always_numbers
+        batch = diverted(columns, command.path, command.origin if is_numbered else None)
         deadline = clock.now_us() + self._secondary.timeout_us
         diversion = _Diversion(command.path, columns, batch, command, deadline)
         tried: set[int] = set()

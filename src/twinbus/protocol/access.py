@@ -6,12 +6,13 @@ goes on accepting those of the other secret. What each command needs stands in t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from twinbus.connection import Token
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS, is_backlog_folder
 from twinbus.errors import UnauthorizedError
+from twinbus.limits import ALLOWED_REMEMBERED, SECOND_US
 from twinbus.protocol.commands import Command
 from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
 from twinbus.protocol.origins import OriginKind, origin_kind
@@ -60,11 +61,14 @@ class Admission:
 
     token: Token
     key: SharedAccessKey
+    id: str = field(init=False, compare=False)  # of the key
+    # Which commands, paths and origins were found to be allowed: a token and a key never change.
+    _allowed: set[tuple[type, str, str]] = field(
+        init=False, compare=False, repr=False, default_factory=set
+    )
 
-    @property
-    def id(self) -> str:
-        """The identity of the key."""
-        return self.key.id
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", self.key.id)
 
     @property
     def _scopes(self) -> list[str]:
@@ -77,6 +81,24 @@ class Admission:
 
     def check(self, command: Command[Any]) -> None:
         """Refuse what the token or its key does not allow."""
+        origin = getattr(command, "origin", None)
+        if origin is None or origin.also is None:
+            source = "" if origin is None else origin.source
+            asked = type(command), getattr(command, "path", ""), source
+            if asked in self._allowed:
+                return
+            self._check_command(command)
+            if not row_of(command).is_managing:  # those are about more than a path
+                self._remember(asked)
+        else:
+            self._check_command(command)
+
+    def _remember(self, asked: tuple[type, str, str]) -> None:
+        if len(self._allowed) >= ALLOWED_REMEMBERED:
+            self._allowed.clear()
+        self._allowed.add(asked)
+
+    def _check_command(self, command: Command[Any]) -> None:
         row = row_of(command)
         path = row.path_of(command) if row.reach is Reach.ENTITY else None
         if row.reach is Reach.FOLDER:
@@ -168,9 +190,9 @@ class AccessKeys:
     def recheck(self, admission: Admission, now: int) -> Admission:
         """Return an admission that holds now: tokens expire, keys are rotated and removed."""
         token = admission.token
-        if token.is_expired(now):
+        if token.expires_s * SECOND_US <= now:
             raise UnauthorizedError("the token has expired; sign a new one", expired=True)
-        key = self._keys.get(admission.key.id)
+        key = self._keys.get(admission.id)
         if key is admission.key:
             return admission
         if key and (token.is_signed_with(key.primary) or token.is_signed_with(key.secondary)):

@@ -17,6 +17,7 @@ class Capability(Enum):
     SCHEDULING = "scheduled messages"
     DEFERRING = "deferred messages"
     BROWSING = "browsing messages without locking them"
+    BATCH_DELETING = "deleting messages in batches"
     LOCK_RENEWAL = "renewing message locks"
     MANAGEMENT = "creating, reading and deleting entities"
     LISTING = "listing entities"

@@ -12,7 +12,6 @@ what `take_outgoing` returns, calls `tick` when `next_event` has come, and deliv
 """
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +52,9 @@ class _Pending:
     command: Any
     asked_at: int
     deadline: int
+
+
+_REPLY = int(FrameKind.REPLY)
 
 
 class ClientConversation:
@@ -134,6 +136,10 @@ class ClientConversation:
         self.heard_at, self._pinged_at = now, None
         outcomes: list[Outcome] = []
         try:
+            only = self._reader.whole(data)
+            if only is not None:
+                self._take(*only, outcomes, now)
+                return outcomes
             for head, body in self._reader.feed(data):
                 self._take(head, body, outcomes, now)
                 if self.ended is not None:
@@ -144,10 +150,12 @@ class ClientConversation:
 
     def _take(self, head: list[Any], body: memoryview, outcomes: list[Outcome], now: int) -> None:
         kind = head[0]
-        if kind == FrameKind.REPLY:
-            self._answered(head[1], lambda: decode_value(head[2], body), outcomes, now)
+        if kind == _REPLY:
+            pending = self._pending_request(head[1])
+            self._answered(head[1], pending, decode_value(head[2], body), outcomes, now)
         elif kind == FrameKind.REFUSAL:
-            self._answered(head[1], lambda: decode_error(head[2:]), outcomes, now)
+            pending = self._pending_request(head[1])
+            self._answered(head[1], pending, decode_error(head[2:]), outcomes, now)
         elif kind == FrameKind.PING:
             self._send([FrameKind.PONG])
         elif kind == FrameKind.WELCOME:
@@ -157,13 +165,16 @@ class ClientConversation:
         elif kind != FrameKind.PONG:
             raise InvalidArgumentError(f"a server sends no frame of kind {kind!r:.20}")
 
-    def _answered(
-        self, number: Any, value: Callable[[], Any], outcomes: list[Outcome], now: int
-    ) -> None:
+    def _pending_request(self, number: Any) -> _Pending:
         pending = self._pending.get(number)
         if pending is None:
             raise InvalidArgumentError(f"request {number!r:.20} is not pending")
-        reply = value()  # one that makes no sense ends the conversation, for this request too
+        return pending
+
+    def _answered(
+        self, number: int, pending: _Pending, reply: Any, outcomes: list[Outcome], now: int
+    ) -> None:
+        """Take a reply; one that made no sense has ended the conversation, and this request."""
         del self._pending[number]
         if not self._pending:
             self._deadlines.clear()

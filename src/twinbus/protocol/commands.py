@@ -1,8 +1,9 @@
 """Everything a namespace can be asked. A command is a value; its type says what comes back.
 
 sending      Send, CancelScheduled
-receiving    Receive, ReceiveDeferred, Peek, Settle, RenewLocks
-sessions     AcceptSession, RenewSession, ReleaseSession, GetSessionState, SetSessionState
+receiving    Receive, ReceiveDeferred, Peek, Settle, RenewLocks, DeleteMessages
+sessions     AcceptSession, RenewSession, ReleaseSession, GetSessionState, SetSessionState,
+             ListSessions
 ranges       LeaseRange, RenewRange, ReadRange, SettleRange, ReleaseRange
 managing     CreateEntity, UpdateEntity, DeleteEntity, GetEntity, ListEntities,
              GetRuntimeProperties, CreateRule, UpdateRule, DeleteRule, ListRules, ReadMeter
@@ -32,6 +33,7 @@ from twinbus.limits import (
     MAX_INT64,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
+    MAX_LISTED_SESSIONS,
     MAX_ORIGIN_DEPTH,
     MAX_OWNER_CHARACTERS,
     MAX_REASON_CHARACTERS,
@@ -40,7 +42,7 @@ from twinbus.limits import (
     MAX_SESSION_STATE_BYTES,
     MAX_WAIT,
 )
-from twinbus.message import LOCK_TOKEN, BrokeredMessage
+from twinbus.message import LOCK_TOKEN, BrokeredMessage, check_moment
 from twinbus.protocol.keys import SharedAccessKey
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.values import check_optional_text, check_span, check_text, check_type, check_whole
@@ -127,7 +129,9 @@ class EntityCommand(Command[R_co]):
     path: str  # case does not matter
 
     def __post_init__(self) -> None:
-        check_text("path", self.path, MAX_ADDRESS_CHARACTERS)
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            check_text("path", path, MAX_ADDRESS_CHARACTERS)
 
 
 class ReceiveMode(Enum):
@@ -164,11 +168,14 @@ class Origin:
     also: "Origin | None" = None  # another name for the same messages: one known name is enough
 
     def __post_init__(self) -> None:
-        check_type("source", self.source, str)
+        if type(self.source) is not str:
+            check_type("source", self.source, str)
         origin_kind(self.source)
         _check_numbers("numbers", self.numbers, low=0)
-        check_type("also", self.also, Origin, NoneType)
-        if self.also is not None and self.also.depth >= MAX_ORIGIN_DEPTH:
+        if self.also is None:
+            return
+        check_type("also", self.also, Origin)
+        if self.also.depth >= MAX_ORIGIN_DEPTH:
             raise InvalidArgumentError(
                 f"an origin names more than {MAX_ORIGIN_DEPTH} sources, one in the `also` of the "
                 "other; name those that numbered the messages"
@@ -195,13 +202,19 @@ class Send(EntityCommand[SendReceipt]):
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
-        EntityCommand.__post_init__(self)
-        check_type("origin", self.origin, Origin, NoneType)
-        if isinstance(self.messages, pa.RecordBatch):
-            return
-        check_type("messages", self.messages, tuple, list)
-        for message in self.messages:
-            check_type("a message", message, BrokeredMessage)
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            EntityCommand.__post_init__(self)
+        if type(self.origin) is not Origin:
+            check_type("origin", self.origin, Origin, NoneType)
+        messages = self.messages
+        if type(messages) is not list:
+            if isinstance(messages, pa.RecordBatch):
+                return
+            check_type("messages", messages, tuple, list)
+        for message in messages:
+            if type(message) is not BrokeredMessage:
+                check_type("a message", message, BrokeredMessage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +297,14 @@ class Peek(EntityCommand[pa.RecordBatch]):
     from_sequence_number: int = 0
     max_messages: int = 1
     max_bytes: int = MAX_RECEIVE_BYTES
+    session_id: str | None = None  # only messages of this session, which nobody needs to hold
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_numbers("from_sequence_number", [self.from_sequence_number])
         check_whole("max_messages", self.max_messages, 1, MAX_RECEIVE_MESSAGES)
         check_whole("max_bytes", self.max_bytes, -MAX_INT64, MAX_INT64)
+        check_optional_text("session_id", self.session_id, MAX_ID_CHARACTERS, may_have_nul=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +332,26 @@ class RenewLocks(EntityCommand[datetime]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_tokens(self.lock_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMessages(EntityCommand[int]):
+    """Delete deliverable messages, the oldest first; returns how many.
+
+    Messages that are locked, deferred or scheduled stay. An entity that requires sessions needs the
+    lock on the session whose messages are to be deleted.
+    """
+
+    max_messages: int
+    enqueued_before_utc: datetime | None = None  # None: whenever they were enqueued
+    session: SessionLock | None = None
+
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        check_whole("max_messages", self.max_messages, 1, MAX_BATCH_MESSAGES)
+        if self.enqueued_before_utc is not None:
+            check_moment("enqueued_before_utc", self.enqueued_before_utc)
+        check_type("session", self.session, SessionLock, NoneType)
 
 
 # -- sessions ----------------------------------------------------------------------------------
@@ -383,6 +418,26 @@ class SetSessionState(SessionCommand[None]):
             raise InvalidArgumentError(
                 f"the session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessions(EntityCommand[Sequence[str]]):
+    """List the sessions that have messages or a state; or those whose state changed since a time.
+
+    Scheduled messages do not count. Sessions may come and go between two pages: a name may then be
+    missing, or appear twice.
+    """
+
+    skip: int = 0
+    max_sessions: int = 100
+    state_updated_after_utc: datetime | None = None
+
+    def __post_init__(self) -> None:
+        EntityCommand.__post_init__(self)
+        check_whole("skip", self.skip, 0, MAX_INT64)
+        check_whole("max_sessions", self.max_sessions, 1, MAX_LISTED_SESSIONS)
+        if self.state_updated_after_utc is not None:
+            check_moment("state_updated_after_utc", self.state_updated_after_utc)
 
 
 # -- ranges ------------------------------------------------------------------------------------

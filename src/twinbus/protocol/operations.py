@@ -19,6 +19,8 @@ class Purpose(Enum):
     SYPHON = "syphon"  # bringing home: reading the backlog, sending to the primary
     MANAGEMENT = "management"
 
+    __hash__ = object.__hash__  # that of Enum is a Python function, and every operation is counted
+
 
 class Load(NamedTuple):
     """What one operation carried."""

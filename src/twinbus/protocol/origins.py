@@ -24,6 +24,7 @@ _SENDER = "sender/"
 _SINK = "//sink/"  # no path begins so
 _SPILL = "spill/"
 _SENDER_NAME = re.compile(r"sender/[0-9a-f]{16}")
+ORIGIN_PROPERTY = "x-twinbus-origin"  # on engines without a memory of origins: <source>:<number>
 
 
 class OriginKind(Enum):
@@ -79,5 +80,5 @@ def sender_number(source: str) -> int | None:
 
 
 def message_id_of(source: str, number: int) -> str:
-    """Return the id of a message that has none: the same each time the same message is sent."""
+    """Return the message id of a message that has none: the same for every copy of it."""
     return str(uuid5(NAMESPACE_URL, f"twinbus:{source}:{number}"))

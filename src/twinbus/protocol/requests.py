@@ -37,7 +37,7 @@ class BlockingRequest(Request):
     __slots__ = ("_answered", "_error", "_value", "done")
 
     def __init__(self, command: Command[Any]) -> None:
-        super().__init__(command)
+        self.command, self.principal = command, OWNER  # as Request does, without the call
         self.done = False
         self._value: Any = None
         self._error: MessagingError | None = None

@@ -48,16 +48,15 @@ def encode_rows(messages: Sequence[BrokeredMessage]) -> tuple[list[list[Any]], l
             values[_LIFE] = to_us(values[_LIFE])
         if values[_SCHEDULE] is not None:
             values[_SCHEDULE] = moment_us(values[_SCHEDULE])
-        values[_PROPERTIES] = _encode_properties(values[_PROPERTIES])
+        properties = values[_PROPERTIES]
+        values[_PROPERTIES] = _encode_properties(properties) if properties else None
         while values[-1] is None:
             values.pop()
         rows.append(values)
     return rows, bodies
 
 
-def _encode_properties(properties: Mapping[str, PropertyValue]) -> dict[str, Any] | None:
-    if not properties:
-        return None
+def _encode_properties(properties: Mapping[str, PropertyValue]) -> dict[str, Any]:
     return {name: _encode_property(value) for name, value in properties.items()}
 
 

@@ -19,7 +19,7 @@ expires or its key changes. Locks that a client never heard of are given back.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
@@ -53,10 +53,11 @@ from twinbus.limits import (
 from twinbus.protocol.access import Admission, Principal
 from twinbus.protocol.commands import Command
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import holds_locks, largest_reply, size_of, undo_of, waits
+from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, waits
 from twinbus.protocol.wire import (
     MAGIC,
     Buffers,
+    Frame,
     FrameKind,
     FrameReader,
     decode_command,
@@ -89,7 +90,7 @@ class Guard(Protocol):
 class ServerRequest(Request):
     """A request of a connection. The thread that has the turn answers it, which may be any."""
 
-    __slots__ = ("_deliver", "number", "read_at", "reply_bytes", "size", "waits")
+    __slots__ = ("_deliver", "may_hold_locks", "number", "read_at", "reply_bytes", "size", "waits")
 
     def __init__(
         self,
@@ -98,16 +99,18 @@ class ServerRequest(Request):
         command: Command[Any],
         principal: Principal,
         now: int,
-        size: int = 0,
+        size: int = 0,  # of its frame; 0: it came some other way
     ) -> None:
-        super().__init__(command, principal)
+        self.command, self.principal = command, principal
         self._deliver = deliver
         self.number = number
         self.read_at = now
-        self.waits = waits(command)
+        row = row_of(command)
+        self.waits = row.may_wait and waits(command)
         # Requests that wait are small, and may be many; those beside them must be read on.
-        self.size = 0 if self.waits else max(size, size_of(command))
-        self.reply_bytes = 0 if self.waits else largest_reply(command)
+        self.size = 0 if self.waits else size or size_of(command)
+        self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
+        self.may_hold_locks = row.undo is not None  # its reply
 
     def waiting_on(self, now: int) -> "ServerRequest":
         """Return a request that waits for the rest of the time."""
@@ -153,6 +156,10 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+_GREETING, _OPEN, _LEAVING, _ENDED = Phase  # Python finds them quicker here than in their class
+_ASK = int(FrameKind.ASK)
+
+
 class ServerConversation:
     """One connection, from its first byte to its end."""
 
@@ -163,7 +170,7 @@ class ServerConversation:
         self._buffered = 0  # bytes that the driver has taken and not yet written
         self._guard = guard
         self._namespace_id = namespace_id
-        self._reader = FrameReader(MAX_GREETING_BYTES, 0)
+        self.reader = FrameReader(MAX_GREETING_BYTES, 0)
         self._magic = bytearray()
         self._last_number = 0
         self._heard_at = self._began_at = self._now = now
@@ -187,21 +194,17 @@ class ServerConversation:
         return (
             self._unanswered < MAX_UNANSWERED_BYTES
             and not self._is_choked
-            and self.phase is not Phase.ENDED
+            and self.phase is not _ENDED
         )
 
     @property
     def _is_ended(self) -> bool:
-        return self.phase is Phase.ENDED
-
-    @property
-    def incomplete_bytes(self) -> int:
-        """How many bytes of a frame that is not whole are in memory."""
-        return self._reader.incomplete_bytes
+        return self.phase is _ENDED
 
     def receive(self, data: bytes, now: int) -> list[Event]:
         """Take bytes that have arrived; no bytes mean that the client has hung up."""
-        if self.phase in (Phase.LEAVING, Phase.ENDED):
+        phase = self.phase
+        if phase is _LEAVING or phase is _ENDED:
             return [] if data else self.lose()
         if not data:
             return self.lose()
@@ -210,14 +213,37 @@ class ServerConversation:
         ready: list[Request] = []  # for the broker
         events: list[Event] = []
         try:
-            for head, body in self._reader.feed(self._without_magic(data)):
-                self._take(head, body, ready, events)
-                if self.phase in (Phase.LEAVING, Phase.ENDED):
-                    break
+            only = self.reader.whole(data) if phase is _OPEN else None
+            if only is None:
+                self._take_all(self.reader.feed(self._without_magic(data)), ready, events)
+            elif only[0][0] == _ASK:
+                self._ask(*only, ready)
+            else:
+                self._take(*only, ready, events)
         except (MessagingError, IndexError, TypeError, ValueError) as error:
             # Nothing after it can be understood.
             events += self.end(_as_messaging_error(error))
         return [Arrived(ready), *events] if ready else events
+
+    def received(self, count: int, now: int) -> list[Event]:
+        """Take bytes that the driver has read to where `reader.room` said."""
+        if self.phase is not _OPEN:
+            return []
+        self._heard_at = self._now = now
+        self._pinged_at = None
+        ready: list[Request] = []  # for the broker
+        events: list[Event] = []
+        try:
+            self._take_all(self.reader.filled_in(count), ready, events)
+        except (MessagingError, IndexError, TypeError, ValueError) as error:
+            events += self.end(_as_messaging_error(error))
+        return [Arrived(ready), *events] if ready else events
+
+    def _take_all(self, frames: Iterable[Frame], ready: list[Request], events: list[Event]) -> None:
+        for head, body in frames:
+            self._take(head, body, ready, events)
+            if self.phase in (Phase.LEAVING, Phase.ENDED):
+                break
 
     def _without_magic(self, data: bytes) -> bytes:
         if len(self._magic) == len(MAGIC):
@@ -232,11 +258,11 @@ class ServerConversation:
         self, head: list[Any], body: memoryview, ready: list[Request], events: list[Event]
     ) -> None:
         kind = head[0]
-        if self.phase is Phase.GREETING:
+        if self.phase is _GREETING:
             if kind != FrameKind.HELLO:
                 raise InvalidArgumentError("a connection begins with HELLO")
             self._greet(head)
-        elif kind == FrameKind.ASK:
+        elif kind == _ASK:
             self._ask(head, body, ready)
         elif kind == FrameKind.TOKEN:
             self._renew(head)
@@ -274,8 +300,8 @@ class ServerConversation:
         self._guard.enter(admission)
         self.admission = admission
         self.phase = Phase.OPEN
-        self._reader.max_head_bytes = MAX_HEAD_BYTES
-        self._reader.max_body_bytes = MAX_FRAME_BYTES
+        self.reader.max_head_bytes = MAX_HEAD_BYTES
+        self.reader.max_body_bytes = MAX_FRAME_BYTES
         self._send([FrameKind.WELCOME, version, self._namespace_id])
 
     def _renew(self, head: list[Any]) -> None:
@@ -313,13 +339,16 @@ class ServerConversation:
                 self._guard.refused(self.admission, error)
             self._queue(encode_reply(number, error))
             return
-        size = self._reader.frame_bytes
+        size = self.reader.frame_bytes
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
-        if self._held or not self._has_credit(request):
+        used = self._fetching or self._outgoing_bytes or self._buffered
+        if self._held or (used and not self._has_credit(request)):
             self._held[number] = request
         else:
-            self._hand_over(request, ready)
+            self._open[number] = request
+            self._fetching += request.reply_bytes
+            ready.append(request)
 
     # -- credit --------------------------------------------------------------------------------
 
@@ -374,10 +403,13 @@ class ServerConversation:
 
         The driver looks for outgoing bytes afterwards.
         """
-        if self._open.get(request.number) is not request:  # withdrawn, or the client is gone
+        number = request.number
+        if self._open.get(number) is not request:  # withdrawn, or the client is gone
             return undo_request(request, value)
-        self._forget(request)
-        error = self._revoked(request)
+        del self._open[number]
+        self._fetching -= request.reply_bytes
+        self._unanswered -= request.size
+        error = self._revoked(request) if request.waits else None
         if error is not None:
             self._queue(encode_reply(request.number, error))
             return undo_request(request, value)
@@ -386,13 +418,13 @@ class ServerConversation:
         except MessagingError as unsendable:
             self._queue(encode_reply(request.number, unsendable))
             return undo_request(request, value)
-        if holds_locks(request.command, value):
+        if request.may_hold_locks and not isinstance(value, MessagingError):
             self._unsent.append((self._queued_bytes, request, value))
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
         """Return why a request that waited must not be answered: its key or token has gone."""
-        if not request.waits or self.admission is None:
+        if self.admission is None:
             return None
         try:
             self.admission = self._guard.recheck(self.admission)
@@ -417,7 +449,7 @@ class ServerConversation:
         self._queue(frame(head))
 
     def _queue(self, pieces: Buffers) -> None:
-        size = sum(map(len, pieces))
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
         self._outgoing += pieces
         self._outgoing_bytes += size
         self._queued_bytes += size
@@ -438,6 +470,24 @@ class ServerConversation:
         if self._unsent:
             written = self._queued_bytes - self._outgoing_bytes - size
             del self._unsent[: bisect_right(self._unsent, written, key=itemgetter(0))]
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether the driver has something to write, must hang up, or must stop reading."""
+        return (
+            bool(self._outgoing)
+            or self.phase is not _OPEN
+            or self._unanswered >= MAX_UNANSWERED_BYTES
+            or self._buffered > MAX_UNREAD_BYTES
+        )
+
+    def is_calm(self, buffered: int) -> bool:
+        """Note how many bytes the driver has yet to write; return whether that was all.
+
+        Then everything was written, no request waits for credit, and the driver reads on.
+        """
+        self.note_buffered(buffered)
+        return not (buffered or self._held or self.needs_flush)
 
     # -- withdrawing and ending ----------------------------------------------------------------
 
@@ -516,7 +566,7 @@ class ServerConversation:
         events = self._withdraw_all()
         self._held.clear()
         self._open.clear()
-        self._reader.discard()
+        self.reader.discard()
         self._fetching = self._unanswered = 0
         return events
 
@@ -533,7 +583,7 @@ class ServerConversation:
             return NEVER_US
         if self.phase is Phase.GREETING:
             return self._began_at + AUTHENTICATION_US
-        if self._open or self._reader.incomplete_bytes:
+        if self._open or self.reader.filled:
             since = self._heard_at if self._pinged_at is None else self._pinged_at
             return since + QUIET_US
         return NEVER_US
@@ -548,7 +598,7 @@ class ServerConversation:
                     f"no token came within {AUTHENTICATION_US // SECOND_US} s of connecting"
                 )
             )
-        if self._pinged_at is None and not self._reader.incomplete_bytes:
+        if self._pinged_at is None and not self.reader.filled:
             self._pinged_at = now
             self._send([FrameKind.PING])
             return []

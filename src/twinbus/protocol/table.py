@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import body_bytes
 from twinbus.protocol import commands as c
@@ -123,6 +123,7 @@ ROWS: tuple[CommandRow, ...] = (
     _listening(c.Peek, "peek", fetches=True, needs=Capability.BROWSING),
     _listening(c.Settle, "settle"),
     _listening(c.RenewLocks, "renew_locks", needs=Capability.LOCK_RENEWAL),
+    _listening(c.DeleteMessages, "delete_messages", needs=Capability.BATCH_DELETING),
     _listening(
         c.AcceptSession, "accept_session", may_wait=True, undo=_release_session, **_OF_SESSION
     ),
@@ -130,6 +131,7 @@ ROWS: tuple[CommandRow, ...] = (
     _listening(c.ReleaseSession, "release_session", **_OF_SESSION),
     _listening(c.GetSessionState, "get_session_state", **_OF_SESSION),
     _listening(c.SetSessionState, "set_session_state", **_OF_SESSION),
+    _listening(c.ListSessions, "list_sessions", **_OF_SESSION),
     _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range, **_OF_RANGE),
     _listening(c.RenewRange, "renew_range", **_OF_RANGE),
     _listening(c.ReadRange, "read_range", fetches=True, **_OF_RANGE),
@@ -187,18 +189,16 @@ def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
     return None if undo is None else undo(command, value)
 
 
-def holds_locks(command: c.Command[Any], value: object) -> bool:
-    """Whether a reply may hold locks, which `undo_of` gives back."""
-    return row_of(command).undo is not None and not isinstance(value, MessagingError)
-
-
 def size_of(command: c.Command[Any]) -> int:
     """Return about how many bytes of messages a command brings: those of their bodies."""
     if type(command) is not c.Send:
         return 0
-    if isinstance(command.messages, pa.RecordBatch):
-        return body_bytes(command.messages)
-    return sum(len(message.body) for message in command.messages)
+    messages = command.messages
+    if isinstance(messages, pa.RecordBatch):
+        return body_bytes(messages)
+    if len(messages) == 1:
+        return len(messages[0].body)
+    return sum([len(message.body) for message in messages])
 
 
 def largest_reply(command: c.Command[Any]) -> int:

@@ -39,6 +39,7 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.entities import DESCRIPTIONS
@@ -50,10 +51,13 @@ from twinbus.errors import (
 )
 from twinbus.intervals import PACKED_BYTES, pack, unpack
 from twinbus.limits import (
+    FRAME_GROWTH,
+    LARGE_FRAME_BYTES,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
+    MAX_ID_CHARACTERS,
     MAX_REPLY_HEAD_BYTES,
     ROWS_AS_ROWS,
 )
@@ -61,7 +65,9 @@ from twinbus.message import (
     DELIVERY_SCHEMA,
     LOCK_TOKEN,
     MESSAGE_SCHEMA,
+    TEXT_COLUMNS,
     BrokeredMessage,
+    application_values,
     conform,
     to_batch,
 )
@@ -73,6 +79,7 @@ from twinbus.protocol.table import ROWS, unknown_command
 
 MAGIC = b"TWINBUS\n"
 Buffers = list[bytes | memoryview | pa.Buffer]  # a frame in pieces, in order
+Frame = tuple[list[Any], memoryview]  # a frame that was read: its head, and its body
 
 
 class FrameKind(IntEnum):
@@ -90,6 +97,7 @@ class FrameKind(IntEnum):
     GOODBYE = 10
 
 
+_ASK, _REPLY = int(FrameKind.ASK), int(FrameKind.REPLY)  # as numbers: of nearly every frame
 _VALUES = (
     c.Origin,
     c.SendReceipt,
@@ -109,6 +117,7 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 _KINDS = Kinds((*_VALUES, *DESCRIPTIONS))
 _LENGTHS = struct.Struct("<II")
+_PADDING = tuple(bytes(-length % 8) for length in range(8))  # by the length of a head
 _FEW_NUMBERS = 16  # written into the head; more are cheaper as a blob
 _NO_DELIVERIES = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,10 +130,9 @@ _decode = msgspec.msgpack.Decoder().decode
 def frame(head: Sequence[Any], body: Iterable[Any] = (), size: int = 0) -> Buffers:
     """Return a frame in pieces; `size` is the length of the body."""
     packed = _pack(head)
-    start = _LENGTHS.pack(len(packed), size) + packed
-    if not size:
-        return [start + b"\0" * (-len(start) % 8)]
-    return [start + b"\0" * (-len(start) % 8), *body]
+    length = len(packed)
+    start = _LENGTHS.pack(length, size) + packed + _PADDING[length % 8]
+    return [start, *body] if size else [start]
 
 
 def _pack(head: Sequence[Any]) -> bytes:
@@ -135,34 +143,68 @@ def _pack(head: Sequence[Any]) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, however the bytes arrive."""
+    """Cuts a stream of bytes into frames, however the bytes arrive.
+
+    Bytes of a large frame can be read straight to where the frame is put together: see `room`.
+    """
 
     def __init__(
         self, max_head_bytes: int = MAX_REPLY_HEAD_BYTES, max_body_bytes: int = MAX_FRAME_BYTES
     ) -> None:
         self.max_head_bytes = max_head_bytes
         self.max_body_bytes = max_body_bytes
-        self._pieces: list[bytes] = []  # what is there of the next frame
-        self._filled = 0  # bytes of it that have arrived
+        self._pieces: list[bytes] = []  # what is there of the next frame, if it is small
+        self.own: memoryview | None = None  # the same of a large frame: its first `filled` bytes
+        self.filled = 0  # bytes of it that have arrived: of a frame that is not whole
         self._size = 0  # of the next frame, once its lengths are known
         self._head_size = 0
         self.frame_bytes = 0  # of the frame that `feed` gave last
 
-    @property
-    def incomplete_bytes(self) -> int:
-        """How many bytes of a frame that is not whole have arrived."""
-        return self._filled
-
     def discard(self) -> None:
         """Give up the bytes of a frame that will never be whole."""
-        self._pieces, self._filled, self._size = [], 0, 0
+        self._pieces, self.own, self.filled, self._size = [], None, 0, 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[list[Any], memoryview]]:
+    def room(self) -> memoryview:
+        """Return where the next bytes of a large frame belong; only where there is one.
+
+        Who writes there hands the number of bytes to `filled_in`.
+        """
+        assert self.own is not None
+        if self.filled == len(self.own):
+            self._make_room()
+        return self.own[self.filled :]
+
+    def filled_in(self, count: int) -> Iterator[Frame]:
+        """Give the frame if these bytes, which lie in its room already, have made it whole."""
+        self.filled += count
+        if self.filled == self._size:
+            yield self._finish()
+
+    def whole(self, data: bytes) -> Frame | None:
+        """Return the frame that these bytes are; None: they are not just one frame, see `feed`.
+
+        A caller that waits for each reply sends one frame at a time, and nearly always it arrives
+        as a whole. The body is a view of the data, which begins at a multiple of 8 in memory.
+        """
+        size = len(data)
+        if self.filled or size < _LENGTHS.size:
+            return None
+        head_size, body_size = _LENGTHS.unpack_from(data)
+        start = (head_size + _LENGTHS.size + 7) & ~7
+        if start + body_size != size or not 0 < head_size <= self.max_head_bytes:
+            return None
+        if body_size > self.max_body_bytes:
+            return None
+        self.frame_bytes = size
+        view = memoryview(data)
+        return _head_in(view, head_size), view[start:]
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Give the frames that are whole now: head and body of each."""
         at = 0
         end = len(data)
         while at < end:
-            if not self._filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
+            if not self.filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
                 head_size, size = self._lengths(data, at)
                 if end - at >= size:
                     # Bodies begin at a multiple of 8 only in a buffer of their own.
@@ -173,11 +215,16 @@ class FrameReader:
                     continue
                 self._begin(head_size, size)
             at = self._fill(data, at)
-            if self._size and self._filled == self._size:
-                whole = memoryview(b"".join(self._pieces))
-                head_size, self.frame_bytes = self._head_size, self._size
-                self._pieces, self._filled, self._size = [], 0, 0
-                yield _split(whole, head_size, is_own=True)
+            if self._size and self.filled == self._size:
+                yield self._finish()
+
+    def _finish(self) -> Frame:
+        """Return the frame that is whole now."""
+        own = self.own
+        whole = memoryview(b"".join(self._pieces)) if own is None else own
+        head_size, self.frame_bytes = self._head_size, self._size
+        self.discard()
+        return _split(whole, head_size, is_own=True)
 
     def _lengths(self, data: bytes, at: int) -> tuple[int, int]:
         """Return the length of the head and of the whole frame; what is too long is refused."""
@@ -195,16 +242,35 @@ class FrameReader:
     def _begin(self, head_size: int, size: int) -> None:
         self._head_size, self._size = head_size, size
 
+    def _make_room(self) -> None:
+        """Give a large frame more memory: what it needs, but no more than a multiple of its bytes.
+
+        The rest of that memory is not touched before bytes arrive for it.
+        """
+        before = b"".join(self._pieces) if self.own is None else self.own
+        size = min(FRAME_GROWTH * self.filled, self._size)
+        self.own = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+        self.own[: self.filled] = before
+        self._pieces = []
+
     def _fill(self, data: bytes, at: int) -> int:
         """Keep bytes of a frame that is not whole yet; return where the rest of the data is.
 
         Memory grows with what arrives, not with what a peer promises.
         """
-        take = min((self._size or _LENGTHS.size) - self._filled, len(data) - at)
+        if self.own is not None:
+            room = self.room()
+            take = min(len(room), len(data) - at)
+            room[:take] = memoryview(data)[at : at + take]
+            self.filled += take
+            return at + take
+        take = min((self._size or _LENGTHS.size) - self.filled, len(data) - at)
         self._pieces.append(data[at : at + take])
-        self._filled += take
-        if not self._size and self._filled == _LENGTHS.size:
+        self.filled += take
+        if not self._size and self.filled == _LENGTHS.size:
             self._begin(*self._lengths(b"".join(self._pieces), 0))
+        elif LARGE_FRAME_BYTES <= self.filled < self._size:
+            self._make_room()
         return at + take
 
 
@@ -213,16 +279,22 @@ def _body_start(head_size: int) -> int:
     return start + -start % 8
 
 
-def _split(whole: memoryview, head_size: int, *, is_own: bool) -> tuple[list[Any], memoryview]:
+def _split(whole: memoryview, head_size: int, *, is_own: bool) -> Frame:
     """Return the head and the body of a frame; a body that is kept is a copy of its own."""
+    head = _head_in(whole, head_size)
+    body = whole[_body_start(head_size) :]
+    return head, body if is_own or not body else memoryview(bytes(body))
+
+
+def _head_in(whole: memoryview, head_size: int) -> list[Any]:
+    """Return the head of a frame."""
     try:
         head = _decode(whole[_LENGTHS.size : _LENGTHS.size + head_size])
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgumentError(f"the head of a frame is not MessagePack: {error}") from error
     if type(head) is not list or not head or type(head[0]) is not int:
         raise InvalidArgumentError("the head of a frame is not a list that begins with its kind")
-    body = whole[_body_start(head_size) :]
-    return head, body if is_own or not body else memoryview(bytes(body))
+    return head
 
 
 # -- values ----------------------------------------------------------------------------------------
@@ -416,13 +488,45 @@ def with_columns(send: c.Send) -> c.Send:
 def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
     """Return the frame that asks for a command."""
     if type(command) is c.Send:
-        return _encode_send(number, command)
+        return _encode_one(number, command) or _encode_send(number, command)
     names = _FIELDS.get(type(command))
     if names is None:
         raise unknown_command(command)
     writing = _Writing()
     values = [writing.dump(getattr(command, name)) for name in names]
     return _bounded(writing.frame([FrameKind.ASK, number, type(command).__name__, *values]))
+
+
+def _encode_one(number: int, send: c.Send) -> Buffers | None:
+    """Return the frame of a send of one plain message of a numbered sender; None: it is another.
+
+    It is the same frame that `_encode_send` returns.
+    """
+    messages, origin = send.messages, send.origin
+    if type(messages) is not list or len(messages) != 1 or origin is None:
+        return None
+    message, numbers = messages[0], origin.numbers
+    body, *others = application_values(message)
+    if others[0] is None or others[1:] != _ONLY_AN_ID:
+        return None
+    if type(numbers) is not range or origin.also is not None:
+        return None
+    size = len(body)
+    if not size or size + MAX_ID_CHARACTERS > MAX_FRAME_BYTES:
+        return None
+    plain_origin = [origin.source, numbers.start, len(numbers)]
+    head = [_ASK, number, "Send", send.path, [[size, others[0]]], plain_origin]
+    padding = -size % 8
+    return frame(head, (body, bytes(padding)) if padding else (body,), size + padding)
+
+
+_ONLY_AN_ID: list[Any] = [
+    *(None for _ in TEXT_COLUMNS[1:]),
+    None,
+    None,
+    {},
+    None,
+]  # fields of a message
 
 
 def _encode_send(number: int, send: c.Send) -> Buffers:
@@ -489,11 +593,11 @@ def _bounded(pieces: Buffers) -> Buffers:
 def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
     """Return the command that an ASK frame holds, or raise what is wrong with it."""
     name, values = head[2] if len(head) > 2 else None, head[3:]
+    if name == "Send":
+        return _decode_send(values, body)
     kind = _COMMANDS.get(name) if type(name) is str else None
     if kind is None:
         raise unknown_command(name)
-    if kind is c.Send:
-        return _decode_send(values, body)
     if len(values) > len(_FIELDS[kind]):
         raise InvalidArgumentError(f"{name} has {len(values)} fields; it may have fewer")
     reading = _Reading(body, may_hold_batches=False)
@@ -528,10 +632,10 @@ def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
 
 def encode_reply(number: int, value: Any) -> Buffers:
     """Return the frame of a reply; an error becomes a refusal."""
+    if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
+        return frame([_REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
     if isinstance(value, MessagingError):
         return frame([FrameKind.REFUSAL, number, *plain_error(value)])
-    if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
-        return frame([FrameKind.REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
     writing = _Writing()
     plain: Any
     if isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
@@ -540,11 +644,16 @@ def encode_reply(number: int, value: Any) -> Buffers:
         else:
             plain = {"$": "deliveries"}
     elif isinstance(value, c.SendReceipt):
-        numbers = np.array(value.sequence_numbers, np.int64)  # no need to look at each
-        plain = {"$": "receipt", "numbers": writing.dump(numbers)}
+        plain = {"$": "receipt", "numbers": writing.dump(_compact(value.sequence_numbers))}
     else:
         plain = writing.dump(list(value) if isinstance(value, tuple) else value)
     return writing.frame([FrameKind.REPLY, number, plain])
+
+
+def _compact(numbers: Sequence[int]) -> range | npt.NDArray[np.int64]:
+    """Return numbers in the form that travels best: nearly always they are consecutive."""
+    run = range(numbers[0], numbers[0] + len(numbers))
+    return run if list(run) == numbers else np.array(numbers, np.int64)
 
 
 def plain_error(error: MessagingError) -> list[Any]:
@@ -574,8 +683,12 @@ def decode_error(plain: Sequence[Any]) -> MessagingError:
 
 def decode_value(plain: Any, body: memoryview) -> Any:
     """Return the value of a reply."""
-    reading = _Reading(body, may_hold_batches=True)
     kind = plain.get("$") if type(plain) is dict else None
+    if kind == "receipt":
+        numbers = plain.get("numbers")
+        if type(numbers) is list and len(numbers) == 1 and type(numbers[0]) is int:
+            return c.SendReceipt(numbers)
+    reading = _Reading(body, may_hold_batches=True)
     try:
         if kind == "deliveries":
             if "at" not in plain:
@@ -583,7 +696,9 @@ def decode_value(plain: Any, body: memoryview) -> Any:
             return _read_columns(reading.blob(plain), DELIVERY_SCHEMA)
         if kind == "receipt":
             numbers = reading.load(plain["numbers"])
-            return c.SendReceipt(numbers if type(numbers) is list else list(numbers.tolist()))
+            if isinstance(numbers, np.ndarray):
+                numbers = numbers.tolist()
+            return c.SendReceipt(list(numbers))
         return reading.load(plain)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InvalidArgumentError(f"a reply lacks a part: {error!r:.200}") from error

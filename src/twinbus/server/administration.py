@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -95,7 +96,7 @@ class _AdministrationRequest(BrokerRequest):
     def answer(self, value: Any) -> None:
         """Take the reply, in whichever thread the turn was."""
         turns = self._door.turns
-        if turns.is_loop_thread:
+        if get_ident() == turns.thread:
             self._take(value)
         else:
             turns.call_in_loop(partial(self._take, value))

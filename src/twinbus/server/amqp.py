@@ -29,14 +29,20 @@ class ServiceBusConnection(ClientConnection):
 
     def describe(self, path: str) -> EntityDescription | None:
         """Return the description of an entity, if there is one."""
+        interceptor = self._door.turns.interceptor
+        if interceptor is not None:
+            interceptor.attaching(path)
         return self._door.namespace.describe(path)
 
     def take(self, data: bytes) -> None:
         """Take bytes of the client."""
-        self.conversation.receive(data, now_us())
+        conversation, amqp = self.conversation, self.conversation.amqp
+        conversation.receive(data, now_us())
         self._hand_over()
-        self._note_incomplete(self.conversation.amqp.incomplete_bytes)
-        self.flush()
+        self._note_incomplete(amqp.incomplete_bytes)
+        may_wait = conversation.may_read and not amqp.unread_bytes and not amqp.is_done
+        if amqp.has_outgoing or not may_wait:
+            self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Give back what the client never heard of."""
@@ -46,6 +52,8 @@ class ServiceBusConnection(ClientConnection):
         self._door.connection_ends(self)
 
     def _hand_over(self) -> None:
+        if not self.conversation.has_requests:
+            return
         arrived, withdrawn = self.conversation.take_requests()
         if withdrawn:
             self._door.turns.withdraw(withdrawn)

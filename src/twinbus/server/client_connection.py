@@ -3,6 +3,7 @@
 import asyncio
 import time
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import MessagingError
@@ -148,7 +149,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _deliver(self, request: Any, value: Any) -> None:
         """Take a reply, in whichever thread the turn was."""
         turns = self._door.turns
-        if turns.is_loop_thread:
+        if get_ident() == turns.thread:
             self._answer(request, value)
         else:
             turns.call_in_loop(partial(self._answer, request, value))

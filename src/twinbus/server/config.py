@@ -173,7 +173,7 @@ class Config:
 def read_config(path: Path) -> Config:
     """Read a configuration file, or raise an error that says what is wrong and where."""
     try:
-        return replace(_config(tomllib.loads(_text_of(path))), file=path)
+        return replace(_config(tomllib.loads(text_of(path))), file=path)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error.text}") from error
     except tomllib.TOMLDecodeError as error:
@@ -188,7 +188,8 @@ def read_config(path: Path) -> Config:
         ) from None
 
 
-def _text_of(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return the text of a configuration file, or raise why it cannot be read."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)

@@ -5,7 +5,8 @@ The first bytes of a connection say what it speaks:
     TWINBUS\n       the native protocol (native.py)
     AMQP            AMQP 1.0 as SDKs of Azure Service Bus speak it (amqp.py)
     0x16            TLS, and then one of the others inside
-    an HTTP verb    health, readiness and metrics (web.py), administration (administration.py)
+    an HTTP verb    health, readiness and metrics (web.py), administration (administration.py),
+                    AMQP in websockets (websocket.py)
 
 The loop runs in a thread of its own and owns the turn of the broker (turns.py). Strangers, those
 who have not shown a token yet, are few and must hurry; keys and addresses have a share of the
@@ -70,13 +71,14 @@ from twinbus.server.client_connection import ClientConnection, now_us
 from twinbus.server.latencies import Latencies
 from twinbus.server.memory import FreeMemory
 from twinbus.server.native import NativeConnection
-from twinbus.server.turns import Turns
+from twinbus.server.turns import CountingSelector, Turns
 
 if TYPE_CHECKING:
     from twinbus.server.web import Web
 
 _log = logging.getLogger("twinbus.server")
 _TLS_RECORD = 0x16
+WEBSOCKET = b"GET /$servicebus/websocket"
 _HTTP_VERBS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
 _LOCAL = "local"  # the address of every client of a socket in the file system
 
@@ -100,7 +102,7 @@ class Door(Closable):
         name: str = "",
         host: str = "127.0.0.1",
         port: int = 0,
-        admin: tuple[str, int] | None = None,  # another address for health and metrics alone
+        admin: tuple[str, int] | None = None,  # another address for HTTP alone
         tls: ssl.SSLContext | None = None,
         local_may_be_plain: bool = False,  # whether clients of this machine may do without TLS
         private: PrivateEntrance | None = None,  # in place of host, port, admin and tls
@@ -146,7 +148,8 @@ class Door(Closable):
             self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
         self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # of the connection being read
         self.moved_bytes = 0  # read and written since the last tick
-        self._loop = asyncio.new_event_loop()
+        self._selector = CountingSelector()
+        self._loop = asyncio.SelectorEventLoop(self._selector)
         self._stopped = asyncio.Event()
         self._deserted = asyncio.Event()  # the last connection has gone
         started = threading.Event()
@@ -169,7 +172,7 @@ class Door(Closable):
             self._loop.close()
 
     async def _serve(self, started: threading.Event) -> None:
-        self.turns = Turns(self.namespace, self._after_turn)
+        self.turns = Turns(self.namespace, self._selector, self._after_turn)
         for listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener)
         started.set()
@@ -306,9 +309,13 @@ class Door(Closable):
         self, first: bytes, address: str, *, is_admin: bool, needs_tls: bool
     ) -> asyncio.BaseProtocol | None:
         """Return the protocol that speaks what a connection begins with; None: nobody does."""
-        if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
-            return self._web.protocol(self._loop)
         refusal = _needs_tls() if needs_tls else None
+        if self._web is not None and any(first.startswith(verb) for verb in _HTTP_VERBS):
+            if WEBSOCKET.startswith(first):
+                return None  # a websocket, or something else: the rest of the path will tell
+            if first.startswith(WEBSOCKET) and not is_admin:
+                return self._web.websocket(address, refusal)
+            return self._web.protocol(self._loop)
         if first.startswith(MAGIC) and not is_admin:
             return NativeConnection(self, address, refusal=refusal)
         if self._speaks_amqp and first.startswith(AMQP_MAGIC) and not is_admin:
@@ -317,7 +324,7 @@ class Door(Closable):
 
     def begins_like_one(self, first: bytes) -> bool:
         """Whether a connection may still turn out to speak one of the protocols."""
-        spoken = (MAGIC, AMQP_MAGIC, *_HTTP_VERBS) if self._speaks_amqp else (MAGIC,)
+        spoken = (MAGIC, AMQP_MAGIC, *_HTTP_VERBS, WEBSOCKET) if self._speaks_amqp else (MAGIC,)
         return any(known.startswith(first) for known in spoken)
 
     # -- connections ---------------------------------------------------------------------------
@@ -393,6 +400,11 @@ class Door(Closable):
                 f"connections of key {admission.key.name} hold {MAX_INCOMPLETE_BYTES} bytes of "
                 "requests that are not complete"
             )
+
+    @property
+    def clients(self) -> list[ClientConnection]:
+        """The connections of clients that showed a good token; for the loop's thread."""
+        return [*self._connections]
 
     @property
     def connections(self) -> int:

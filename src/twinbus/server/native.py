@@ -19,23 +19,47 @@ if TYPE_CHECKING:
 class NativeConnection(ClientConnection):
     """A client that speaks the native protocol."""
 
-    __slots__ = ("_hangs_up", "conversation")
+    __slots__ = ("_hangs_up", "_reads_frame", "conversation")
 
     def __init__(
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
     ) -> None:
         super().__init__(door, address, refusal=refusal)
         self._hangs_up = False  # when everything is written
+        self._reads_frame = False  # the loop reads to where a large frame is put together
         self.conversation = ServerConversation(self, self._deliver, door.namespace.id, now_us())
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Let the loop read to where a large frame is put together, or into the common buffer."""
+        reader = self.conversation.reader
+        self._reads_frame = reader.own is not None
+        if not self._reads_frame:
+            return self._door.read_buffer
+        return reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes of the client."""
+        door, conversation = self._door, self.conversation
+        door.moved_bytes += nbytes
+        if self._reads_frame:
+            events = conversation.received(nbytes, now_us())
+        else:
+            events = conversation.receive(bytes(door.read_buffer[:nbytes]), now_us())
+        self._took(events)
 
     def take(self, data: bytes) -> None:
         """Take bytes of the client."""
+        self._took(self.conversation.receive(data, now_us()))
+
+    def _took(self, events: list[Event]) -> None:
+        """Act on what bytes have brought."""
         conversation = self.conversation
-        events = conversation.receive(data, now_us())
         if events:
-            self._apply(events)
-        self._note_incomplete(conversation.incomplete_bytes)
-        if conversation.has_outgoing or conversation.is_done or not conversation.may_read:
+            self._apply(events, may_turn=True)
+        incomplete = conversation.reader.filled
+        if incomplete != self._incomplete:
+            self._note_incomplete(incomplete)
+        if conversation.needs_flush:
             self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -46,19 +70,22 @@ class NativeConnection(ClientConnection):
         self._note_incomplete(0)
         self._door.connection_ends(self)
 
-    def _apply(self, events: list[Event]) -> None:
+    def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._door.turns.add(event.requests)
+                self._door.turns.add(event.requests, may_turn=may_turn)
             else:
                 self._door.turns.withdraw(event.requests)
 
     def _answer(self, request: ServerRequest, value: Any) -> None:
-        self._door.latencies.observe(request.command, now_us() - request.read_at)
-        undo = self.conversation.answer(request, self._door.presentable(value))
+        door = self._door
+        door.latencies.observe(request.command, now_us() - request.read_at)
+        if isinstance(value, MessagingError):
+            value = door.presentable(value)
+        undo = self.conversation.answer(request, value)
         if undo is not None:
-            self._door.turns.add([undo])
-        self._door.has_replies(self)
+            door.turns.add([undo])
+        door.has_replies(self)
 
     def flush(self) -> None:
         """Write what there is, hand over what has credit, and hang up when all is done."""
@@ -68,7 +95,8 @@ class NativeConnection(ClientConnection):
         if conversation.has_outgoing and not self._is_full and not transport.is_closing():
             pieces = conversation.take_outgoing()
             self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        conversation.note_buffered(transport.get_write_buffer_size())
+        if conversation.is_calm(transport.get_write_buffer_size()) and self._is_reading:
+            return
         self._apply(conversation.balance(now_us()))
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True

@@ -19,7 +19,7 @@ from twinbus.limits import DEFAULT_PORT
 from twinbus.loglines import facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
-from twinbus.protocol.keys import ROOT_KEY, Claim, SharedAccessKey
+from twinbus.protocol.keys import EMULATOR_SECRET, ROOT_KEY, Claim, SharedAccessKey
 from twinbus.server.addresses import is_loopback
 from twinbus.server.certificates import DevCertificate, ready_certificate
 from twinbus.server.config import Config, apply, read_config
@@ -40,6 +40,7 @@ class ServerSettings:
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None  # another port for health and metrics; 0: any free one
     config: Path | None = None
+    emulated: Config | None = None  # in place of that file: stand in for the official emulator
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_folder: Path | None = None  # of a certificate for development, in place of both
@@ -55,7 +56,7 @@ class Server(Closable):
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
-        config = read_config(settings.config) if settings.config else Config()
+        config = read_config(settings.config) if settings.config else settings.emulated or Config()
         tls = _tls(settings)
         with ExitStack() as opened:
             namespace = EmbeddedNamespace(
@@ -69,9 +70,12 @@ class Server(Closable):
             )
             opened.callback(namespace.close)
             apply(config, namespace)
+            _check_public_key(namespace, settings.host)
             self.door = _open_door(namespace, settings, tls, config)
             opened.callback(self.door.close)
             self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
+            if settings.emulated is not None:
+                self.root_key = namespace.keys.get(ROOT_KEY, None)  # everybody knows it
             self.namespace_id = namespace.id
             self._reloader = Reloader(settings.config, config, namespace, self.door)
             opened.callback(self._reloader.close)
@@ -199,6 +203,20 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
             "two files in PEM format that belong together"
         ) from error
     return context
+
+
+def _check_public_key(namespace: EmbeddedNamespace, host: str) -> None:
+    """Refuse to let other machines in with a key that everybody knows."""
+    public = [
+        key.name for key in namespace.keys.all() if EMULATOR_SECRET in (key.primary, key.secondary)
+    ]
+    if public and not is_loopback(host):
+        raise InvalidArgumentError(
+            f"the key {public[0]} has the secret of the official emulator, which everybody knows, "
+            f"and {host} can be reached from other machines. Listen on 127.0.0.1, or start once "
+            f"without --emulator-config and replace the secret: twinbus keys regenerate "
+            f"{public[0]} primary"
+        )
 
 
 def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:

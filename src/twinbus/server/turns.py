@@ -7,14 +7,27 @@ answering pings and health checks.
 """
 
 import asyncio
+import selectors
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.requests import Request
+
+
+class CountingSelector(selectors.DefaultSelector):
+    """A selector that knows how many sockets were ready when it last looked."""
+
+    ready = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until some are ready."""
+        found = super().select(timeout)
+        self.ready = len(found)
+        return found
 
 
 class TurnPlace:
@@ -37,27 +50,65 @@ class TurnPlace:
             self.is_loop = True
 
 
+class Interceptor(Protocol):
+    """Stands between the clients of a server and its broker, as fault injection does."""
+
+    def arrived(self, requests: Iterable[Request]) -> list[Request]:
+        """Take requests out; return those that are to be carried out."""
+        ...
+
+    def attaching(self, path: str) -> None:
+        """Raise why a client of Service Bus may not attach a link to an entity."""
+        ...
+
+
 class Turns:
     """Collects what arrives in the loop, and has it carried out."""
 
-    def __init__(self, namespace: EmbeddedNamespace, after_turn: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        namespace: EmbeddedNamespace,
+        selector: CountingSelector,
+        after_turn: Callable[[], None],
+    ) -> None:
         self._namespace = namespace
+        self._selector = selector  # of the loop
         self._after_turn = after_turn  # called in the loop when replies may be there
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()  # of the loop
         self._arrivals: list[Request] = []
         self._is_due = False
         self._expected = 0  # requests of the last turn: as many may come back
         self._elsewhere: deque[Callable[[], None]] = deque()  # replies given in other threads
         self._flushes = namespace.flushes
         self.place = TurnPlace()
+        self.interceptor: Interceptor | None = None
 
-    def add(self, requests: Iterable[Request]) -> None:
-        """Have requests carried out, together with others that arrive now."""
+    def add(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
+        """Have requests of clients carried out, together with others that arrive now.
+
+        `may_turn` says that they come straight from a socket. If no other socket is ready, and
+        nobody else was answered with the last turn, then nobody can share this turn: it begins at
+        once, and saves a round of the loop.
+        """
+        if self.interceptor is not None:
+            requests = self.interceptor.arrived(requests)
+        self.carry_out(requests, may_turn=may_turn)
+
+    def call_later(self, seconds: float, requests: Iterable[Request]) -> None:
+        """Have requests carried out after some time."""
+        self._loop.call_later(seconds, self.carry_out, requests)
+
+    def carry_out(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
+        """Have requests carried out, whoever asks; see `add`."""
         self._arrivals.extend(requests)
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._gather, 0)
+        if self._is_due:
+            return
+        if may_turn and self._selector.ready == 1 and self._expected <= 1:
+            self._turn()
+            return
+        self._is_due = True
+        self._loop.call_soon(self._gather, 0)
 
     def withdraw(self, requests: Iterable[Request]) -> None:
         """Let requests that wait go unanswered."""
@@ -90,11 +141,6 @@ class Turns:
         if flushes.count != self._flushes.count:
             self._flushes = flushes
             self.place.observe(flushes.last_us)
-
-    @property
-    def is_loop_thread(self) -> bool:
-        """Whether the calling thread is that of the loop."""
-        return threading.get_ident() == self._thread
 
     def call_in_loop(self, deliver: Callable[[], None]) -> None:
         """Call something in the loop, from another thread."""

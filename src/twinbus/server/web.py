@@ -40,7 +40,7 @@ from uvicorn.server import ServerState
 
 from twinbus.broker.turn.engine import Vitals
 from twinbus.clock import from_us
-from twinbus.errors import UnauthorizedError
+from twinbus.errors import MessagingError, UnauthorizedError
 from twinbus.files import tree_bytes
 from twinbus.ledger import FOLDER, LedgerSize
 from twinbus.limits import AUTHENTICATION_US, MAX_GREETING_BYTES, METRICS_AGE_S, SECOND_US
@@ -48,6 +48,7 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.keys import Claim
 from twinbus.server.addresses import is_loopback
 from twinbus.server.administration import Administration
+from twinbus.server.websocket import WebsocketConnection
 
 if TYPE_CHECKING:
     from twinbus.server.door import Door
@@ -244,6 +245,10 @@ class Web:
             h11_max_incomplete_event_size=MAX_GREETING_BYTES,
         )
         self._config.load()
+
+    def websocket(self, address: str, refusal: MessagingError | None) -> asyncio.Protocol:
+        """Return the protocol of one connection that asks for a websocket."""
+        return WebsocketConnection(self._door, address, refusal=refusal)
 
     def protocol(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
         """Return the protocol of one connection."""

@@ -71,7 +71,22 @@ def mapped(error: MessagingError) -> Mapped:
     return _INTERNAL
 
 
+def text_of(error: MessagingError) -> str:
+    """Return what an error says; JavaScript's SDK knows a missing entity by the words."""
+    text = error.text
+    if isinstance(error, EntityNotFoundError):
+        text = f"The messaging entity {error.facts.get('path', '')} could not be found: {text}"
+    return text[:_MOST_CHARACTERS]
+
+
 def condition_of(error: MessagingError) -> ErrorCondition:
     """Return an error as a link carries it."""
-    text = error.text[:_MOST_CHARACTERS]
-    return ErrorCondition(condition=Symbol(mapped(error).condition), description=text, info={})
+    condition = Symbol(mapped(error).condition)
+    return ErrorCondition(condition=condition, description=text_of(error), info={})
+
+
+NO_TRANSACTIONS: Final = ErrorCondition(
+    condition=Symbol(Condition.NOT_IMPLEMENTED),
+    description="transactions are not supported; a batch is atomic: send messages together in one",
+    info={},
+)

@@ -11,7 +11,8 @@ from these tokens, each time. The address of a link says what it is for:
     <entity>/$management      operations (management.py)
     anything else             an entity: its client sends (sending.py) or receives (receiving.py)
 
-Transactions are not supported: a link to a coordinator is refused with `amqp:not-implemented`.
+Transactions are not supported: a link to a coordinator is refused with `amqp:not-implemented`, and
+so are deliveries and outcomes that claim to belong to a transaction.
 """
 
 from dataclasses import replace
@@ -31,9 +32,16 @@ from twinbus.amqp.events import (
     OutcomeReported,
     WindowOpened,
 )
-from twinbus.amqp.link import AmqpLink
+from twinbus.amqp.lifecycle import EndpointState
 from twinbus.amqp.options import ConnectionOptions
-from twinbus.amqp.performatives import ErrorCondition, Source, Target
+from twinbus.amqp.performatives import (
+    Coordinator,
+    ErrorCondition,
+    Rejected,
+    Source,
+    Target,
+    TransactionalState,
+)
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sasl import ANONYMOUS, EXTERNAL, MSSBCBS, SaslServer
 from twinbus.amqp.sender_link import SenderLink
@@ -57,7 +65,7 @@ from twinbus.limits import (
 from twinbus.protocol.commands import AcceptSession, SessionGrant
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
-from twinbus.servicebus.conditions import MICROSOFT, condition_of
+from twinbus.servicebus.conditions import MICROSOFT, NO_TRANSACTIONS, condition_of
 from twinbus.servicebus.management import MANAGEMENT, ManagementNode
 from twinbus.servicebus.nodes import CBS, Answer, Answers, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import NO_WAIT, Receiving
@@ -67,6 +75,13 @@ from twinbus.servicebus.work import Deliver, Guard, LinkRequest, Work
 _CBS_NAMES: Final = ("status-code", "status-description", "error-condition")
 _SESSION_FILTER: Final = f"{MICROSOFT}session-filter"
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks, which are 100 ns
+
+
+def _refused(condition: str, text: str) -> ErrorCondition:
+    return ErrorCondition(condition=condition, description=text, info={})
+
+
+_NO_ADDRESS: Final = _refused(Condition.NOT_IMPLEMENTED, "a link needs the address of an entity")
 
 
 class ServiceBusConversation:
@@ -103,6 +118,11 @@ class ServiceBusConversation:
         self._work.answer(request, value)
         self._take(self.amqp.take_events())
 
+    @property
+    def has_requests(self) -> bool:
+        """Whether `take_requests` has something to return."""
+        return bool(self._work.arrived or self._work.withdrawn)
+
     def take_requests(self) -> tuple[list[Request], list[Request]]:
         """Return the requests for the broker, and those that nobody waits for any more."""
         work = self._work
@@ -134,23 +154,30 @@ class ServiceBusConversation:
         self.amqp.close(now, condition_of(error))
         self._take(self.amqp.take_events())
 
+    def end_links(self, path: str, error: MessagingError) -> None:
+        """End the links to an entity, and say why."""
+        for session in self.amqp.sessions:
+            for link in session.links:
+                held = link.context
+                if isinstance(held, Sending | Receiving) and held.path.lower() == path.lower():
+                    held.stop(error)
+
     def tick(self, now: int) -> None:
-        """Do what time brings, and end the links whose tokens do not hold any more."""
+        """Do what time brings, and end the links that the client's tokens no longer allow."""
         self._work.now = now
         if not self._work.is_admitted and now >= self._began_at + AUTHENTICATION_US:
             text = "the connection has shown no token in time; send one to $cbs"
             self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
         for session in self.amqp.sessions:
             for link in session.links:
-                if isinstance(link.context, Sending | Receiving):
-                    self._check_token(link, link.context.path)
+                held = link.context
+                if link.state is EndpointState.ACTIVE and isinstance(held, Sending | Receiving):
+                    claim = Claim.SEND if isinstance(held, Sending) else Claim.LISTEN
+                    try:
+                        self._work.check_right(claim, held.path)
+                    except MessagingError as error:
+                        held.stop(error)
         self._take(self.amqp.tick(now))
-
-    def _check_token(self, link: AmqpLink, path: str) -> None:
-        try:
-            self._work.admission_for(path)
-        except MessagingError as error:
-            link.detach(condition_of(error))
 
     # -- events --------------------------------------------------------------------------------
 
@@ -179,7 +206,9 @@ class ServiceBusConversation:
 
     def _take_delivery(self, event: Delivery) -> None:
         held = event.link.context
-        if isinstance(held, Sending):
+        if isinstance(event.state, TransactionalState):
+            event.link.settle(event.number, Rejected(error=NO_TRANSACTIONS), is_settled=True)
+        elif isinstance(held, Sending):
             held.take(event)
         elif isinstance(held, RequestNode):
             request = held.read(event)
@@ -230,8 +259,8 @@ class ServiceBusConversation:
         terminus = peer.source if isinstance(link, SenderLink) else peer.target
         address = terminus.address if isinstance(terminus, Source | Target) else None
         if address is None:
-            text = "a link needs the address of an entity; transactions are not supported"
-            link.refuse(_refused(Condition.NOT_IMPLEMENTED, text))
+            is_coordinator = isinstance(peer.target, Coordinator)
+            link.refuse(NO_TRANSACTIONS if is_coordinator else _NO_ADDRESS)
             return
         path = path_in(address)
         if path == CBS:
@@ -352,7 +381,3 @@ def path_in(address: str) -> str:
     """Return the path that an address names, with or without scheme and host."""
     path = urlsplit(address).path if "://" in address else address
     return unquote(path).strip("/")
-
-
-def _refused(condition: str, text: str) -> ErrorCondition:
-    return ErrorCondition(condition=condition, description=text, info={})

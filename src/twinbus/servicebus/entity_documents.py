@@ -103,6 +103,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting
     "RequiresSession": ("requires_session", _BOOLEAN),
     "DefaultMessageTimeToLive": ("default_message_time_to_live", _SPAN),
     "DeadLetteringOnMessageExpiration": ("enable_dead_lettering_on_message_expiration", _BOOLEAN),
+    "DeadLetteringOnFilterEvaluationExceptions": (
+        "enable_dead_lettering_on_filter_evaluation_exceptions",
+        _BOOLEAN,
+    ),
     "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", _SPAN),
     "MaxDeliveryCount": ("max_delivery_count", _WHOLE),
     "EnableBatchedOperations": ("enable_batched_operations", _BOOLEAN),
@@ -184,22 +188,30 @@ def read_entity(found: Element, max_message_bytes: int, new_secret: Callable[[],
         raise InvalidArgumentError(
             f"a {shown(name)} is not expected here; send one of {', '.join(_ELEMENTS)}"
         )
-    kind, known = _ELEMENTS[name]
+    kind = _ELEMENTS[name][0]
     settings: dict[str, Any] = {}
     keys = rule = None
     for child_name, child in children_of(found):
-        if child_name not in known:
-            raise InvalidArgumentError(f"a {name} has no element {shown(child_name)}")
+        settings |= read_setting(kind, child_name, child.text or "", max_message_bytes)
         if child_name == "AuthorizationRules":
             keys = read_keys(child, new_secret)
         elif child_name == "DefaultRuleDescription":
             rule = read_rule(child)
-        elif child.text and child_name in _SETTINGS:
-            setting, how = _SETTINGS[child_name]
-            settings[setting] = how.read(child_name, child.text)
-        elif child.text and child_name in _ALWAYS:
-            _ALWAYS[child_name](child_name, child.text, max_message_bytes)
     return Wanted(kind, settings, keys, rule)
+
+
+def read_setting(
+    kind: type[EntityDescription], name: str, text: str, max_message_bytes: int
+) -> dict[str, Any]:
+    """Return the setting that an element stands for; nothing if it is empty or sets nothing."""
+    if name not in _ELEMENTS[kind.__name__][1]:
+        raise InvalidArgumentError(f"a {kind.__name__} has no {shown(name)}")
+    if text and name in _SETTINGS:
+        setting, how = _SETTINGS[name]
+        return {setting: how.read(name, text)}
+    if text and name in _ALWAYS:
+        _ALWAYS[name](name, text, max_message_bytes)
+    return {}
 
 
 def _check_size(name: str, text: str, max_message_bytes: int) -> None:
@@ -216,10 +228,19 @@ def _check_false(name: str, text: str, _: int) -> None:
         raise InvalidArgumentError(f"{name} is true, which this broker does not support")
 
 
+def _refuse_dead_letter_target(name: str, text: str, _: int) -> None:
+    raise InvalidArgumentError(
+        f"{name} is {shown(text)}; dead-letter queues of this broker do not forward. Receive from "
+        "the dead-letter queue, and leave the setting out"
+    )
+
+
 _ALWAYS: Final[Mapping[str, Callable[[str, str, int], None]]] = {
     "MaxMessageSizeInKilobytes": _check_size,
     "IsAnonymousAccessible": _check_false,
     "EnableSubscriptionPartitioning": _check_false,
+    "EnableExpress": _check_false,
+    "ForwardDeadLetteredMessagesTo": _refuse_dead_letter_target,
 }
 
 
@@ -272,7 +293,6 @@ def _facts(
         "EntityAvailabilityStatus": "Available",
         "EnableSubscriptionPartitioning": "false",
         "EnableExpress": "false",
-        "DeadLetteringOnFilterEvaluationExceptions": "true",
     }
     written = {name: element(name, value) for name, value in values.items()}
     if max_message_bytes is not None:

@@ -5,27 +5,32 @@ and an answer of its reply. Lock tokens are ordinary UUIDs here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp.message import AmqpMessage
-from twinbus.amqp.types import Array, Timestamp
-from twinbus.clock import moment_us
+from twinbus.amqp.types import Array, Int, Timestamp
 from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
     SessionLockLostError,
 )
-from twinbus.limits import MAX_RECEIVE_MESSAGES, SERVICE_BUS_FETCH_BYTES
+from twinbus.limits import (
+    MAX_BATCH_MESSAGES,
+    MAX_LISTED_SESSIONS,
+    MAX_RECEIVE_MESSAGES,
+    SERVICE_BUS_FETCH_BYTES,
+)
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
 from twinbus.protocol import commands as c
 from twinbus.servicebus.conditions import MICROSOFT
-from twinbus.servicebus.messages import read_message, write_message
+from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
 from twinbus.servicebus.nodes import Answer, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import Receiving
+from twinbus.servicebus.rules import read_rule, write_rule
 from twinbus.servicebus.work import Work
 
 MANAGEMENT: Final = "/$management"
@@ -138,27 +143,19 @@ def _renew(node: ManagementNode, body: _Body) -> c.Command[Any]:
 
 
 def _renewed(body: _Body, value: Any) -> Answer:
-    until = [_timestamp(value)] * len(body.many("lock-tokens", UUID))
+    until = [timestamp_of(value)] * len(body.many("lock-tokens", UUID))
     return Answer(body={"expirations": Array(Timestamp, tuple(until))})
 
 
 def _peek(node: ManagementNode, body: _Body) -> c.Command[Any]:
-    count = MAX_RECEIVE_MESSAGES
-    if body.get("session-id", str) is None:  # else those of other sessions are left out later
-        count = min(max(body.need("message-count", int), 1), MAX_RECEIVE_MESSAGES)
-    first = body.need("from-sequence-number", int)
-    return c.Peek(node.path, first, count, SERVICE_BUS_FETCH_BYTES)
+    count = min(max(body.need("message-count", int), 1), MAX_RECEIVE_MESSAGES)
+    first, session = body.need("from-sequence-number", int), body.get("session-id", str)
+    return c.Peek(node.path, first, count, SERVICE_BUS_FETCH_BYTES, session)
 
 
-def _peeked(body: _Body, value: Any) -> Answer:
-    session = body.get("session-id", str)
-    messages = [one for one in to_messages(value) if session in (None, one.session_id)]
-    messages = messages[: body.need("message-count", int)]
-    if not messages:
-        return _NOTHING
-    return Answer(
-        body={"messages": [{"message": _whole(one, is_browsed=True)} for one in messages]}
-    )
+def _peeked(_: _Body, value: Any) -> Answer:
+    messages = [{"message": _whole(one, is_browsed=True)} for one in to_messages(value)]
+    return Answer(body={"messages": messages}) if messages else _NOTHING
 
 
 def _schedule(node: ManagementNode, body: _Body) -> c.Command[Any]:
@@ -210,6 +207,18 @@ def _settle(node: ManagementNode, body: _Body) -> c.Command[Any]:
     )
 
 
+def _delete(node: ManagementNode, body: _Body) -> c.Command[Any]:
+    count = min(body.need("message-count", int), MAX_BATCH_MESSAGES)
+    before = moment_of(body.get("enqueued-time-utc", int))
+    return c.DeleteMessages(node.path, count, before, node.session(body))
+
+
+def _deleted(_: _Body, value: Any) -> Answer:
+    if not value:
+        return replace(_NOTHING, condition=f"{MICROSOFT}message-not-found")
+    return Answer(body={"message-count": Int(value)})
+
+
 # -- sessions ----------------------------------------------------------------------------------
 
 
@@ -218,7 +227,7 @@ def _renew_session(node: ManagementNode, body: _Body) -> c.Command[Any]:
 
 
 def _renewed_session(_: _Body, value: Any) -> Answer:
-    return Answer(body={"expiration": _timestamp(value)})
+    return Answer(body={"expiration": timestamp_of(value)})
 
 
 def _get_state(node: ManagementNode, body: _Body) -> c.Command[Any]:
@@ -234,6 +243,42 @@ def _set_state(node: ManagementNode, body: _Body) -> c.Command[Any]:
     return c.SetSessionState(node.path, lock, body.get("session-state", bytes))
 
 
+def _list_sessions(node: ManagementNode, body: _Body) -> c.Command[Any]:
+    skip, top = max(body.get("skip", int) or 0, 0), max(body.need("top", int), 1)
+    after = moment_of(body.get("last-updated-time", int))  # beyond all years: any session
+    return c.ListSessions(node.path, skip, min(top, MAX_LISTED_SESSIONS), after)
+
+
+def _listed_sessions(body: _Body, value: Any) -> Answer:
+    if not value:
+        return replace(_NOTHING, condition=f"{MICROSOFT}session-not-found")
+    end = (body.get("skip", int) or 0) + len(value)
+    return Answer(body={"skip": Int(end), "sessions-ids": Array(str, tuple(value))})
+
+
+# -- rules -------------------------------------------------------------------------------------
+
+
+def _add_rule(node: ManagementNode, body: _Body) -> c.Command[Any]:
+    description = body.need("rule-description", Mapping)
+    return c.CreateRule(node.path, read_rule(body.need("rule-name", str), description))
+
+
+def _remove_rule(node: ManagementNode, body: _Body) -> c.Command[Any]:
+    return c.DeleteRule(node.path, body.need("rule-name", str))
+
+
+def _list_rules(node: ManagementNode, _: _Body) -> c.Command[Any]:
+    return c.ListRules(node.path)
+
+
+def _listed_rules(body: _Body, value: Any) -> Answer:
+    first, most = max(body.get("skip", int) or 0, 0), body.get("top", int)
+    rules = value[first : None if most is None else first + max(most, 0)]
+    found = [{"rule-description": write_rule(rule)} for rule in rules]
+    return Answer(body={"rules": found}) if found else _NOTHING
+
+
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "renew-lock": Operation(_renew, _renewed),
     "peek-message": Operation(_peek, _peeked),
@@ -241,15 +286,16 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "cancel-scheduled-message": Operation(_cancel),
     "receive-by-sequence-number": Operation(_receive, _received),
     "update-disposition": Operation(_settle),
+    "batch-delete-messages": Operation(_delete, _deleted),
     "renew-session-lock": Operation(_renew_session, _renewed_session),
     "get-session-state": Operation(_get_state, _state),
     "set-session-state": Operation(_set_state),
+    "get-message-sessions": Operation(_list_sessions, _listed_sessions),
+    "add-rule": Operation(_add_rule),
+    "remove-rule": Operation(_remove_rule),
+    "enumerate-rules": Operation(_list_rules, _listed_rules),
 }
 
 
 def _whole(message: BrokeredMessage, *, is_browsed: bool = False) -> bytes:
     return b"".join(write_message(message, is_browsed=is_browsed))
-
-
-def _timestamp(moment: Any) -> Timestamp:
-    return Timestamp(moment_us(moment) // 1000)

@@ -17,7 +17,7 @@ from twinbus.amqp.session import AmqpSession
 from twinbus.amqp.types import Int, Symbol
 from twinbus.errors import InvalidArgumentError, MessagingError, QuotaExceededError
 from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_UNREAD_BYTES
-from twinbus.servicebus.conditions import condition_of, mapped
+from twinbus.servicebus.conditions import condition_of, mapped, text_of
 
 CBS: Final = "$cbs"
 _REQUEST_CREDIT: Final = 100
@@ -36,7 +36,7 @@ class Answer:
 def failed(error: MessagingError) -> Answer:
     """Return the answer to a request that failed."""
     condition, status = mapped(error)
-    return Answer(status, error.text, None, condition)
+    return Answer(status, text_of(error), None, condition)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ lapses, because SDKs settle it on another link then.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,7 @@ from twinbus.amqp.performatives import (
     Rejected,
     Released,
     SenderSettleMode,
+    TransactionalState,
 )
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.errors import InvalidArgumentError, MessageLockLostError, MessagingError
@@ -30,6 +32,7 @@ from twinbus.limits import (
     MAX_WAIT,
     SERVICE_BUS_FETCH_BYTES,
     SERVICE_BUS_FETCH_MESSAGES,
+    SHOWN_LOST,
 )
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
 from twinbus.protocol.commands import (
@@ -40,7 +43,7 @@ from twinbus.protocol.commands import (
     SessionLock,
     Settle,
 )
-from twinbus.servicebus.conditions import condition_of
+from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of
 from twinbus.servicebus.messages import write_message
 from twinbus.servicebus.work import LinkRequest, Work
 
@@ -78,6 +81,7 @@ class Receiving:
         link = self._link
         while self._ready and link.may_send and not self._is_unread():
             self._deliver(self._ready.popleft())
+        self._release_ready()
         if self._ready or self._asked is not None or self._is_ended or self._is_unread():
             return
         if link.is_draining:
@@ -89,6 +93,12 @@ class Receiving:
                 link.drained()
         elif link.credit > 0:
             self._ask(MAX_WAIT)
+
+    def _release_ready(self) -> None:
+        """Give back messages that the client has taken its credit from: others may have some."""
+        if self._ready and self._link.credit <= 0 and self._mode is ReceiveMode.PEEK_LOCK:
+            self._give_back([*self._ready], Disposition.RELEASE)
+            self._ready.clear()
 
     def _is_unread(self) -> bool:
         """Whether the client has not read what was delivered: it gets no more until it has."""
@@ -111,7 +121,7 @@ class Receiving:
     def _take_reply(self, value: Any) -> None:
         self._asked = None
         if isinstance(value, MessagingError):
-            self._link.detach(condition_of(value))
+            self.stop(value)
             return
         self._ready.extend(to_messages(value))
         self.pump()
@@ -127,24 +137,26 @@ class Receiving:
 
     def take_outcome(self, reported: OutcomeReported) -> None:
         """Settle messages as the client says, and answer with the same outcome."""
+        if isinstance(reported.state, TransactionalState):
+            self._refuse(reported, NO_TRANSACTIONS)
+            return
         try:
             disposition, reason, description = disposition_of(reported.state)
-            tokens = [UUID(bytes_le=tag) for _, tag in reported.deliveries]
-            command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
+            for part in _parts(reported):
+                tokens = tokens_of([UUID(bytes_le=tag) for _, tag in part.deliveries])
+                command = Settle(self.path, tokens, disposition, reason, description)
+                then = _forget if reported.is_settled else partial(self._answer, part)
+                self._work.ask(self.path, command, then)
         except (MessagingError, ValueError) as error:
-            self._refuse(reported, InvalidArgumentError(f"a message cannot be settled so: {error}"))
-            return
-        if not reported.is_settled:
-            self._work.ask(self.path, command, partial(self._answer, reported))
-        else:
-            self._work.ask(self.path, command, _forget)
+            wrong = InvalidArgumentError(f"a message cannot be settled so: {error}")
+            self._refuse(reported, condition_of(wrong))
 
     def _answer(self, reported: OutcomeReported, value: Any) -> None:
         lost: Any = ()
-        if isinstance(value, MessageLockLostError):
+        if isinstance(value, MessageLockLostError) and "lock_tokens" in value.facts:
             lost = value.lock_tokens
         elif isinstance(value, MessagingError):
-            self._refuse(reported, value)
+            self._refuse(reported, condition_of(value))
             return
         for number, tag in reported.deliveries:
             if lost and UUID(bytes_le=tag) in lost:
@@ -152,9 +164,9 @@ class Receiving:
             else:
                 self._link.settle(number, _echo(reported.state))
 
-    def _refuse(self, reported: OutcomeReported, error: MessagingError) -> None:
+    def _refuse(self, reported: OutcomeReported, error: ErrorCondition) -> None:
         for number, _ in reported.deliveries:
-            self._link.settle(number, Rejected(error=condition_of(error)))
+            self._link.settle(number, Rejected(error=error))
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -167,8 +179,15 @@ class Receiving:
         if tokens:
             self._work.ask(self.path, Settle(self.path, tokens_of(tokens), how), _forget)
 
+    def stop(self, error: MessagingError) -> None:
+        """End the link, and say why. The client has no part in that: it may never answer."""
+        self._link.detach(condition_of(error))
+        self.end()
+
     def end(self) -> None:
         """Give back what the client has not got, and its session."""
+        if self._is_ended:
+            return
         self._is_ended = True
         self._drop_asked()
         if self.session is not None:
@@ -176,6 +195,12 @@ class Receiving:
         else:
             self._give_back([*self._ready], Disposition.RELEASE)
         self._ready.clear()
+
+
+def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:
+    """Give an outcome in parts so small that an error can name every lock that was lost."""
+    for at in range(0, len(reported.deliveries), SHOWN_LOST):
+        yield reported._replace(deliveries=reported.deliveries[at : at + SHOWN_LOST])
 
 
 def disposition_of(

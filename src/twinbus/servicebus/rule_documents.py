@@ -29,7 +29,7 @@ from twinbus.servicebus.atom import (
 from twinbus.spans import format_iso_span, parse_iso_span
 from twinbus.values import shown
 
-_CORRELATION: Final = {  # by element: the field of the filter
+CORRELATION_FIELDS: Final = {  # by element: the field of the filter
     "CorrelationId": "correlation_id",
     "MessageId": "message_id",
     "To": "to",
@@ -108,10 +108,10 @@ def _read_correlation(found: Element) -> CorrelationFilter:
     for part, child in children_of(found):
         if part == "Properties":
             fields["properties"] = _read_values(child)
-        elif part not in _CORRELATION:
+        elif part not in CORRELATION_FIELDS:
             raise InvalidArgumentError(f"a CorrelationFilter has no element {shown(part)}")
         elif child.text is not None:
-            fields[_CORRELATION[part]] = child.text
+            fields[CORRELATION_FIELDS[part]] = child.text
     return CorrelationFilter(**fields)
 
 
@@ -175,7 +175,7 @@ def _write_filter(chosen: RuleFilter) -> str:
     if isinstance(chosen, CorrelationFilter):
         pieces = [
             element(name, getattr(chosen, field))
-            for name, field in _CORRELATION.items()
+            for name, field in CORRELATION_FIELDS.items()
             if getattr(chosen, field) is not None
         ]
         content = "".join(pieces) + _write_values("Properties", chosen.properties)

@@ -45,5 +45,9 @@ class Sending:
         if link.credit < SERVICE_BUS_CREDIT // 2:
             link.grant(SERVICE_BUS_CREDIT)
 
+    def stop(self, error: MessagingError) -> None:
+        """End the link, and say why."""
+        self._link.detach(condition_of(error))
+
     def end(self) -> None:
         """Forget the link; sends under way go on."""

@@ -5,7 +5,7 @@ over, and calls `then` in its own thread when the reply is there: with the value
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from twinbus.entities import DEAD_LETTER_SUFFIX, EntityDescription
 from twinbus.errors import (
@@ -14,13 +14,14 @@ from twinbus.errors import (
     MessagingError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_OPEN_REQUESTS, MAX_UNANSWERED_BYTES
+from twinbus.limits import MAX_AMQP_LINKS, MAX_OPEN_REQUESTS, MAX_UNANSWERED_BYTES
 from twinbus.protocol.access import Admission
-from twinbus.protocol.commands import Command
+from twinbus.protocol.commands import Command, Receive, Send, Settle
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import size_of, undo_of
 
+_REPEATED: Final = (Send, Receive, Settle)
 Then = Callable[[Any], None]
 Deliver = Callable[["LinkRequest", Any], None]
 
@@ -80,6 +81,7 @@ class Work:
         self._guard = guard
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token
+        self._allowed: dict[tuple[type, str], Admission] = {}  # rights that were found
         self.now = now
         self.arrived: list[Request] = []  # for the broker
         self.withdrawn: list[Request] = []  # that nobody waits for any more
@@ -116,8 +118,8 @@ class Work:
                 )
             wanted = wanted.rpartition("/")[0]
 
-    def entity_for(self, path: str, claim: Claim) -> EntityDescription:
-        """Return the entity of a link; raise why the client may not use it so."""
+    def check_right(self, claim: Claim, path: str) -> None:
+        """Raise why the client does not have a claim on an entity."""
         admission = self.admission_for(path)
         if not admission.may(claim, path):
             error = UnauthorizedError(
@@ -127,6 +129,10 @@ class Work:
             )
             self._guard.refused(admission, error)
             raise error
+
+    def entity_for(self, path: str, claim: Claim) -> EntityDescription:
+        """Return the entity of a link; raise why the client may not use it so."""
+        self.check_right(claim, path)
         name = path[: -len(DEAD_LETTER_SUFFIX)] if _is_dead_letter(path) else path
         description = self._guard.describe(name)
         if description is None:
@@ -144,7 +150,7 @@ class Work:
         admission: Admission | None = None
         try:
             admission = self.admission_for(path)
-            admission.check(command)
+            self._check(admission, path, command)
         except MessagingError as error:
             self._guard.refused(admission, error)
             then(error)
@@ -153,6 +159,20 @@ class Work:
         self._count(request, 1)
         self.arrived.append(request)
         return request
+
+    def _check(self, admission: Admission, path: str, command: Command[Any]) -> None:
+        """Check a right, unless it was found under the same admission before.
+
+        Commands that links ask for again and again have nothing but their kind and path to check.
+        """
+        kind = type(command)
+        if kind not in _REPEATED:
+            admission.check(command)
+        elif self._allowed.get((kind, path)) is not admission:
+            admission.check(command)
+            if len(self._allowed) >= MAX_AMQP_LINKS:
+                self._allowed.clear()
+            self._allowed[kind, path] = admission
 
     def _count(self, request: LinkRequest, change: int) -> None:
         self._open += change

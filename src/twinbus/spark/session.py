@@ -18,6 +18,7 @@ from twinbus.extras import require
 from twinbus.limits import TASK_TRIES
 from twinbus.spark.gateway import GatewayLaunch, end_jvm
 from twinbus.spark.java import find_java, make_java_home
+from twinbus.spark.reasons import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,13 +122,6 @@ def _is_running() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no other way to ask
 
 
-def _first_line(error: Exception) -> str:
-    """Return the line of an error of Spark that says what happened; stack traces follow it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith(": ")]  # of Java, below a line of py4j
-    return causes[0].removeprefix(": ") if causes else (lines or [type(error).__name__])[0]
-
-
 def check_installed() -> None:
     """Raise if Spark cannot be started here, and say what to install."""
     require("a Spark job", "spark")
@@ -159,7 +153,7 @@ def start_session(
             return builder.getOrCreate()
         except Exception as error:  # noqa: BLE001 - of Spark, of py4j, or of Java
             # Without the cause: an error of py4j asks the JVM for its text, and the JVM ends here.
-            raise InvalidOperationError(f"Spark cannot be started: {_first_line(error)}") from None
+            raise InvalidOperationError(f"Spark cannot be started: {reason_of(error)}") from None
 
 
 def _is_submitted() -> bool:

@@ -70,8 +70,6 @@ class _Queue:
 class Absorbed:
     """What a batch came to."""
 
-    moved: int
-    dead_lettered: int
     new_troubles: Sequence[Trouble]
     ended_troubles: Sequence[str]
     surplus: Sequence[tuple[str, int]]  # leases of no use any more
@@ -182,13 +180,10 @@ class Book:
 
     def absorb(self, outcomes: Iterable[Carried], now: int) -> Absorbed:
         """Learn what became of ranges."""
-        moved = dead = 0
         surplus: list[tuple[str, int]] = []
         new: list[Trouble] = []
         ended: list[str] = []
         for carried in outcomes:
-            dead += len(carried.poison)
-            moved += sum(messages for messages, _ in carried.moved.values())
             flowed = {name for name in carried.moved if self._destinations.flows(name)}
             ended += sorted(flowed - set(carried.failures))
             for destination, failure in carried.failures.items():
@@ -196,7 +191,7 @@ class Book:
                 if trouble.failures == 1 and destination not in flowed:
                     new.append(trouble)
             surplus += self._put_back(carried, now)
-        return Absorbed(moved, dead, new, ended, surplus)
+        return Absorbed(new, ended, surplus)
 
     def _put_back(self, carried: Carried, now: int) -> list[tuple[str, int]]:
         """Keep what is left of a range at hand, or let it go; return leases of no use any more."""

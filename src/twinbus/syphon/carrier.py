@@ -51,7 +51,7 @@ class Range:
     epoch: int
     first: int  # sequence numbers, both included
     last: int
-    origin: str  # of the queue: what the primary knows its messages by
+    origin: str  # of the queue: what the primary knows its messages by; empty: it numbers none
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class Failure:
 
 
 OVERTAKING = Failure("Overtaking", "what lies before it could not be read")
+INTERRUPTED = Failure("Interrupted", "its worker was killed; its locks must expire first")
 
 
 @dataclass(slots=True)
@@ -81,6 +82,9 @@ class Carried:
     sends: int = 0  # operations on the primary
     reading_s: float = 0.0  # waited for the secondary
     sending_s: float = 0.0  # waited for the primary
+    is_settled: bool = False  # by the worker, which had the messages locked
+    is_drained: bool = False  # it was received under lock until nothing was left
+    oldest_us: int | None = None  # what stays in the queue was diverted then or later
 
     def merge(self, other: "Carried") -> None:
         """Add what another worker says of the same range."""
@@ -136,10 +140,19 @@ class Run:
         batch = self.batch.slice(first, count)
         return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
 
-    def send_to(self, destination: str, origin: str) -> Send:
-        """Return the command that brings it home once, however often it is asked."""
+    def send_to(self, destination: str, carried: Carried) -> Send:
+        """Return the command that brings it home once, however often it is asked.
+
+        Where the backlog queue does not number its messages, the numbers of their sender do.
+        """
         also = Origin(self.sender, self.sent_as.to_numpy()) if self.sender is not None else None
-        return Send(destination, self.batch, Origin(origin, _cheapest(self.numbers), also))
+        if carried.range.origin:
+            numbered = Origin(carried.range.origin, _cheapest(self.numbers), also)
+            return Send(destination, self.batch, numbered)
+        if also is None:
+            return Send(destination, self.batch)
+        source = f"{canonical(carried.queue)}#{also.source}"
+        return Send(destination, self.batch, Origin(source, also.numbers, also))
 
 
 def _cheapest(numbers: Int64s) -> range | Int64s:
@@ -203,11 +216,8 @@ class Carrier:
         return done
 
     def write_transfers(self) -> None:
-        """Write down what became of messages; whatever goes wrong there stops no syphon."""
-        try:
-            self.transfers.write()
-        except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
-            _log.warning("the ledger of transfers cannot be written: %s", error)
+        """Write down what became of messages."""
+        write_transfers(self.transfers)
 
     def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
         carried = Carried(queue, leased)
@@ -261,10 +271,9 @@ class Carrier:
                 carried.note_kept(destination, len(rows))
             else:
                 waiting[destination] = list(_runs_of(found, numbers, rows))
-        origin = carried.range.origin
         while waiting:
             sent = {
-                destination: (left[0], self._primary.submit(left[0].send_to(destination, origin)))
+                destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
                 for destination, left in waiting.items()
             }
             deadline = time.monotonic() + _TIMEOUT_S  # of all that hang together
@@ -322,12 +331,20 @@ class Carrier:
         middle = len(run) // 2
         done = 0
         for half in (run.slice(0, middle), run.slice(middle, len(run))):
-            reply = self._primary.submit(half.send_to(destination, carried.range.origin))
+            reply = self._primary.submit(half.send_to(destination, carried))
             deadline = time.monotonic() + _TIMEOUT_S
             done += self._finish(destination, half, reply, carried, deadline)
             if done != middle and half.numbers[0] == run.numbers[0]:
                 break  # in order or not at all
         return done
+
+
+def write_transfers(transfers: TransferLedger) -> None:
+    """Write a ledger; whatever goes wrong there stops no syphon."""
+    try:
+        transfers.write()
+    except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
+        _log.warning("the ledger of transfers cannot be written: %s", error)
 
 
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:

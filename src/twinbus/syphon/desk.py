@@ -5,6 +5,7 @@ driver's machine. Here they leave each other what Spark does not carry:
 
     tasks.json             the planner for the sink    what the batch under way carries
     outcome-<batch>.json   the sink for the planner    what became of it
+    interrupted.json       the planner for the next    queues whose visit under lock was killed
     progress.json          the planner for the rest    numbers for people, and notes to log
     queues.json            the application             backlog queues found after the start
     stop                   the application             no new batch, please
@@ -13,6 +14,7 @@ A file appears whole or not at all. None holds a message or a key.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,17 @@ class Desk:
             taken += [_carried(value) for value in json.loads(file.read_bytes())]
             file.unlink()
         return taken
+
+    def put_interrupted(self, queues: Mapping[str, int]) -> None:
+        """Leave which queues must rest until when, in wall time: their messages are locked."""
+        self._put("interrupted.json", dict(queues))
+
+    def interrupted(self) -> dict[str, int]:
+        """Return the queues whose visit was killed, and until when they rest."""
+        try:
+            return dict(json.loads((self.folder / "interrupted.json").read_bytes()))
+        except FileNotFoundError:
+            return {}
 
     # -- progress ----------------------------------------------------------------------------------
 

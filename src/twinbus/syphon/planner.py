@@ -10,10 +10,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -28,17 +27,16 @@ from twinbus.limits import (
     POLL_GRACE_S,
     POLL_TRIES,
     RANGE_MESSAGES,
-    RATE_WINDOW_US,
     SECOND_US,
     SYPHON_LEASE,
     SYPHON_POLL,
 )
 from twinbus.namespace.contract import Namespace
 from twinbus.protocol.commands import LeaseRange, Peek, RangeLease, ReleaseRange, RenewRange
-from twinbus.syphon.book import Absorbed, Book, Task
-from twinbus.syphon.carrier import Carried, canonical
-from twinbus.syphon.desk import Desk, DestinationProgress
+from twinbus.syphon.book import Book, Task
+from twinbus.syphon.desk import Desk
 from twinbus.syphon.destinations import Destinations
+from twinbus.syphon.tally import Stock, Tally
 from twinbus.wakeup import Wakeup
 
 
@@ -77,10 +75,8 @@ class Planner:
         self._granted: deque[tuple[str, RangeLease]] = deque()
         self._is_planning = False
         self._wakeup = Wakeup()
-        self._progress = desk.resume()
-        self._moved = {canonical(one.path): one for one in self._progress.destinations}
+        self._tally = Tally(desk, clock)
         self._bounds: dict[str, int] = {}  # how many messages of a queue `once` may still take
-        self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
         self._is_closed = threading.Event()
         self._has_given_back = False
         desk.take_tasks()  # of a planner before, whose batch was never committed
@@ -111,9 +107,8 @@ class Planner:
                 self._release(queue, lease.epoch)
         if tasks:
             self._desk.put_tasks(tasks)
-        self._tell(batches=self._progress.batches + bool(tasks))
-        if tasks and not self._recent:
-            self._recent.append((self._clock.now_us(), 0))  # the rate counts from here
+            self._tally.begin_batch()
+        self._tell()
         return tasks
 
     def _await_tasks(self, patience_s: float) -> list[Task]:
@@ -230,23 +225,9 @@ class Planner:
             absorbed = self._book.absorb(outcomes, now)
             for lease in absorbed.surplus:
                 self._release(*lease)
-            self._count(outcomes, absorbed, now)
+            self._tally.add(outcomes)
         self._tell()
-        for trouble in absorbed.new_troubles:
-            self._desk.note(
-                logging.WARNING,
-                f"{trouble.destination} does not take its messages: {trouble.failure.text}. "
-                "They wait in the backlog; the others flow",
-            )
-        for destination in absorbed.ended_troubles:
-            self._desk.note(logging.INFO, f"{destination} takes its messages again")
-        for carried in outcomes:
-            if carried.poison:
-                self._desk.note(
-                    logging.WARNING,
-                    f"{len(carried.poison)} message(s) of {carried.queue} cannot go home and were "
-                    f"dead-lettered there; the first because {carried.poison[0][1]}",
-                )
+        self._tally.note(absorbed.new_troubles, absorbed.ended_troubles, outcomes)
 
     # -- leases ------------------------------------------------------------------------------------
 
@@ -361,55 +342,10 @@ class Planner:
 
     # -- numbers -----------------------------------------------------------------------------------
 
-    def _count(self, outcomes: list[Carried], absorbed: Absorbed, now: int) -> None:
-        for carried in outcomes:
-            for path, (messages, size) in carried.moved.items():
-                known = self._moved.get(canonical(path), DestinationProgress(path))
-                self._moved[canonical(path)] = replace(
-                    known, moved=known.moved + messages, moved_bytes=known.moved_bytes + size
-                )
-        self._recent.append((now, absorbed.moved))
-        before = self._progress
-        self._progress = replace(
-            before,
-            moved=before.moved + absorbed.moved,
-            sends=before.sends + sum(carried.sends for carried in outcomes),
-            dead_lettered=before.dead_lettered + absorbed.dead_lettered,
-            reading_s=before.reading_s + sum(carried.reading_s for carried in outcomes),
-            sending_s=before.sending_s + sum(carried.sending_s for carried in outcomes),
-        )
-
     def _tell(self, **changes: Any) -> None:
-        """Say how far it is."""
+        """Publish how far it is."""
         with self._lock:
-            now = self._clock.now_us()
-            while self._recent and self._recent[0][0] < now - RATE_WINDOW_US:
-                self._recent.popleft()
-            span_s = (now - self._recent[0][0]) / SECOND_US if self._recent else 0.0
-            lately = sum(moved for _, moved in list(self._recent)[1:])
-            rate = lately / span_s if span_s else 0.0
-            waiting, oldest = self._book.waiting, self._book.oldest_us
-            self._progress = replace(
-                self._progress,
-                at=now / SECOND_US,
-                waiting=waiting,
-                oldest_age_s=None if oldest is None else (now - oldest) / SECOND_US,
-                rate=rate,
-                time_left_s=waiting / rate if waiting and rate else None,
-                destinations=tuple(self._destination_progress()),
-                **changes,
-            )
-        self._desk.put_progress(self._progress)
-
-    def _destination_progress(self) -> Iterator[DestinationProgress]:
-        troubles = {canonical(one.destination): one for one in self._destinations.troubles()}
-        kept = self._book.kept()
-        for name in sorted({*self._moved, *troubles, *kept}):
-            trouble = troubles.get(name)
-            path = trouble.destination if trouble else name
-            yield replace(
-                self._moved.get(name, DestinationProgress(path)),
-                kept=kept[name],
-                trouble=trouble.failure.text if trouble else None,
-                retry_at=trouble.due / SECOND_US if trouble else None,
-            )
+            book = self._book
+            troubles = self._destinations.troubles()
+            stock = Stock(book.waiting, book.oldest_us, book.kept(), troubles)
+            self._tally.publish(stock, **changes)

@@ -5,13 +5,12 @@ The work is in the query's processes (syphon_query.py); what they tell comes by 
 """
 
 import logging
-import re
 import secrets
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 from twinbus.backoff import Backoff
 from twinbus.client.manager import NamespaceManager
 from twinbus.clock import to_us
+from twinbus.connection import ConnectionString
 from twinbus.entities import is_backlog_folder
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessagingError
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     DEFAULT_RETRY_INTERVAL,
     LAST_BATCH_S,
+    LEDGER_LOOK_S,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
     MAX_RANGES_PER_QUEUE,
@@ -39,16 +40,21 @@ from twinbus.limits import (
     SPARK_START_S,
     SYPHON_LEASE,
 )
-from twinbus.pairing.backlog import BacklogQueues, find_backlog_queues
+from twinbus.locations import HadoopPath, as_uri
+from twinbus.namespace.opening import open_namespace
+from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
 from twinbus.spark.gateway import unlogged_commands
+from twinbus.spark.reasons import reason_of
 from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.desk import Desk, SyphonProgress
 from twinbus.syphon.doors import WorkerDoors, check_master
 from twinbus.syphon.planner import PlannerSettings
 from twinbus.syphon.queue_watch import QueueWatch
+from twinbus.syphon.spool import LedgerSpool
 from twinbus.syphon.transfers import TransferLedger
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ class SyphonSettings:
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
     range_messages: int = RANGE_MESSAGES  # of a queue in one batch
     ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
-    ledger: Path | None = None  # folder for what was moved; None: it is not written down
+    ledger: Path | str | None = None  # folder or URI for what was moved; None: nothing is written
     transform: "str | Transform | None" = None  # module:function, or a function
     master: str | None = None  # of Spark; None: this machine
     conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
@@ -120,6 +126,14 @@ def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> 
         raise InvalidArgumentError(f"{name} is {span}; it must be from {low} to {high}")
 
 
+def _check_transformable(secondary: str) -> None:
+    """Refuse a transform where the secondary has no ranges: each task settles what it received."""
+    connection = ConnectionString.parse(secondary)
+    with closing(open_namespace(connection)) as namespace:
+        if Capability.RANGES not in namespace.capabilities:
+            raise unsupported(connection.name or "the secondary", Capability.RANGES, "A transform")
+
+
 def _check_count(name: str, count: int, most: int) -> None:
     if type(count) is not int or not 1 <= count <= most:
         raise InvalidArgumentError(f"{name} is {count!r}; it must be from 1 to {most}")
@@ -151,7 +165,9 @@ class Syphon(Closable):
         )
         self._desk = Desk(Path(self._folder.name))
         self._owner = f"syphon {secrets.token_hex(8)}"
-        self._transfers = TransferLedger(settings.ledger)
+        self._spool = LedgerSpool() if isinstance(settings.ledger, str) else None
+        self._transfers = TransferLedger(self._ledger_folder)
+        self._next_roll = 0.0
         self._noted = 0
         self._leaving = threading.Event()  # no new query, please
         self._stopping = threading.Event()
@@ -169,13 +185,21 @@ class Syphon(Closable):
             self._clear_away()
             if isinstance(error, MessagingError) or not isinstance(error, Exception):
                 raise
-            raise MessagingError(f"Spark cannot run the syphon: {_short(error)}") from error
+            raise MessagingError(f"Spark cannot run the syphon: {reason_of(error)}") from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
         if watch is not None and not watch.is_complete:
             threading.Thread(
                 target=self._watch_queues, args=(watch,), name="twinbus-syphon-queues", daemon=True
             ).start()
+
+    @property
+    def _ledger_folder(self) -> Path | None:
+        """The local folder that lines of the ledger are written to."""
+        if self._spool is not None:
+            return self._spool.folder
+        ledger = self._settings.ledger
+        return ledger.absolute() if isinstance(ledger, Path) else None
 
     def _open_doors(self, master: str) -> None:
         """Let workers in where a namespace is embedded in this process."""
@@ -195,6 +219,7 @@ class Syphon(Closable):
             transform = transform_query.load_transform(transform)
         source = syphon_query.SyphonDataSource
         if transform is not None:
+            _check_transformable(self._secondary)
             source = transform_query.TransformDataSource
         session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
         session.dataSource.register(source)
@@ -203,7 +228,8 @@ class Syphon(Closable):
             self._secondary,
             self._desk.folder,
             settings.planner(self._owner),
-            settings.ledger.absolute() if settings.ledger is not None else None,
+            None if self._spool is not None else self._ledger_folder,
+            self._spool.folder if self._spool is not None else None,
         ).to_options()
         with unlogged_commands():
             rows = session.readStream.format(source.name()).options(**options).load()
@@ -212,7 +238,7 @@ class Syphon(Closable):
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
         with unlogged_commands():
             writer = rows.writeStream.format(source.name()).options(**options)
-        writer = writer.queryName(self._owner).option("checkpointLocation", str(checkpoint))
+        writer = writer.queryName(self._owner).option("checkpointLocation", as_uri(checkpoint))
         if self._once:
             writer = writer.trigger(availableNow=True)
         return writer.start()
@@ -249,7 +275,7 @@ class Syphon(Closable):
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise MessagingError(f"the syphon failed: {_short(self._error)}") from self._error
+            raise MessagingError(f"the syphon failed: {reason_of(self._error)}") from self._error
 
     # -- its life ----------------------------------------------------------------------------------
 
@@ -258,7 +284,7 @@ class Syphon(Closable):
         try:
             self._watch_query()
         except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
-            _log.error("Spark is gone, and the syphon with it: %s", _short(trouble))
+            _log.error("Spark is gone, and the syphon with it: %s", reason_of(trouble))
             self._error = trouble
         self._pass_notes_on()
         self._ended.set()
@@ -283,7 +309,7 @@ class Syphon(Closable):
                 return
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
-            _log.error("Spark gave the query up; it is started again: %s", _short(error))
+            _log.error("Spark gave the query up; it is started again: %s", reason_of(error))
             if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
             try:
@@ -309,10 +335,16 @@ class Syphon(Closable):
 
     def _roll_ledger(self, *, at_once: bool = False) -> None:
         """See that what workers wrote down becomes files; trouble with that stops no syphon."""
+        if not at_once and time.monotonic() < self._next_roll:
+            return
+        self._next_roll = time.monotonic() + LEDGER_LOOK_S
         try:
             self._transfers.roll(at_once=at_once)
+            if self._spool is not None and self._spark is not None:
+                target = HadoopPath(self._spark.session, str(self._settings.ledger))
+                self._spool.move_to(target)
         except Exception as error:  # noqa: BLE001 - see above
-            _log.warning("the ledger of transfers cannot be written: %s", error)
+            _log.warning("the ledger of transfers cannot be written: %s", reason_of(error))
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
@@ -341,25 +373,14 @@ class Syphon(Closable):
         with suppress(Exception):  # Spark may be gone
             if self._query is not None:
                 self._query.stop()
+        self._roll_ledger(at_once=True)
+        if self._spool is not None:
+            self._spool.close()
         if self._spark is not None:
             self._spark.give_back()
         self._doors.close()
-        self._roll_ledger(at_once=True)
         self._last_progress = self.progress
         self._folder.cleanup()
-
-
-def _short(error: Exception) -> str:
-    """Return the line of an error of Spark that says what happened: Python's, if it is one."""
-    text = str(error)
-    pythons = re.findall(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", text, re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reason = pythons[-1] if pythons else (lines or [type(error).__name__])[0]
-    if "No module named 'twinbus'" in reason:
-        reason += (
-            ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
-        )
-    return reason
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:

@@ -9,6 +9,9 @@
 Rows carry ranges, not messages: the bodies go from the secondary to the primary by way of the
 writer's process alone. What the driver must remember is in the brokers (leases, and what was
 taken), so a checkpoint of this query is of no value after it; an old one does no harm.
+
+Where the secondary has no ranges, a row stands for a visit to a queue: its worker receives under
+lock, sends and settles by itself (locked_carrier.py), and the committer only reports.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -35,14 +39,17 @@ from pyspark.sql.types import StructType
 from twinbus.clock import SystemClock
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import BATCH_PATIENCE_S, SETTLE_TIMEOUT_S
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
 from twinbus.syphon.book import Task
-from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of
+from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of, write_transfers
 from twinbus.syphon.desk import Desk
+from twinbus.syphon.locked_carrier import LockedCarrier
+from twinbus.syphon.locked_planner import LockedPlanner
 from twinbus.syphon.planner import Planner, PlannerSettings
 from twinbus.syphon.settling import settlements
-from twinbus.syphon.transfers import TransferLedger
+from twinbus.syphon.transfers import TransferLedger, transfers_of
 
 SYPHON_FORMAT = "twinbus_syphon"
 _RANGES = pa.schema(
@@ -56,6 +63,7 @@ _RANGES = pa.schema(
         ("on_trial", pa.map_(pa.string(), pa.int64())),
     ]
 )
+_FOLDERS = ("ledger", "spool")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
     "origin string, on_trial map<string, bigint>"
@@ -71,6 +79,7 @@ class SyphonOptions:
     folder: Path  # of the desk
     settings: PlannerSettings
     ledger: Path | None = None  # reached by all workers
+    spool: Path | None = None  # of the driver: lines come there with commits
 
     def to_options(self) -> dict[str, str]:
         """Return them as Spark carries options."""
@@ -80,6 +89,7 @@ class SyphonOptions:
             "secondary": self.secondary,
             "folder": str(self.folder),
             "ledger": str(self.ledger or ""),
+            "spool": str(self.spool or ""),
             "owner": settings.owner,
             "queues": "\n".join(settings.queues),
             "extra_queues": "\n".join(settings.extra_queues),
@@ -102,14 +112,40 @@ class SyphonOptions:
             ranges_per_queue=int(options["ranges_per_queue"]),
         )
         folder = Path(options["folder"])
-        ledger = Path(options["ledger"]) if options["ledger"] else None
-        return cls(options["primary"], options["secondary"], folder, settings, ledger)
+        ledger, spool = (Path(options[name]) if options[name] else None for name in _FOLDERS)
+        return cls(options["primary"], options["secondary"], folder, settings, ledger, spool)
 
-    def carrier(self) -> Carrier:
+    def carrier(self, *, on_driver: bool = False) -> Carrier:
         """Return what carries between the two, in whichever process."""
         primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
-        transfers = TransferLedger(self.ledger)
+        transfers = self.transfers_on_driver() if on_driver else self._transfers_on_worker()
         return Carrier(primary, secondary, transfers, self.settings.extra_queues)
+
+    def task_carrier(self) -> Carrier | LockedCarrier:
+        """Return what carries out a task: by ranges where the secondary has them, or by locks."""
+        secondary = namespace_of(self.secondary)
+        if Capability.RANGES in secondary.capabilities:
+            return self.carrier()
+        return LockedCarrier(self.carrier(), secondary, self.settings.range_messages)
+
+    def planner(self) -> Planner | LockedPlanner:
+        """Return what plans the tasks, in the planner's process."""
+        secondary, desk, clock = namespace_of(self.secondary), Desk(self.folder), SystemClock()
+        if Capability.RANGES not in secondary.capabilities:
+            return LockedPlanner(secondary, self.settings, desk, clock)
+        planner = Planner(secondary, self.settings, desk, clock)
+        planner.start_keeping()
+        return planner
+
+    def _transfers_on_worker(self) -> TransferLedger:
+        if self.ledger is not None:
+            return transfers_of(self.ledger)
+        return TransferLedger(None, by_commit=self.spool is not None)
+
+    def transfers_on_driver(self) -> TransferLedger:
+        """Return the ledger that the committer writes to."""
+        folder = self.ledger or self.spool
+        return TransferLedger(None) if folder is None else transfers_of(folder)
 
 
 class SyphonDataSource(DataSource):
@@ -145,7 +181,9 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SyphonOptions) -> None:
         self._options = options
-        self._planner: Planner | None = None  # in the planner's process only: it has threads
+        self._planner: Planner | LockedPlanner | None = (
+            None  # in the planner's process only: it has threads
+        )
         self._once = False
 
     def initialOffset(self) -> dict[str, Any]:
@@ -163,11 +201,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Plan the next batch; called when the last one is settled."""
         if self._planner is None:
-            options = self._options
-            namespace = namespace_of(options.secondary)
-            desk = Desk(options.folder)
-            self._planner = Planner(namespace, options.settings, desk, SystemClock())
-            self._planner.start_keeping()
+            self._planner = self._options.planner()
         tasks = self._planner.next_tasks(BATCH_PATIENCE_S, once=self._once)
         if not tasks:
             return start
@@ -201,11 +235,18 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._planner.close()
 
 
+def is_repeated_task() -> bool:
+    """Whether Spark runs this task again, because its worker was killed or failed."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
+
+
 @dataclass
 class CarriedMessage(WriterCommitMessage):
     """What a writer tells the committer."""
 
     carried: list[Carried]
+    transfers: bytes = b""  # lines for the ledger, where workers cannot write it
 
 
 class RangeWriter(DataSourceStreamArrowWriter):
@@ -216,7 +257,9 @@ class RangeWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CarriedMessage:
         """Carry the ranges of a task home, in a worker."""
-        carrier = self._options.carrier()
+        carrier = self._options.task_carrier()
+        if isinstance(carrier, LockedCarrier):
+            carrier.is_repeated = is_repeated_task()
         carried: list[Carried] = []
         for batch in iterator:
             rows = batch.to_pylist()
@@ -228,19 +271,24 @@ class RangeWriter(DataSourceStreamArrowWriter):
                 carried += carrier.carry(
                     task["queue"], ranges, task["held_back"], dict(task["on_trial"])
                 )
-        return CarriedMessage(carried)
+        return CarriedMessage(carried, carrier.transfers.take())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Settle what a batch brought home, on the driver."""
-        outcomes = [
-            carried
-            for message in messages
-            if isinstance(message, CarriedMessage)
-            for carried in message.carried
-        ]
+        told = [message for message in messages if isinstance(message, CarriedMessage)]
+        self._write_transfers(told)
+        outcomes = [carried for message in told for carried in message.carried]
         for carried in outcomes:
-            self._settle(carried)
+            if not carried.is_settled:
+                self._settle(carried)
         Desk(self._options.folder).put_outcome(batchId, outcomes)
+
+    def _write_transfers(self, told: list[CarriedMessage]) -> None:
+        """Write the lines that came with the messages of workers, before anything is settled."""
+        transfers = self._options.transfers_on_driver()
+        for message in told:
+            transfers.add(message.transfers)
+        write_transfers(transfers)
 
     def _settle(self, carried: Carried) -> None:
         """Settle a range; what cannot be settled now is carried again, and recognised."""

@@ -4,19 +4,26 @@ A worker writes its lines before its batch is settled, so every message that lef
 one. A message that was carried twice, because somebody was killed, has two that say the same.
 
 Batches may be small and many, and files of a ledger should be neither. So lines first go to a
-journal in the folder, which all workers share, and which survives them; when it is a minute old, or
-large, whoever comes next makes a file of it.
+journal, which survives its process. Each process has a journal of its own and only appends to it:
+nobody reads it, and there is no lock. When it is a minute old, or large, a file is made of it, by
+its process or by any other that shares the folder. That process renames the journal first and reads
+it then. Whoever appends looks afterwards whether the journal still has its name: if not, the lines
+may have come too late for the other one, and are written once more into a new journal.
 
     journal   8 bytes: when it was begun; then for each write its length and its xxh3 (8 bytes
               each), and an Arrow IPC stream. A torn end is cut off: its batch was not settled.
+
+Where the ledger lies on a file system that workers cannot reach, the lines travel to the driver
+with what else a worker tells of its task (`take`, `add`).
 """
 
-import fcntl
 import os
+import secrets
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +45,8 @@ _BEGUN = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQ")
 _ROLL_US = to_us(LEDGER_ROLL_INTERVAL)
 _SCHEMA = SCHEMAS[LedgerKind.TRANSFERS]
+_TAKEN = f".taken{JOURNAL}"  # the end of the name of a journal that a file is being made of
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +68,25 @@ class Passed:
 
 
 class TransferLedger:
-    """Gathers lines and writes them; used by one thread. Without a folder it does nothing."""
+    """Gathers lines and writes them; used by one thread. Without a folder it does nothing.
 
-    def __init__(self, folder: Path | None, clock: Clock | None = None) -> None:
+    `by_commit` keeps the lines until somebody takes them to the driver.
+    """
+
+    def __init__(
+        self, folder: Path | None, clock: Clock | None = None, *, by_commit: bool = False
+    ) -> None:
         self._ledger: Ledger | None = None
         if folder is not None:
             self._ledger = Ledger(folder, LedgerKind.TRANSFERS, LEDGER_RETENTION)
+        self._is_on = folder is not None or by_commit
         self._clock = clock or SystemClock()
         self._tables: list[pa.Table] = []
+        self._journal: _Journal | None = None
 
     def note(self, carried: "Carried", passed: Passed) -> None:
         """Note those messages that are home or put aside by now."""
-        if self._ledger is None:
+        if not self._is_on:
             return
         reasons = dict(carried.poison)
         is_home = Intervals(sorted(carried.completed)).contains(passed.numbers)
@@ -97,73 +113,159 @@ class TransferLedger:
         ]
         self._tables.append(pa.table(columns, schema=_SCHEMA))
 
+    def take(self) -> bytes:
+        """Return what was noted and is not written, to be added elsewhere."""
+        if not self._tables:
+            return b""
+        content, self._tables = _content(self._tables), []
+        return content
+
+    def add(self, content: bytes) -> None:
+        """Note what was taken in another process."""
+        if content:
+            self._tables.append(pa.ipc.open_stream(content).read_all())
+
     def write(self) -> None:
         """Put what was noted where no kill of this process can take it."""
         if self._ledger is None or not self._tables:
             return
-        content = pa.BufferOutputStream()
-        with pa.ipc.new_stream(content, _SCHEMA) as stream:
-            for table in self._tables:
-                stream.write_table(table)
-        with self._journal(self._ledger) as journal:
-            _append(journal, content.getvalue().to_pybytes(), self._clock.wall_us())
-            self._tables = []
-            self._roll(journal, self._ledger, at_once=False)
+        self._append(self._ledger, _content(self._tables))
+        self._tables = []
+        if self._journal is not None and self._journal.is_due(self._clock.wall_us()):
+            self._make_file(self._ledger, [self._journal.path])
+
+    def _append(self, ledger: Ledger, content: bytes) -> None:
+        is_kept = False
+        while not is_kept:
+            if self._journal is None:
+                self._journal = _Journal.begin(ledger.folder, self._clock.wall_us())
+            self._journal.append(content)
+            is_kept = self._journal.has_its_name()
+            if not is_kept:  # a file was made of it meanwhile, perhaps without these lines
+                self._journal.close()
+                self._journal = None
 
     def roll(self, *, at_once: bool = False) -> None:
-        """Make a file of the journal if it is time for that."""
-        if self._ledger is not None and (self._ledger.folder / JOURNAL).exists():
-            with self._journal(self._ledger) as journal:
-                self._roll(journal, self._ledger, at_once=at_once)
-
-    @staticmethod
-    @contextmanager
-    def _journal(ledger: Ledger) -> Iterator[int]:
-        """Have the journal alone."""
-        ledger.folder.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        journal = os.open(ledger.folder / JOURNAL, flags, 0o600)
-        try:
-            fcntl.flock(journal, fcntl.LOCK_EX)
-            yield journal
-        finally:
-            os.close(journal)
-
-    def _roll(self, journal: int, ledger: Ledger, *, at_once: bool) -> None:
-        content = os.pread(journal, os.fstat(journal).st_size, 0)
-        if len(content) <= _BEGUN.size:
+        """Make a file of the journals in the folder for which it is time, whosever they are."""
+        if self._ledger is None or not self._ledger.folder.is_dir():
             return
-        # Wall time, because processes share the journal; a clock that was set back makes it old.
-        is_old = abs(self._clock.wall_us() - _BEGUN.unpack_from(content)[0]) >= _ROLL_US
-        if at_once or is_old or len(content) >= LEDGER_JOURNAL_BYTES:
-            tables = [pa.ipc.open_stream(entry).read_all() for entry, _ in _entries(content)]
-            if tables:
-                ledger.write(pa.concat_tables(tables), self._clock.wall_us())
-            os.ftruncate(journal, 0)
+        now = self._clock.wall_us()
+        due = [
+            path
+            for path in sorted(self._ledger.folder.glob(f"*{JOURNAL}"))
+            if _is_due(path, now, at_once=at_once)
+        ]
+        if due:
+            self._make_file(self._ledger, due)
+
+    def _make_file(self, ledger: Ledger, journals: list[Path]) -> None:
+        """Take journals over, and make a file of what is in them."""
+        taken = [renamed for path in journals if (renamed := _take_over(path)) is not None]
+        tables = [
+            pa.ipc.open_stream(entry).read_all()
+            for path in taken
+            for entry in _entries(path.read_bytes())
+        ]
+        if tables:
+            ledger.write(pa.concat_tables(tables), self._clock.wall_us())
+        for path in taken:
+            path.unlink(missing_ok=True)  # gone: another took it for left behind
 
 
-def _append(journal: int, content: bytes, now: int) -> None:
-    """Write an entry behind the last whole one, or leave everything as it was."""
-    held = os.pread(journal, os.fstat(journal).st_size, 0)
-    whole = max((end for _, end in _entries(held)), default=0)
-    head = b"" if whole else _BEGUN.pack(now)
-    entry = head + _ENTRY.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content
-    try:
-        os.ftruncate(journal, whole)
+@lru_cache(maxsize=16)
+def transfers_of(folder: Path) -> TransferLedger:
+    """Return the ledger of a folder that all tasks of this process share: it has one journal."""
+    return TransferLedger(folder)
+
+
+class _Journal:
+    """The journal of this process."""
+
+    def __init__(self, path: Path, descriptor: int, begun_us: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._begun_us = begun_us
+        self._size = 0
+
+    @classmethod
+    def begin(cls, folder: Path, now: int) -> "_Journal":
+        """Begin a new one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f".{os.getpid()}-{secrets.token_hex(6)}{JOURNAL}"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        journal = cls(path, os.open(path, flags, 0o600), now)
+        journal._write(_BEGUN.pack(now))
+        return journal
+
+    def append(self, content: bytes) -> None:
+        """Write an entry behind the last one, or leave everything as it was."""
+        self._write(_ENTRY.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content)
+
+    def _write(self, content: bytes) -> None:
         written = 0
-        while written < len(entry):
-            written += os.pwrite(journal, entry[written:], whole + written)
+        try:
+            while written < len(content):
+                written += os.write(self._descriptor, content[written:])
+        except OSError:
+            os.ftruncate(self._descriptor, self._size)
+            raise
+        self._size += written
+
+    def has_its_name(self) -> bool:
+        """Whether nobody has taken it over."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def is_due(self, now: int) -> bool:
+        """Whether a file is to be made of it."""
+        return abs(now - self._begun_us) >= _ROLL_US or self._size >= LEDGER_JOURNAL_BYTES
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._descriptor)
+
+
+def _is_due(path: Path, now: int, *, at_once: bool) -> bool:
+    """Whether a journal of whichever process is to become a file.
+
+    Wall time, because processes share the folder; a clock that was set back makes a journal old.
+    """
+    try:
+        if path.name.endswith(_TAKEN):  # at work, or left behind by a process that was killed
+            return abs(now - path.stat().st_ctime_ns // 1000) >= _ROLL_US
+        with path.open("rb") as file:
+            begun = file.read(_BEGUN.size)
     except OSError:
-        os.ftruncate(journal, whole)
-        raise
+        return False
+    if len(begun) < _BEGUN.size:
+        return at_once
+    return at_once or abs(now - _BEGUN.unpack(begun)[0]) >= _ROLL_US
 
 
-def _entries(content: bytes) -> Iterator[tuple[pa.Buffer, int]]:
-    """Give the whole entries of a journal and where each ends; what is torn ends it."""
+def _take_over(path: Path) -> Path | None:
+    """Give a journal a name that its process does not know; None: another was quicker."""
+    renamed = path.with_name(f".{os.getpid()}-{secrets.token_hex(6)}{_TAKEN}")
+    with suppress(FileNotFoundError):
+        return path.rename(renamed)
+    return None
+
+
+def _content(tables: list[pa.Table]) -> bytes:
+    content = pa.BufferOutputStream()
+    with pa.ipc.new_stream(content, _SCHEMA, options=_COMPRESSED) as stream:
+        for table in tables:
+            stream.write_table(table)
+    return bytes(content.getvalue().to_pybytes())
+
+
+def _entries(content: bytes) -> Iterator[pa.Buffer]:
+    """Give the whole entries of a journal; what is torn ends it."""
     at = _BEGUN.size
     while at + _ENTRY.size <= len(content):
         length, checksum = _ENTRY.unpack_from(content, at)
         begin, at = at + _ENTRY.size, at + _ENTRY.size + length
         if at > len(content) or xxhash.xxh3_64_intdigest(content[begin:at]) != checksum:
             return
-        yield pa.py_buffer(content).slice(begin, length), at
+        yield pa.py_buffer(content).slice(begin, length)

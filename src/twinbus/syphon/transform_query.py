@@ -166,7 +166,7 @@ class RowWriter(RangeWriter):
                 one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0, origin)))
                 self._deliver(carrier, rows, one, blocked.setdefault(queue, set()))
         carrier.write_transfers()
-        return CarriedMessage(list(carried.values()))
+        return CarriedMessage(list(carried.values()), carrier.transfers.take())
 
     def _deliver(
         self, carrier: Carrier, rows: pa.RecordBatch, carried: Carried, blocked: set[str]
@@ -195,8 +195,10 @@ class RowWriter(RangeWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Settle what went home, and find out what became of the rest."""
         told: dict[tuple[str, int], list[Carried]] = {}
-        for message in messages:
-            for carried in message.carried if isinstance(message, CarriedMessage) else []:
+        heard = [message for message in messages if isinstance(message, CarriedMessage)]
+        self._write_transfers(heard)
+        for message in heard:
+            for carried in message.carried:
                 told.setdefault((carried.queue, carried.range.epoch), []).append(carried)
         desk = Desk(self._options.folder)
         outcomes = [
@@ -218,7 +220,7 @@ class RowWriter(RangeWriter):
         passed_over = {*task.held_back, *task.on_trial}
         try:
             self._settle_part(carried, release=False)
-            carrier = self._options.carrier()
+            carrier = self._options.carrier(on_driver=True)
             for piece in carrier.pieces(task.queue, leased):
                 batch = carrier.own_rows(piece, carried)
                 _classify(batch, carried, passed_over)

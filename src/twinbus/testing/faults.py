@@ -3,7 +3,10 @@
 namespace = FaultyNamespace(EmbeddedNamespace(folder))
 namespace.inject(Fault.UNAVAILABLE, path="orders")     # one entity
 namespace.inject(Fault.TIMEOUT, times=3)               # the next three requests of any
+namespace.inject(QuotaExceededError("full"), kind=Send)  # any error, of one kind of request
 namespace.heal("orders")                               # or heal() for everything
+
+server_faults.py has the same switch for the clients of a server.
 """
 
 from collections.abc import Callable
@@ -13,6 +16,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from twinbus.errors import (
+    InvalidArgumentError,
     MessagingError,
     OperationTimeoutError,
     ServerBusyError,
@@ -36,33 +40,49 @@ class Fault(Enum):
     SERVER_BUSY = "server_busy"  # refused with the advice to wait
 
 
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A request is carried out later. For servers only: a namespace in a process has no line."""
+
+    seconds: float
+
+
+Injectable = Fault | MessagingError | Delay
+
+
 @dataclass(slots=True, eq=False)
 class _Injected:
-    fault: Fault
+    fault: Injectable
     path: str | None  # lower case; None: any entity
     times: int | None  # requests still to fail; None: until healed
+    kind: type[Command[Any]] | None  # of the requests; None: any
 
     def applies_to(self, command: Command[Any]) -> bool:
         path = getattr(command, "path", None)
-        return self.path is None or (isinstance(path, str) and path.lower() == self.path)
+        return (self.kind is None or isinstance(command, self.kind)) and (
+            self.path is None or (isinstance(path, str) and path.lower() == self.path)
+        )
 
 
-class FaultyNamespace:
-    """A namespace whose requests fail on demand; without faults it changes nothing."""
+class FaultSwitch:
+    """Which requests meet which fault."""
 
-    def __init__(self, inner: Namespace) -> None:
-        self.inner = inner
+    def __init__(self) -> None:
         self._injected: list[_Injected] = []
         self.failed = 0  # requests that met a fault
 
     def inject(
-        self, fault: Fault, path: str | None = None, times: int | None = None
+        self,
+        fault: Injectable,
+        path: str | None = None,
+        times: int | None = None,
+        kind: type[Command[Any]] | None = None,
     ) -> Callable[[], None]:
         """Let requests fail: of one entity or of all, a number of times or until healed.
 
-        Returns what takes just this fault away.
+        An error is what the requests fail with. Returns what takes just this fault away.
         """
-        injected = _Injected(fault, path.lower() if path else None, times)
+        injected = _Injected(fault, path.lower() if path else None, times, kind)
         self._injected.append(injected)
         return lambda: self._injected.remove(injected) if injected in self._injected else None
 
@@ -70,6 +90,26 @@ class FaultyNamespace:
         """Take away the faults of one entity, or all faults."""
         lowered = path.lower() if path else None
         self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
+
+    def fault_for(self, command: Command[Any]) -> Injectable | None:
+        """Return the fault that a request meets, and count it; None: it meets none."""
+        injected = next((i for i in self._injected if i.applies_to(command)), None)
+        if injected is None:
+            return None
+        self.failed += 1
+        if injected.times is not None:
+            injected.times -= 1
+            if injected.times == 0:
+                self._injected.remove(injected)
+        return injected.fault
+
+
+class FaultyNamespace(FaultSwitch):
+    """A namespace whose requests fail on demand; without faults it changes nothing."""
+
+    def __init__(self, inner: Namespace) -> None:
+        super().__init__()
+        self.inner = inner
 
     @property
     def id(self) -> str:
@@ -83,17 +123,12 @@ class FaultyNamespace:
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over, unless a fault has it."""
-        injected = next((i for i in self._injected if i.applies_to(command)), None)
-        if injected is None:
+        fault = self.fault_for(command)
+        if fault is None:
             return self.inner.submit(command)
-        self.failed += 1
-        if injected.times is not None:
-            injected.times -= 1
-            if injected.times == 0:
-                self._injected.remove(injected)
-        if injected.fault is Fault.SERVER_BUSY:
-            return _failed(_busy(injected.path or ""))
-        return _FAULTS[injected.fault](self.inner, command)
+        if fault is Fault.REPLY_LOST:
+            return _lose_reply(self.inner, command)
+        return _failed(error_of_fault(fault, getattr(command, "path", "")))
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Hand a command over and wait for its reply, or raise its error."""
@@ -125,17 +160,20 @@ def _lose_reply(inner: Namespace, command: Command[Any]) -> "Future[Any]":
     return lost
 
 
-_FAULTS: dict[Fault, Callable[[Namespace, Command[Any]], "Future[Any]"]] = {
-    Fault.UNAVAILABLE: lambda *_: _failed(MessagingError("the entity is unavailable")),
-    Fault.TRANSIENT: lambda *_: _failed(TransientError("a passing failure; try again")),
-    Fault.TIMEOUT: lambda *_: _failed(_timed_out()),
-    Fault.REPLY_LOST: _lose_reply,
-}
-
-
-def _busy(path: str) -> ServerBusyError:
-    return ServerBusyError(
-        f"{path or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",
-        retry_after_s=SERVER_BUSY_RETRY_S,
-        scope=path,
-    )
+def error_of_fault(fault: Injectable, path: str) -> MessagingError:
+    """Return the error that a caller meets."""
+    if isinstance(fault, MessagingError):
+        return fault
+    if fault is Fault.UNAVAILABLE:
+        return MessagingError("the entity is unavailable")
+    if fault is Fault.TRANSIENT:
+        return TransientError("a passing failure; try again")
+    if fault is Fault.SERVER_BUSY:
+        return ServerBusyError(
+            f"{path or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",
+            retry_after_s=SERVER_BUSY_RETRY_S,
+            scope=path,
+        )
+    if isinstance(fault, Delay):
+        raise InvalidArgumentError("only a server delays requests; see server_faults.py")
+    return _timed_out()

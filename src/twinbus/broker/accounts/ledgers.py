@@ -193,15 +193,17 @@ class Ledgers:
         if self.meter.turn_to(now) and not self.settings.is_on:
             self.meter.take()
 
+    def is_due(self, now: int) -> bool:
+        """Whether a turn that ends has something to do here: it is time, or a file is full."""
+        if now < self._next_roll and (self.trail is None or self.trail.rows < LEDGER_FILE_ROWS):
+            return False
+        return self.settings.is_on
+
     def end_turn(self, now: int, record: int, standing: Callable[[], Standing | None]) -> None:
         """Do what is due: `record` was the last one, `standing` tells what stands, if it can."""
-        if not self.settings.is_on:
-            return
-        many = self.trail is not None and self.trail.rows >= LEDGER_FILE_ROWS
-        if now >= self._next_roll or many:
-            if now >= self._next_stock:
-                self.take_stock(now, record, standing())
-            self._roll(now)
+        if now >= self._next_stock:
+            self.take_stock(now, record, standing())
+        self._roll(now)
 
     def take_stock(self, now: int, record: int, standing: Standing | None) -> None:
         """State what the broker holds, if that is known for sure."""

@@ -69,30 +69,27 @@ class Throttle:
     """Decides whether a request may pass."""
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self.thresholds = thresholds
+        self._take(thresholds)
         self._namespace: Bucket | None = None
         self._entities: dict[str, Bucket] = {}
         self._keys: dict[str, Bucket] = {}  # that cannot manage the namespace
 
     def reconfigure(self, thresholds: Thresholds) -> None:
         """Take new thresholds; a rate that changed starts with a full bucket."""
-        before, self.thresholds = self.thresholds, thresholds
+        before = self.thresholds
+        self._take(thresholds)
         if before.operations_per_second != thresholds.operations_per_second:
             self._namespace = None
             self._keys.clear()
         if before.entity_operations_per_second != thresholds.entity_operations_per_second:
             self._entities.clear()
 
-    @property
-    def limits_rates(self) -> bool:
-        """Whether any rate is limited."""
-        rates = self.thresholds.operations_per_second, self.thresholds.entity_operations_per_second
-        return rates != (None, None)
-
-    @property
-    def limits_room(self) -> bool:
-        """Whether memory or storage is limited."""
-        return self.thresholds.memory_bytes is not None or self.thresholds.storage_bytes is not None
+    def _take(self, thresholds: Thresholds) -> None:
+        self.thresholds = thresholds
+        self.limits_rates = (
+            thresholds.operations_per_second is not None
+            or thresholds.entity_operations_per_second is not None
+        )
 
     def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:
         """Refuse when the namespace or this entity gets too many requests; its case is ignored.
@@ -116,12 +113,14 @@ class Throttle:
             if not bucket.take(now):
                 raise _busy("entity_operations_per_second", rate * stores, path)
 
-    def check_room(self, usage: Usage) -> None:
+    def check_room(self, memory_bytes: int, storage_bytes: int) -> None:
         """Refuse to take more messages when memory or storage runs out."""
-        for facet in ("memory_bytes", "storage_bytes"):
-            threshold = getattr(self.thresholds, facet)
-            if threshold is not None and getattr(usage, facet) >= threshold:
-                raise _busy(facet, threshold, "")
+        most = self.thresholds.memory_bytes
+        if most is not None and memory_bytes >= most:
+            raise _busy("memory_bytes", most, "")
+        most = self.thresholds.storage_bytes
+        if most is not None and storage_bytes >= most:
+            raise _busy("storage_bytes", most, "")
 
     def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
         """Refuse one more waiting receive when there are too many.

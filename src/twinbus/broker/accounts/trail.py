@@ -179,8 +179,11 @@ class Trail:
             if part.kind is PartKind.MESSAGES:
                 named = ids[part.number] = _ids_in(part)
                 if part.entity:
-                    self.path(part.entity)
-                    self._note(Whole(part.entity, part.first_sequence, at, named, record))
+                    if part.entity not in self._paths:
+                        self.path(part.entity)
+                    step = Whole(part.entity, part.first_sequence, at, named, record)
+                    self._steps.append(step)
+                    self.rows += len(named)
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)
                 self._note(Places(columns, self._ids(columns, ids), at, record))
@@ -208,7 +211,11 @@ class Trail:
         return every.take(pa.array(at))
 
     def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
-        for kind, key, value in zip(*(column.to_pylist() for column in facts.columns), strict=True):
+        kinds = facts.column("kind").to_pylist()
+        if "entity" not in kinds:
+            return
+        _, keys, values = facts.columns
+        for kind, key, value in zip(kinds, keys.to_pylist(), values.to_pylist(), strict=True):
             if kind != "entity":
                 continue
             number = int(key)

@@ -44,7 +44,7 @@ class Directory:
 
     def entity(self, path: str) -> Entity:
         """Return the entity of a path."""
-        found = self.find(path) if isinstance(path, str) else None
+        found = self._entities.get(path.lower()) if isinstance(path, str) else None
         if found is None:
             raise EntityNotFoundError(
                 f"there is no entity {path!r:.300}; create it first, or check the spelling",

@@ -17,7 +17,7 @@ from twinbus.entities import (
     is_backlog_path,
     to_json,
 )
-from twinbus.errors import EntityDisabledError
+from twinbus.errors import EntityDisabledError, InvalidOperationError
 from twinbus.limits import (
     DEFAULT_LOCK_DURATION,
     MAX_MAX_DELIVERY_COUNT,
@@ -81,6 +81,9 @@ class Entity:
             and not settings.requires_session
             and settings.time_to_live_us == NEVER_US
         )
+        # Whether messages may be sent to it; if not, `check_send` or its kind says why.
+        is_subscription = isinstance(description, SubscriptionDescription)
+        self.lets_in = description.status.allows_send and not is_subscription
         if self.history is not None and not isinstance(description, SubscriptionDescription):
             self.history.window_us = to_us(description.duplicate_detection_history_time_window)
 
@@ -92,7 +95,8 @@ class Entity:
     @property
     def used_bytes(self) -> int:
         """What counts against its quota: messages, dead letters and session states."""
-        return sum(queue.used_bytes for queue in self.queues)
+        dead = self.queue.dead_letter
+        return self.queue.used_bytes + (0 if dead is None else dead.used_bytes)
 
     @property
     def room(self) -> int:
@@ -111,9 +115,14 @@ class Entity:
             raise self._disabled("sends")
 
     def check_receive(self) -> None:
-        """Refuse when its status does not let messages out."""
+        """Refuse when its status does not let messages out, or when it sends them all on."""
         if not self.description.status.allows_receive:
             raise self._disabled("receives")
+        if self.forward_to is not None:
+            path = self.description.path
+            raise InvalidOperationError(
+                f"{path} forwards to {self.forward_to}; receive from there", path=path
+            )
 
     def _disabled(self, what: str) -> EntityDisabledError:
         status = self.description.status.value

@@ -27,6 +27,7 @@ from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
+    MessagingError,
     QuotaExceededError,
     UnauthorizedError,
 )
@@ -75,11 +76,16 @@ class _Updated(Effect):
     entity: Entity
     description: EntityDescription
     now: int
+    commit: Commit
 
     def durable(self) -> None:
-        """Give it the settings."""
+        """Give it the settings; those who wait for what it no longer delivers are refused."""
         self.entity.update(self.description, self.now)
         self.management.adopt(self.entity)
+        try:
+            self.entity.check_receive()
+        except MessagingError as error:
+            self.entity.queue.turn_away(error, self.commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +295,7 @@ class Management:
         if isinstance(entity, Subscription) and isinstance(changed, Subscription):
             changed.rules = entity.rules
         self._note(changed, commit)
-        commit.effects.append(_Updated(self, entity, description, now))
+        commit.effects.append(_Updated(self, entity, description, now, commit))
         return description
 
     def delete_entity(self, command: c.DeleteEntity, _: Request, __: int, commit: Commit) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.accounts.meter import Metered, load_of, load_of_sizes, purpose_of
+from twinbus.broker.accounts.meter import (
+    Metered,
+    load_of,
+    load_of_settled,
+    load_of_sizes,
+    purpose_of,
+)
 from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
@@ -26,13 +32,14 @@ from twinbus.broker.queue.tokens import token_columns, token_of
 from twinbus.broker.queue.waiters import Waiter, Waiters
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
 from twinbus.broker.store.commit import Commit, Effect, Entries, Fact
-from twinbus.clock import from_us
+from twinbus.clock import from_us, moment_us
 from twinbus.errors import (
     EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
     MessageLockLostError,
     MessageNotFoundError,
+    MessagingError,
     SessionCannotBeLockedError,
     SessionLockLostError,
 )
@@ -50,8 +57,10 @@ from twinbus.message import Int64s
 from twinbus.protocol.commands import (
     AcceptSession,
     Command,
+    DeleteMessages,
     Disposition,
     LeaseRange,
+    Peek,
     RangeLease,
     Receive,
     ReceiveDeferred,
@@ -84,31 +93,32 @@ Resend = Callable[[Indices, Cause, int, Commit], None]
 LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, which would take four times as long: one is made per send
 class _Staged(Effect):
     """Messages that a queue took in, side by side in its columns."""
 
     queue: "Queue"
     first: int  # row
-    sequence: Int64s
+    count: int
     batch: int
     cause: Cause
-    sessions: list[int] | None
+    sessions: list[int] | None = None
+    sequence: Int64s | None = None  # where there are sessions
 
     def durable(self) -> None:
         """Make them visible."""
-        queue, count = self.queue, len(self.sequence)
-        queue.waiting.admit(self.first, count, self.cause)
-        queue.shared.bodies.retain_rows(self.batch, count)
-        if self.sessions is not None:
+        queue = self.queue
+        queue.waiting.admit(self.first, self.count, self.cause)
+        queue.shared.bodies.retain_rows(self.batch, self.count)
+        if self.sessions is not None and self.sequence is not None:
             queue.sessions.expect(self.sessions, -1)
             queue.sessions.add(self.sessions, self.sequence)
-        if queue.waiters:
+        if queue.waiters.line:
             queue.touch()
 
     def refused(self) -> None:
         """Let them go."""
-        rows = np.arange(self.first, self.first + len(self.sequence))
+        rows = np.arange(self.first, self.first + self.count)
         self.queue.waiting.step(rows, Cause.REFUSED)
         if self.sessions is not None:
             self.queue.sessions.expect(self.sessions, -1)
@@ -138,10 +148,11 @@ class _StateSet(Effect):
     sessions: Sessions
     name: str
     state: bytes | None
+    updated: int
 
     def durable(self) -> None:
         """Keep it."""
-        self.sessions.keep_state(self.name, self.state)
+        self.sessions.keep_state(self.name, self.state, self.updated)
 
 
 class Queue:
@@ -167,8 +178,9 @@ class Queue:
     @property
     def used_bytes(self) -> int:
         """What its messages, sessions and their states count against the quota."""
-        held = max(self.waiting.size_in_bytes, MIN_QUOTA_BYTES * len(self.waiting))
-        return held + self.sessions.state_bytes + SESSION_QUOTA_BYTES * len(self.sessions)
+        waiting, sessions = self.waiting, self.sessions
+        held = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
+        return held + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions.by_id)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
         """Return the origin of the first of these rows, and those rows that share it."""
@@ -202,7 +214,18 @@ class Queue:
             rows = rows._replace(session=np.array(ids, np.int32))
         first = self.waiting.add(rows)
         self.touch()
-        commit.effects.append(_Staged(self, first, rows.sequence, rows.batch, cause, ids))
+        count = len(rows.sequence)
+        commit.effects.append(_Staged(self, first, count, rows.batch, cause, ids, rows.sequence))
+
+    def stage_one(self, enqueued: int, size: int, commit: Commit) -> int:
+        """Take in the one message of the next batch, as `stage` does; return its number."""
+        number = self.next_sequence
+        self.next_sequence = number + 1
+        batch = commit.next_batch
+        first = self.waiting.add_one(number, enqueued, size, batch)
+        self.shared.touched[self.entity] = self
+        commit.effects.append(_Staged(self, first, 1, batch, Cause.ENQUEUED))
+        return number
 
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
         """Tell the log where staged rows stand; a batch that came whole needs no telling."""
@@ -286,17 +309,43 @@ class Queue:
         held = Held(lock, until) if is_locked else None
         batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
         self.waiting.step(at, Cause.RECEIVED)
-        # What is being deleted is locked by nobody: no token and no session can give it back.
-        self.waiting.put("lock", at, lock if is_locked else _DELETING)
-        if self.settings.requires_session or not is_locked:
-            self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
-        else:
-            self.waiting.set_due(at, until)
         if not is_locked:
-            commit.must_sync = True
-            commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
-            commit.effects.append(_Deleted(self, at))
+            self._delete(at, commit)
+        else:
+            self.waiting.put("lock", at, lock)
+            if self.settings.requires_session:
+                self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
+            else:
+                self.waiting.set_due(at, until)
         return Metered(batch, load_of_sizes(self.waiting.get("size", at)))
+
+    def delete(self, command: DeleteMessages, commit: Commit) -> Metered:
+        """Delete deliverable messages of a queue, or of a session that the caller holds."""
+        if command.session is None:
+            at = self.waiting.in_state(self.waiting.all(), State.ACTIVE)
+        else:
+            self._hold(command.session)
+            at = self.sessions.messages(command.session.session_id, self.waiting)
+            at = self.waiting.in_state(at, State.ACTIVE)
+        if command.enqueued_before_utc is not None:
+            before = moment_us(command.enqueued_before_utc)
+            at = at[self.waiting.get("enqueued", at) < before]
+        at = at[: command.max_messages]
+        if len(at):
+            self.waiting.step(at, Cause.RECEIVED)
+            self._delete(at, commit)
+        return Metered(len(at), load_of_settled(len(at)))
+
+    def _delete(self, at: Indices, commit: Commit) -> None:
+        """Let messages that were stepped as received go with the commit.
+
+        Nobody has a lock on them: no token and no session can give them back.
+        """
+        self.waiting.put("lock", at, _DELETING)
+        self.waiting.put("due", at, NEVER_US)
+        commit.must_sync = True
+        commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
+        commit.effects.append(_Deleted(self, at))
 
     def take_back(self, at: Indices) -> None:
         """Take messages back that were not delivered after all."""
@@ -309,9 +358,16 @@ class Queue:
         total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
         return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
 
-    def peek(self, first: int, limit: int, max_bytes: int) -> pa.RecordBatch:
+    def peek(self, command: Peek) -> pa.RecordBatch:
         """Browse."""
-        return self.browse(self.waiting.from_number(first, limit), max_bytes)
+        first, limit = command.from_sequence_number, command.max_messages
+        if command.session_id is None:
+            at = self.waiting.from_number(first, limit)
+        else:
+            at = self.sessions.messages(command.session_id, self.waiting)
+            at = at[self.waiting.get("sequence", at) >= first]
+            at = at[self.waiting.get("state", at) != State.PENDING][:limit]
+        return self.browse(at, command.max_bytes)
 
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
         """Return messages without touching them."""
@@ -495,13 +551,22 @@ class Queue:
         self._hold(session)
         return self.sessions.states.get(session.session_id)
 
-    def set_session_state(self, session: SessionLock, state: bytes | None, commit: Commit) -> None:
+    def set_session_state(
+        self, session: SessionLock, state: bytes | None, now: int, commit: Commit
+    ) -> None:
         """Store a session's state, durably."""
         self._hold(session)
         name = session.session_id
         commit.must_sync = True
-        commit.tentative.facts.append(Fact("session", f"{self.entity}/{name}", state))
-        commit.effects.append(_StateSet(self.sessions, name, state))
+        commit.tentative.facts += self.state_facts(name, state, now)
+        commit.effects.append(_StateSet(self.sessions, name, state, now))
+
+    def state_facts(self, name: str, state: bytes | None, updated: int) -> list[Fact]:
+        """Return what the log keeps of a session's state."""
+        key = f"{self.entity}/{name}"
+        if state is None:
+            return [Fact("session", key, None), Fact("session updated", key, None)]
+        return [Fact("session", key, state), Fact.of("session updated", key, updated)]
 
     # -- scheduled -----------------------------------------------------------------------------
 
@@ -698,8 +763,11 @@ class Queue:
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.touched.pop(self.entity, None)
+        self.turn_away(EntityNotFoundError(f"{self.path} was deleted", path=self.path), commit)
+
+    def turn_away(self, error: MessagingError, commit: Commit) -> None:
+        """Refuse everyone who waits."""
         for waiter in self.waiters.leave():
-            error = EntityNotFoundError(f"{self.path} was deleted", path=self.path)
             operation = self.operation(waiter.command, Load(), error.code)
             commit.refuse(waiter.request, error, operation)
 

@@ -38,13 +38,14 @@ class Sessions:
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
-        self._sessions: dict[int, _Session] = {}
+        self.by_id: dict[int, _Session] = {}
         self._ids: dict[str, int] = {}
         self._free: list[int] = []
         self._holds: dict[str, Hold] = {}
         self.next_due = NEVER_US  # a lower bound: no lock lapses before
         self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
         self.states: dict[str, bytes] = {}
+        self.updated: dict[str, int] = {}  # when each state was set
         self.state_bytes = 0  # of all states, with their names
 
     def id(self, name: str) -> int:
@@ -53,14 +54,14 @@ class Sessions:
         if known is None:
             known = self._free.pop() if self._free else len(self._ids)
             self._ids[name] = known
-            self._sessions[known] = _Session(name)
+            self.by_id[known] = _Session(name)
             self._undo.note(lambda: self.forget_idle([known]))
         return known
 
     def add(self, ids: Iterable[int], numbers: Int64s) -> None:
         """Note messages of sessions."""
         for session_id, number in zip(ids, numbers.tolist(), strict=True):
-            session = self._sessions[session_id]
+            session = self.by_id[session_id]
             session.numbers.append(number)
             self._undo.note(session.numbers.pop)
             self._nominate(session_id)
@@ -68,35 +69,52 @@ class Sessions:
     def expect(self, ids: Iterable[int], count: int) -> None:
         """Note that messages of these sessions are on their way, or (-1) no longer are."""
         for session_id in ids:
-            self._sessions[session_id].expected += count
+            self.by_id[session_id].expected += count
         if self._undo.is_on:
             held = list(ids)
             self._undo.note(lambda: self.expect(held, -count))
 
     def _nominate(self, session_id: int) -> None:
-        if self._sessions[session_id].name not in self._holds:
+        if self.by_id[session_id].name not in self._holds:
             self._candidates.setdefault(session_id)
 
     def stir(self, ids: Iterable[int]) -> None:
         """Note that messages of these sessions may be deliverable again."""
         for session_id in ids:
-            if session_id in self._sessions:
+            if session_id in self.by_id:
                 self._nominate(session_id)
 
-    def keep_state(self, name: str, state: bytes | None) -> None:
-        """Note a session's state; None forgets it."""
+    def keep_state(self, name: str, state: bytes | None, updated: int) -> None:
+        """Note a session's state, and when it was set; None forgets it."""
         before = self.states.pop(name, None)
+        self.updated.pop(name, None)
         if before is not None:
             self.state_bytes -= len(name) + len(before)
         if state is not None:
             self.states[name] = state
+            self.updated[name] = updated
             self.state_bytes += len(name) + len(state)
+
+    def listed(self, waiting: Waiting) -> list[str]:
+        """Return the sessions that have messages, scheduled ones apart, or a state."""
+        at = waiting.all()
+        states = waiting.get("state", at)
+        at = at[(states != State.PENDING) & (states != State.SCHEDULED)]
+        has_messages = np.zeros(max(self.by_id, default=-1) + 1, np.bool_)
+        has_messages[waiting.get("session", at)] = True
+        names = [self.by_id[one].name for one in np.flatnonzero(has_messages).tolist()]
+        found = set(names)
+        return names + [name for name in self.states if name not in found]
+
+    def updated_after(self, moment: int) -> list[str]:
+        """Return the sessions whose state was set after this time."""
+        return [name for name, updated in self.updated.items() if updated > moment]
 
     # -- holding -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         """How many sessions have messages or a holder."""
-        return len(self._sessions)
+        return len(self.by_id)
 
     @property
     def held(self) -> int:
@@ -134,13 +152,13 @@ class Sessions:
     def let_go(self, name: str, waiting: Waiting) -> None:
         """Take a session from its holder."""
         hold, known = self._holds.pop(name), self._ids[name]
-        session = self._sessions[known]
+        session = self.by_id[known]
         numbers = session.numbers
 
         def give_again() -> None:
             if name not in self._ids:
                 self._free.remove(known)
-                self._ids[name], self._sessions[known] = known, session
+                self._ids[name], self.by_id[known] = known, session
             session.numbers, self._holds[name] = numbers, hold
             self._candidates.pop(known, None)
             self.next_due = min(self.next_due, hold.until)
@@ -162,7 +180,7 @@ class Sessions:
         """Return a free session with something to deliver, the one that waited longest."""
         while self._candidates:
             session_id = next(iter(self._candidates))
-            session = self._sessions[session_id]
+            session = self.by_id[session_id]
             if len(self.deliverable(session.name, 1, waiting)):
                 return session.name
             del self._candidates[session_id]
@@ -174,7 +192,7 @@ class Sessions:
 
     def deliverable(self, name: str, limit: int, waiting: Waiting) -> Indices:
         """Return the first active messages of a session, in order."""
-        session = self._sessions[self._ids[name]]
+        session = self.by_id[self._ids[name]]
         if len(session.numbers) >= session.trim_at:
             _trim(session, waiting)
         found: list[Indices] = []
@@ -188,20 +206,22 @@ class Sessions:
         return np.concatenate(found) if found else np.empty(0, np.intp)
 
     def messages(self, name: str, waiting: Waiting) -> Indices:
-        """Return every message of a session that is not gone."""
-        numbers = np.array(self._sessions[self._ids[name]].numbers, np.int64)
+        """Return every message of a session that is not gone, in order."""
+        if name not in self._ids:
+            return np.empty(0, np.intp)
+        numbers = np.array(self.by_id[self._ids[name]].numbers, np.int64)
         at = waiting.find(numbers)
         return at[at >= 0]
 
     def forget_idle(self, ids: Iterable[int]) -> None:
         """Free those of these sessions that have neither messages nor a holder."""
         for session_id in ids:
-            session = self._sessions.get(session_id)
+            session = self.by_id.get(session_id)
             if session is None or session.name in self._holds:
                 continue
             if not session.numbers and not session.expected:
                 self._candidates.pop(session_id, None)
-                del self._sessions[session_id], self._ids[session.name]
+                del self.by_id[session_id], self._ids[session.name]
                 self._free.append(session_id)
 
 

@@ -25,23 +25,23 @@ class Waiters:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._line: deque[Waiter] = deque()
+        self.line: deque[Waiter] = deque()  # those who wait, in order
         self.next_deadline = NEVER_US  # a lower bound: nobody leaves before
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self.line)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return iter(self._line)
+        return iter(self.line)
 
     @property
     def has_receives(self) -> bool:
         """Whether a receive waits, which has the first claim on what can be delivered."""
-        return any(isinstance(waiter.command, Receive) for waiter in self._line)
+        return any(isinstance(waiter.command, Receive) for waiter in self.line)
 
     def add(self, waiter: Waiter) -> None:
         """Let a request wait."""
-        self._line.append(waiter)
+        self.line.append(waiter)
         self._count(waiter, 1)
         self._shared.undo.note(lambda: self._let_go(lambda other: other is waiter))
         self.next_deadline = min(self.next_deadline, waiter.deadline)
@@ -55,15 +55,15 @@ class Waiters:
 
     def _take_back(self, line: deque[Waiter], gone: list[Waiter]) -> None:
         """Undo letting go."""
-        self._line = line
+        self.line = line
         for waiter in gone:
             self._count(waiter, 1)
         self.next_deadline = min(waiter.deadline for waiter in line)
 
     def shift(self, by: int) -> None:
         """Move every deadline: the wall clock was set by so much."""
-        self._line = deque(replace(w, deadline=w.deadline + by) for w in self._line)
-        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
+        self.line = deque(replace(w, deadline=w.deadline + by) for w in self.line)
+        self.next_deadline = min((waiter.deadline for waiter in self.line), default=NEVER_US)
 
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
         """Serve whom there is something for.
@@ -72,16 +72,16 @@ class Waiters:
         a lease may wait for what is held, and leave what a receive can have.
         """
         left: deque[Waiter] = deque()
-        while self._line:
-            waiter = self._line.popleft()
+        while self.line:
+            waiter = self.line.popleft()
             if serve_one(waiter):
                 self._count(waiter, -1)
                 continue
             left.append(waiter)
             if all_the_same and not isinstance(waiter.command, LeaseRange):
                 break
-        left.extend(self._line)
-        self._line = left
+        left.extend(self.line)
+        self.line = left
 
     def leave(self, now: int = NEVER_US) -> list[Waiter]:
         """Return those whose time is over, and let them go; without a time, everyone."""
@@ -94,12 +94,12 @@ class Waiters:
         return self._let_go(lambda waiter: id(waiter.request) in requests)
 
     def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
-        gone = [waiter for waiter in self._line if goes(waiter)]
+        gone = [waiter for waiter in self.line if goes(waiter)]
         if gone:
-            before = self._line
+            before = self.line
             self._shared.undo.note(lambda: self._take_back(before, gone))
-            self._line = deque(waiter for waiter in self._line if not goes(waiter))
+            self.line = deque(waiter for waiter in self.line if not goes(waiter))
             for waiter in gone:
                 self._count(waiter, -1)
-        self.next_deadline = min((waiter.deadline for waiter in self._line), default=NEVER_US)
+        self.next_deadline = min((waiter.deadline for waiter in self.line), default=NEVER_US)
         return gone

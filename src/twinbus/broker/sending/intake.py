@@ -28,7 +28,7 @@ from twinbus.broker.sending.repeats import (
     run_count,
 )
 from twinbus.broker.sending.routing import Outbound, Placement, Router
-from twinbus.broker.sending.short_intake import ShortIntake
+from twinbus.broker.sending.short_intake import Incoming, ShortIntake, counted
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.commit import Commit, Effect
 from twinbus.errors import (
@@ -42,7 +42,6 @@ from twinbus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_ID_CHARACTERS,
-    MIN_QUOTA_BYTES,
     NEVER_US,
     TRANSFER_INTERVALS,
     TRANSFER_ORIGINS,
@@ -67,16 +66,6 @@ from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
 
 SendRequest = Request  # its command is a Send
-
-
-@dataclass(frozen=True, slots=True)
-class Incoming:
-    """The messages of one or more sends, and how large each is."""
-
-    batch: pa.RecordBatch
-    columns: Mapping[str, pa.Array]  # those in use
-    size: Int64s
-    are_objects: bool  # made of message objects, which checked their values themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +131,19 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([one.command for one in asked])
+        if len(asked) == 1 and self._short.take_columns(entity, asked[0], incoming, now, commit):
+            return
+        self._take_long(entity, asked, incoming, now, commit)
+
+    def _take_long(
+        self,
+        entity: Entity,
+        asked: Sequence[SendRequest],
+        incoming: Incoming,
+        now: int,
+        commit: Commit,
+    ) -> None:
+        """Stage sends that were checked, row by row."""
         if any(is_brought_home(one.command.origin) for one in asked):
             fitting = [one for one in asked if self._fits_memory(one, commit)]
             if not fitting:
@@ -357,13 +359,6 @@ class Intake:
             if placement.queue is entity.queue:
                 numbers[placement.rows] = sequence
         return numbers
-
-
-def counted(size: Int64s) -> int:
-    """Return what messages count against a quota: small ones as much as their rows take."""
-    if len(size) == 1:
-        return max(int(size[0]), MIN_QUOTA_BYTES)
-    return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 
 def _may_repeat(asked: Sequence[SendRequest]) -> bool:

@@ -28,6 +28,7 @@ from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.waiting import Indices, Rows
 from twinbus.broker.store.commit import Commit, Effect, Whole
+from twinbus.entities import SubscriptionDescription
 from twinbus.limits import (
     FORWARD_RETRY_US,
     MAX_BATCH_BYTES,
@@ -214,7 +215,11 @@ class Router:
         self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound
     ) -> None:
         failures, name = self._shared.rule_failures, rule.description.name
-        failures.note(subscription.description.path, name, len(rows), why)
+        described = subscription.description
+        failures.note(described.path, name, len(rows), why)
+        assert isinstance(described, SubscriptionDescription)
+        if not described.enable_dead_lettering_on_filter_evaluation_exceptions:
+            return
         queue = subscription.queue
         assert queue.dead_letter is not None
         death = Death(RULE_FAILED, f"rule {rule.description.name}: {why}", queue.path)

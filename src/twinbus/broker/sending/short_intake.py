@@ -1,19 +1,22 @@
-"""The short way in: a few message objects to a plain queue.
+"""The short way in: messages to a plain queue, a few objects or one batch of columns.
 
 Nearly every send is one. Its queue has no sessions, no duplicate detection, no forwarding and no
 time to live, its messages have neither a schedule nor a time to live, and their numbers continue
 those of their sender. Nothing about such messages needs columns before the log does, so the broker
-looks at them one by one, and the messages of all sends of a turn go to the log together.
+looks at them one by one, and the messages of all sends of a turn go to the log together. One send
+of columns that were checked goes to the log as it is: no row is left out, and none goes elsewhere.
 
 Everything else takes the long way (intake.py), and so does everything that is to be refused. Where
 both ways are open they lead to the same record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from twinbus.broker.accounts.meter import SEND, units_of
+from twinbus.broker.accounts.meter import SEND, load_of_sizes, units_of
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.queue.waiting import Rows
@@ -27,18 +30,33 @@ from twinbus.limits import (
     ROWS_AS_ROWS,
     ROWS_IN_LOG,
 )
-from twinbus.message import BrokeredMessage, to_batch
+from twinbus.message import BrokeredMessage, Int64s, to_batch
 from twinbus.protocol.commands import Origin, SendReceipt
-from twinbus.protocol.operations import Load, Operation, Purpose
+from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
 
 _MOST_MESSAGES = 1024
 _ROWS = np.arange(_MOST_MESSAGES, dtype=np.int32)
+_BACKLOG, _APPLICATION = Purpose.BACKLOG, Purpose.APPLICATION
+
+
+# Columns that decide when, or whether, a message becomes deliverable.
+_DECIDING = frozenset(("time_to_live", "scheduled_enqueue_time_utc", "content_type"))
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """The messages of one or more sends, and how large each is."""
+
+    batch: pa.RecordBatch
+    columns: Mapping[str, pa.Array]  # those in use
+    size: Int64s
+    are_objects: bool  # made of message objects, which checked their values themselves
 
 
 class ShortIntake:
-    """Takes single messages in."""
+    """Takes single messages and plain batches in."""
 
     def __init__(self, repeats: Repeats, max_message_bytes: int) -> None:
         self._repeats = repeats
@@ -60,14 +78,41 @@ class ShortIntake:
             messages += brought
         if len(messages) > _MOST_MESSAGES or not all(map(_is_plain, messages)):
             return False
-        sizes = [message.size for message in messages]
-        total = sum(sizes)
-        if not self._fit(sizes, total, entity.room):
+        load = self._stage(entity, messages, now, commit)
+        if load is None:
             return False
-        self._stage(entity, messages, sizes, now, commit)
         for numbers in taken.values():
             self._repeats.note(numbers, commit)
-        self._answer(entity, asked, Load(len(sizes), total, units_of(sizes)), commit)
+        self._answer(entity, asked, load, commit)
+        return True
+
+    def take_columns(
+        self, entity: Entity, one: Request, incoming: Incoming, now: int, commit: Commit
+    ) -> bool:
+        """Stage a send whose columns were checked, and return True; or do nothing: False."""
+        if not entity.is_plain or not _DECIDING.isdisjoint(incoming.columns):
+            return False
+        origin, taken = one.command.origin, None
+        if origin is not None:
+            taken = self._repeats.continued(origin, one.principal.id, commit)
+            if taken is None:
+                return False
+        if counted(incoming.size) > entity.room:
+            return False
+        queue, count = entity.queue, len(incoming.size)
+        rows = Rows(
+            sequence=queue.allocate(count),
+            enqueued=now,
+            size=incoming.size,
+            batch=commit.next_batch,
+            row=np.arange(count, dtype=np.int32),
+        )
+        first_sequence = queue.next_sequence - count
+        commit.add_batch(incoming.batch, Whole(queue.entity, first_sequence, now))
+        queue.stage(rows, Cause.ENQUEUED, None, commit)
+        if taken is not None:
+            self._repeats.note(taken, commit)
+        self._answer(entity, (one,), load_of_sizes(incoming.size), commit)
         return True
 
     def _follows(
@@ -86,6 +131,10 @@ class ShortIntake:
                 return False
             taken[source] = before._replace(intervals=[(first, numbers.stop - 1)])
             return True
+        known = self._repeats.continued(origin, user, commit)
+        if known is not None:
+            taken[source] = known
+            return True
         if origin_kind(source) is not OriginKind.SENDER:
             return False
         if not self._repeats.is_ahead(origin, commit):
@@ -97,26 +146,40 @@ class ShortIntake:
 
     def _fit(self, sizes: Sequence[int], total: int, room: int) -> bool:
         """Whether messages are neither too large, one by one or together, nor too many."""
-        most = total if len(sizes) == 1 else max(sizes)
-        if most > self.max_message_bytes or total > MAX_BATCH_BYTES:
+        if max(sizes) > self.max_message_bytes or total > MAX_BATCH_BYTES:
             return False
         return total + MIN_QUOTA_BYTES * len(sizes) <= room or (
             sum(max(size, MIN_QUOTA_BYTES) for size in sizes) <= room
         )
 
+    def _stage_one(
+        self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
+    ) -> Load | None:
+        """Stage one message; return what it counts as, or None if it does not fit."""
+        size = messages[0].size
+        if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
+            return None
+        brought = MessageRows(messages)
+        queue = entity.queue
+        number = queue.stage_one(now, size, commit)
+        commit.add_batch(brought, Whole(queue.entity, number, now))
+        return Load(1, size, -(-size // UNIT_BYTES) or 1)
+
     def _stage(
-        self,
-        entity: Entity,
-        messages: Sequence[BrokeredMessage],
-        sizes: list[int],
-        now: int,
-        commit: Commit,
-    ) -> None:
+        self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
+    ) -> Load | None:
+        """Stage messages; return what they count as, or None if they do not fit."""
+        if len(messages) == 1:
+            return self._stage_one(entity, messages, now, commit)
+        sizes = [message.size for message in messages]
+        total = sum(sizes)
+        if not self._fit(sizes, total, entity.room):
+            return None
         queue, count = entity.queue, len(messages)
         rows = Rows(
             sequence=queue.allocate(count),
             enqueued=now,
-            size=sizes[0] if count == 1 else sizes,
+            size=sizes,
             batch=commit.next_batch,
             row=_ROWS[:count],
         )
@@ -124,6 +187,7 @@ class ShortIntake:
         brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
         commit.add_batch(brought, Whole(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
+        return Load(count, total, units_of(sizes))
 
     def _answer(self, entity: Entity, asked: Sequence[Request], load: Load, commit: Commit) -> None:
         first = entity.queue.next_sequence - load.messages
@@ -131,9 +195,16 @@ class ShortIntake:
             last = first + len(one.command.messages)
             commit.reply(one, SendReceipt(list(range(first, last))))
             first = last
-        purpose = Purpose.BACKLOG if entity.is_backlog else Purpose.APPLICATION
+        purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path
         commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(asked)))
+
+
+def counted(size: Int64s) -> int:
+    """Return what messages count against a quota: small ones as much as their rows take."""
+    if len(size) == 1:
+        return max(int(size[0]), MIN_QUOTA_BYTES)
+    return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 
 def _is_plain(message: BrokeredMessage) -> bool:

@@ -25,6 +25,7 @@ from twinbus.limits import (
 from twinbus.message import Int64s
 from twinbus.protocol.origins import OriginKind, origin_kind
 
+_SENDER, _SINK = OriginKind.SENDER, OriginKind.SINK
 ANYBODY = "*"  # owns what was brought home: its sender and the syphon have different keys
 
 
@@ -45,17 +46,26 @@ class _Pool:
         owner = self._owners.get(origin)
         return None if owner is None else self._held[owner][origin]
 
+    def goes_on(self, origin: str, number: int, user: str) -> bool:
+        """Whether an origin is known, belongs to this key, and all its numbers are lower."""
+        if self._owners.get(origin) != user:
+            return False
+        return self._held[user][origin].ends_before(number)
+
     def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
         """Remember numbers of an origin, and forget what is beyond the owner's share."""
         owner = self._owners.setdefault(origin, owner)
         known = self._held.setdefault(owner, {})
-        held = known.pop(origin, None) or Intervals()
-        known[origin] = held
-        before = len(held)
+        before = known.pop(origin, None)
+        held = known[origin] = Intervals() if before is None else before
+        growth = 0
         for first, last in intervals:
-            held.add(first, last)
+            growth += held.add(first, last)
+        if before is not None and not growth:
+            return  # nearly always: a known sender goes on where it was
+        count = len(held)
         held.keep_latest(KNOWN_GAPS)
-        self._intervals[owner] = self._intervals.get(owner, 0) + len(held) - before
+        self._intervals[owner] = self._intervals.get(owner, 0) + growth + len(held) - count
         while len(known) > 1 and (
             len(known) > KNOWN_SENDERS or self._intervals[owner] > KNOWN_INTERVALS
         ):
@@ -82,16 +92,26 @@ class Transfers:
         self._namers: dict[str, str] = {}  # of those: origin -> the key of one entity that named it
         self._named_origins: Counter[str] = Counter()  # by that key
         self._named_intervals: Counter[str] = Counter()
-        self._pools = {OriginKind.SENDER: _Pool(), OriginKind.SINK: _Pool()}
+        self._senders, self._sinks = _Pool(), _Pool()
+
+    def _pool(self, origin: str) -> _Pool | None:
+        kind = origin_kind(origin)
+        if kind is _SENDER:
+            return self._senders
+        return self._sinks if kind is _SINK else None
 
     def _held(self, origin: str) -> Intervals | None:
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         return self._taken.get(origin) if pool is None else pool.get(origin)
 
     def owner(self, origin: str) -> str | None:
         """Return the key a sender or sink belongs to; None: it is new, or belongs to nobody."""
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         return None if pool is None else pool.owner(origin)
+
+    def goes_on(self, sender: str, number: int, user: str) -> bool:
+        """Whether a sender is known, belongs to this key, and all its numbers so far are lower."""
+        return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
         """Whether no number of an origin from this one on was taken."""
@@ -105,7 +125,7 @@ class Transfers:
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
         """Remember that these were taken; a new sender or sink belongs to the owner."""
-        pool = self._pools.get(origin_kind(origin))
+        pool = self._pool(origin)
         if pool is not None:
             pool.take(origin, owner, intervals)
             return
@@ -143,6 +163,6 @@ class Transfers:
         """Give each origin with its owner and its intervals, the latest used last."""
         for origin, intervals in self._taken.items():
             yield origin, self._namers.get(origin, ""), list(intervals)
-        for pool in self._pools.values():
+        for pool in (self._senders, self._sinks):
             for origin, owner, intervals in pool:
                 yield origin, owner, list(intervals)

@@ -56,10 +56,12 @@ class Bodies:
                 grown = np.zeros(2 * position, column.dtype)
                 grown[: len(column)] = column
                 self._columns[name] = grown
-        self._columns["segment"][self._count : position] = place.segment  # of batches that are lost
-        values = (place.segment, place.offset, place.length, rows, 0)
-        for name, value in zip(_COLUMNS, values, strict=True):
-            self._columns[name][position] = value
+        columns = self._columns
+        if position > self._count:
+            columns["segment"][self._count : position] = place.segment  # of batches that are lost
+        columns["segment"][position], columns["offset"][position] = place.segment, place.offset
+        columns["length"][position], columns["rows"][position] = place.length, rows
+        columns["live"][position] = 0
         self._count = position + 1
 
     def holds(self, numbers: Int64s) -> npt.NDArray[np.bool_]:

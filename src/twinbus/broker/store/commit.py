@@ -108,11 +108,7 @@ class Transferred(NamedTuple):
     intervals: Sequence[tuple[int, int]]
 
 
-class Savepoint(NamedTuple):
-    """How much a commit held at a moment."""
-
-    lengths: tuple[int, ...]
-    must_sync: bool
+Savepoint = tuple[list[int], bool]  # how much a commit held at a moment; whether it had to sync
 
 
 class Commit:
@@ -120,13 +116,14 @@ class Commit:
 
     def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
         self.first_batch = first_batch
-        self.kept = kept or Entries()
-        self._inherited = self.kept.count
+        self.kept = Entries() if kept is None else kept
+        self._inherited = self.kept.count if kept else 0
         self.tentative = Entries()
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
         self.transferred: list[Transferred] = []  # in this turn
-        self._origins: dict[str, tuple[str, Intervals]] = {}  # the same by source, with its owner
+        # The same by source, with its owner; made when somebody asks.
+        self._origins: dict[str, tuple[str, Intervals]] | None = None
         # Replies wait for the disk. Kept places were not written by an earlier turn: nobody may
         # see their new numbers before the log has them.
         self.must_sync = bool(self.kept.places)
@@ -161,38 +158,45 @@ class Commit:
 
     def staged(self, source: str) -> Intervals | None:
         """Return what this turn has taken of an origin so far."""
-        found = self._origins.get(source)
+        found = self._by_source().get(source) if self.transferred else None
         return None if found is None else found[1]
 
     def staged_owner(self, source: str) -> str | None:
         """Return whom an origin belongs to that this turn was the first to use."""
-        found = self._origins.get(source)
+        found = self._by_source().get(source) if self.transferred else None
         return None if found is None else found[0]
 
     def note_transferred(self, taken: Transferred) -> None:
         """Note numbers that this turn takes of an origin."""
         self.transferred.append(taken)
-        self._add_to_origins(taken)
+        if self._origins is not None:
+            _add_to(self._origins, taken)
 
-    def _add_to_origins(self, taken: Transferred) -> None:
-        _, held = self._origins.setdefault(taken.source, (taken.owner, Intervals()))
-        for first, last in taken.intervals:
-            held.add(first, last)
+    def _by_source(self) -> dict[str, tuple[str, Intervals]]:
+        if self._origins is None:
+            self._origins = {}
+            for taken in self.transferred:
+                _add_to(self._origins, taken)
+        return self._origins
 
     # -- savepoints ----------------------------------------------------------------------------
 
     def savepoint(self) -> Savepoint:
         """Return what `roll_back` needs to forget all that comes after."""
-        return Savepoint(tuple(map(len, self._lists)), self.must_sync)
+        return list(map(len, self._lists)), self.must_sync
 
     def roll_back(self, savepoint: Savepoint) -> None:
         """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
-        for entries, length in zip(self._lists, savepoint.lengths, strict=True):
+        lengths, self.must_sync = savepoint
+        for entries, length in zip(self._lists, lengths, strict=True):
             del entries[length:]
-        self.must_sync = savepoint.must_sync
-        self._origins = {}
-        for taken in self.transferred:
-            self._add_to_origins(taken)
+        self._origins = None
+
+    def forget_answers(self) -> None:
+        """Let go of what was answered and counted."""
+        for answered in (self.replies, self.refusals, self.operations, self.refused_operations):
+            if answered:
+                answered.clear()
 
     # -- the record ----------------------------------------------------------------------------
 
@@ -236,7 +240,7 @@ class Commit:
         parts = []
         batches, transferred = self._transferred()
         facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
-        for piece in _pieces(facts):
+        for piece in _pieces(facts) if facts else ():
             columns = [[getattr(f, name) for f in piece] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns, now))
         parts.extend(batches)
@@ -255,24 +259,44 @@ class Commit:
 
         Of one run of one sender, which is nearly every send, the head of a batch says it.
         """
+        if not self.transferred:
+            return self.batches, []
         facts = [
             owner_fact(taken.source, taken.owner) for taken in self.transferred if taken.is_new
         ]
-        if len(self._origins) == 1 and self.batches:
-            ((source, (_, held)),) = self._origins.items()
-            sender, runs = sender_number(source), list(held)
-            if sender and len(runs) == 1:
-                ((first, last),) = runs
-                sent = Sent(sender, first, last - first + 1)
-                return [self.batches[0]._replace(sent=sent), *self.batches[1:]], facts
-        facts += [transferred_fact(source, held) for source, (_, held) in self._origins.items()]
+        sent = self._only_run() if self.batches else None
+        if sent is not None:
+            first, *others = self.batches
+            return [Part(*first[:-1], sent), *others], facts
+        origins = self._by_source()
+        facts += [transferred_fact(source, held) for source, (_, held) in origins.items()]
         return self.batches, facts
+
+    def _only_run(self) -> Sent | None:
+        """Return what was taken if it is one run of one sender."""
+        taken = self.transferred[0]
+        if len(self.transferred) == 1:
+            runs = taken.intervals
+        else:
+            origins = self._by_source()
+            runs = list(origins[taken.source][1]) if len(origins) == 1 else ()
+        sender = sender_number(taken.source)
+        if not sender or len(runs) != 1:
+            return None
+        ((first, last),) = runs
+        return Sent(sender, first, last - first + 1)
 
     def _history_columns(self) -> list[Any]:
         entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]
         times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
         every_id = [message_id for _, ids, _ in self.history for message_id in ids]
         return [np.concatenate(entities), every_id, np.concatenate(times)]
+
+
+def _add_to(origins: dict[str, tuple[str, Intervals]], taken: Transferred) -> None:
+    _, held = origins.setdefault(taken.source, (taken.owner, Intervals()))
+    for first, last in taken.intervals:
+        held.add(first, last)
 
 
 def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:

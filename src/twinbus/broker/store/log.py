@@ -468,11 +468,14 @@ class Log:
     @property
     def begins_segment(self) -> bool:
         """Whether the next record is the first of a segment: it must hold every fact."""
-        return self._wants_new_segment or not self.has_head
+        return self._wants_new_segment or self._active().head == ALIGNMENT
 
-    def leaves_reserve(self, *, frees_space: bool) -> bool:
-        """Whether the next record needs a segment of its own, outside the reserved space."""
-        return self.is_on_reserve and not frees_space
+    def needs_facts(self, *, frees_space: bool) -> bool:
+        """Whether the next record must hold every fact: it is the first of its segment.
+
+        One that does not free space leaves the reserve, for a segment of its own.
+        """
+        return self.begins_segment or (self.is_on_reserve and not frees_space)
 
     @property
     def has_head(self) -> bool:
@@ -500,7 +503,7 @@ class Log:
     @property
     def size_in_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(segment.size for segment in self.segments.values())
+        return sum([segment.size for segment in self.segments.values()])
 
     @property
     def size_without_heads(self) -> int:
@@ -514,7 +517,8 @@ class Log:
         to a new segment; if the disk is full, that of a record that frees space to the reserve.
         """
         try:
-            self._prepare(frees_space=frees_space)
+            if self._soiled or self.is_on_reserve or self._wants_new_segment:
+                self._prepare(frees_space=frees_space)
             return self._append(self._active(), parts)
         except OSError as error:
             self._soiled = True
@@ -535,7 +539,7 @@ class Log:
         """
         if self._soiled:
             self._take_back()
-        leaves_reserve = self.leaves_reserve(frees_space=frees_space)
+        leaves_reserve = self.is_on_reserve and not frees_space
         if not (self._soiled or leaves_reserve or self._wants_new_segment):
             return
         try:
@@ -578,13 +582,14 @@ class Log:
         buffers: list[Any] = []
         for part in parts:
             body = part.columns.serialize()
-            length = body.size
+            length = len(body)
+            padding = -length % ALIGNMENT
             sent = part.sent or _NOT_SENT
             numbers = (part.number, length, part.first_sequence, part.time, *sent)
             table.append(_PART_HEADER.pack(part.kind, part.entity, *numbers))
             places.append(Place(segment.number, offset, length))
-            buffers += (body, _ZEROS[: -length % ALIGNMENT])
-            offset += _padded(length)
+            buffers += (body, _ZEROS[:padding])
+            offset += length + padding
         payload = offset - segment.size - _RECORD_HEADER.size
         head = b"".join(table)
         if payload < ZERO_AHEAD_BYTES:  # small: one buffer is cheaper to check and to write
@@ -598,7 +603,7 @@ class Log:
         )
         if offset > self._written_to and payload < ZERO_AHEAD_BYTES:
             self._zero_ahead(offset)
-        content = [memoryview(header + head), *(memoryview(buffer) for buffer in buffers)]
+        content = [memoryview(header + head), *[memoryview(buffer) for buffer in buffers]]
         self._storage.write(self._descriptor, segment.size, content)
         self._storage.sync(self._descriptor)
         is_first = segment.head == ALIGNMENT

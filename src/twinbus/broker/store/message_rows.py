@@ -47,12 +47,14 @@ class MessageRows:
         """How many there are."""
         return len(self._messages)
 
-    def serialize(self) -> pa.Buffer:
+    def serialize(self) -> bytes:
         """Return them as the log keeps them."""
-        return pa.py_buffer(self._content)
+        return self._content
 
     def ids(self) -> tuple[str | None, ...]:
         """Return the id of each."""
+        if len(self._messages) == 1:
+            return (self._messages[0].message_id,)
         return tuple([message.message_id for message in self._messages])
 
     def sizes(self) -> Int64s:

@@ -46,6 +46,14 @@ class StoreHealth:
             self._begin(now, f"{self.slow} commits in a row took {seconds} s or longer")
 
     @property
+    def is_well(self) -> bool:
+        """Whether the last commits were quick, nothing waits to be moved, and nothing was refused.
+
+        One more quick commit changes nothing about it then.
+        """
+        return not (self.spilling or self.slow or self.is_refusing)
+
+    @property
     def is_slow(self) -> bool:
         """Whether the store takes records, but takes too long for them."""
         return self.spilling and self.slow >= SLOW_COMMITS_TO_SPILL

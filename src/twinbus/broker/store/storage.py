@@ -61,6 +61,8 @@ class DiskStorage:
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write all bytes from an offset on, or raise OSError after any part of them."""
         left = list(buffers)
+        if len(left) == 1 and os.pwritev(descriptor, left, offset) == left[0].nbytes:
+            return  # nearly always; else all of it is written again
         while left:
             written = os.pwritev(descriptor, left[:MAX_WRITE_BUFFERS], offset)
             offset += written

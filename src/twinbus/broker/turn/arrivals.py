@@ -28,6 +28,9 @@ class Arrivals(deque[Request]):
         A change of the directory gets a turn of its own, and so does every request while the broker
         is careful.
         """
+        if len(self) == 1 and not self._withdrawn:  # nearly always, and there is no choice
+            self._changed_directory = type(self[0].command) in CHANGES_DIRECTORY
+            return [self.popleft()]
         while self._withdrawn and self and id(self[0]) in self._withdrawn:
             self._withdrawn.discard(id(self.popleft()))
         if self and type(self[0].command) in CHANGES_DIRECTORY:

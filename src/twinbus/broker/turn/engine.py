@@ -33,7 +33,8 @@ from twinbus.broker.lifecycle import BrokenInvariantError
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.tokens import LockNumbers
-from twinbus.broker.sending.intake import counted, full
+from twinbus.broker.sending.intake import full
+from twinbus.broker.sending.short_intake import counted
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Commit, Effect, Entries, Fact
 from twinbus.broker.store.log import Log
@@ -65,6 +66,7 @@ from twinbus.limits import (
     SECOND_US,
     SEGMENT_BYTES,
     SELF_CHECK_INTERVAL_US,
+    SLOW_FLUSH_US,
     SPILL_DRAIN_SENDS,
     SPILL_FAILURE_PAUSE_US,
     SPILL_RETRY_US,
@@ -355,7 +357,7 @@ class Engine:
     def _look_at_clock(self) -> int:
         """Return now, after following a wall clock that was set."""
         step = self._time.look()
-        self._now = self._time.now_us()
+        self._now = self._time.seen_us
         if step:
             self._shift(step)
         return self._now
@@ -394,11 +396,13 @@ class Engine:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
             due = min(self.namespace.next_event, self.health.retry_at, self.watch.degrades_at + 1)
-        elif self._kept or (not self._is_short and self._compaction.has_work):
+        elif self._kept or (
+            len(self.log.segments) > 1 and not self.log.is_on_reserve and self._compaction.has_work
+        ):
             due = 0
         else:
             due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
-        return min(self._time.clock_moment(due), self._time.looks_again_at)
+        return self._time.deadline(due)
 
     @property
     def _is_short(self) -> bool:
@@ -413,7 +417,7 @@ class Engine:
     @property
     def is_careful(self) -> bool:
         """Whether commands run one at a time: a restart was not long ago."""
-        return self.restarts > 0 and self._now < self.healing.careful_until
+        return self.healing.restarts > 0 and self._now < self.healing.careful_until
 
     # -- a turn --------------------------------------------------------------------------------
 
@@ -421,9 +425,8 @@ class Engine:
         """Carry out commands and whatever time brings; every request is answered or waits."""
         if self._reopens_at is not None and not self._reopen(requests):
             return
-        self._recent.extend(
-            (type(request.command), getattr(request.command, "path", "")) for request in requests
-        )
+        for request in requests:
+            self._recent.append((type(request.command), getattr(request.command, "path", "")))
         failure: BaseException | None = None
         try:
             self._turn(requests)
@@ -451,20 +454,26 @@ class Engine:
                 self._drain_spill(now, commit)
         self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
-        if not self._is_short and self._compaction.has_work:
+        if len(self.log.segments) > 1 and not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
         if now >= self._next_check:
             self._check_one(now)
         self._finish(commit, requests)
-        while self.namespace.has_more_to_serve:  # what became visible with this commit
+        while self.namespace.shared.touched:  # what became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
-        if self._is_short:
+        self._end_turn(now)
+
+    def _end_turn(self, now: int) -> None:
+        """Put things in order that nobody waits for."""
+        if self.health.spilling or self.log.is_on_reserve:
             self._compaction.drop_empty()
         self.namespace.reclaim()
-        self._ledgers.end_turn(now, self.log.last_record, self._standing)
-        self.watch.look(self.health, self.spill, now)
+        if self._ledgers.is_due(now):
+            self._ledgers.end_turn(now, self.log.last_record, self._standing)
+        if not self.health.is_well or self.watch.has_news:
+            self.watch.look(self.health, self.spill, now)
 
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
@@ -492,7 +501,8 @@ class Engine:
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # some refer to the commit, and to entities that are gone
-        self._release_held(commit)
+        if self._held:
+            self._release_held(commit)
         self._answer(commit)
 
     def _release_held(self, commit: Commit) -> None:
@@ -512,8 +522,7 @@ class Engine:
 
     def _append_once(self, commit: Commit, *, frees_space: bool) -> None:
         began = self._clock.now_us()
-        begins = self.log.begins_segment or self.log.leaves_reserve(frees_space=frees_space)
-        facts = self._facts() if begins else self._unwritten
+        facts = self._facts() if self.log.needs_facts(frees_space=frees_space) else self._unwritten
         parts = commit.parts(self._now, facts)
         places = self.log.append(parts, frees_space=frees_space)
         self._unwritten = []
@@ -524,10 +533,13 @@ class Engine:
                 bodies.add(part.number, place, part.columns.num_rows)
         for _, _, times in commit.history:
             self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
-        duration, now = self._clock.now_us() - began, self._time.now_us()
+        duration = self._clock.now_us() - began
+        self.flushes = Flushes(self.flushes.count + 1, duration)
+        if duration < SLOW_FLUSH_US and self.health.is_well:
+            return
+        now = self._time.now_us()
         self.health.succeeded(duration, now, used_reserve=self.log.is_on_reserve)
         self.watch.flushed(duration, now)
-        self.flushes = Flushes(self.flushes.count + 1, duration)
 
     def _facts(self) -> list[Fact]:
         """Return every fact, so that a segment need not rely on those before it."""
@@ -553,12 +565,10 @@ class Engine:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("a refusal could not be handed on")
-        for operation in (*commit.operations, *commit.refused_operations):
-            self._ledgers.meter.count(operation)
-        commit.replies.clear()
-        commit.refusals.clear()
-        commit.operations.clear()
-        commit.refused_operations.clear()
+        for operations in (commit.operations, commit.refused_operations):
+            for operation in operations:
+                self._ledgers.meter.count(operation)
+        commit.forget_answers()
 
     # -- storage trouble -----------------------------------------------------------------------
 

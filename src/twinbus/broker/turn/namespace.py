@@ -30,6 +30,7 @@ from twinbus.broker.accounts.meter import (
 )
 from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
 from twinbus.broker.entities.directory import Directory
+from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.management import Management, key_fact
 from twinbus.broker.entities.topic import Subscription, Topic
@@ -51,7 +52,7 @@ from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.commit import Commit, Effect, Fact, owner_fact, transferred_fact
 from twinbus.broker.turn.starts import Starts
-from twinbus.clock import from_us, to_us
+from twinbus.clock import from_us, moment_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, SubscriptionDescription, dead_letter_path
 from twinbus.errors import (
     CommandFailedError,
@@ -215,6 +216,9 @@ class Namespace:
 
     def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
         """Carry out commands; sends come last, together. Replies are left in the commit."""
+        if len(requests) == 1 and type(requests[0].command) is c.Send:
+            self.send([requests[0]], now, commit)
+            return
         sends: dict[str, list[SendRequest]] = {}
         for request in requests:
             if isinstance(request.command, c.Send):
@@ -270,7 +274,7 @@ class Namespace:
         touched, self.shared.touched = self.shared.touched, {}
         self._changed.update(touched)
         for queue in touched.values():
-            if queue.waiters:
+            if queue.waiters.line:
                 queue.serve(partial(self._serve_one, queue, now, commit))
             self._arm(queue)
 
@@ -286,11 +290,6 @@ class Namespace:
         error = self._note_failure(failure, row_of(waiter.command).kind)
         commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
         return True
-
-    @property
-    def has_more_to_serve(self) -> bool:
-        """Whether a queue changed since the last `serve`."""
-        return bool(self.shared.touched)
 
     def reclaim(self) -> None:
         """Between turns: give back the rows of messages that are gone."""
@@ -373,12 +372,17 @@ class Namespace:
 
     def usage(self, now: int, principal: Principal = OWNER) -> Usage:
         """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
+        own = self.shared.waits[principal.id]
+        memory_bytes = self._memory_in_use(now)
+        return Usage(memory_bytes, self.storage_bytes, self.shared.open_receives, own)
+
+    def _memory_in_use(self, now: int) -> int:
+        """Return what waiting messages take; known to a tenth of a second."""
         if now - self._memory_known_at >= SECOND_US // 10:
             queues = self.directory.queues()
             self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
             self._memory_known_at = now
-        own = self.shared.waits[principal.id]
-        return Usage(self._memory_bytes, self.storage_bytes, self.shared.open_receives, own)
+        return self._memory_bytes
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -387,9 +391,9 @@ class Namespace:
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
-            self._check_history(entity, now)
-            if self._throttle.limits_room:
-                self._throttle.check_room(self.usage(now))
+            if entity.history is not None:
+                self._check_history(entity, entity.history, now)
+            self._throttle.check_room(self._memory_in_use(now), self.storage_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
             refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
@@ -401,10 +405,9 @@ class Namespace:
             self.accessed(entity, now)
             self._take(entity, asked, now, commit)
 
-    def _check_history(self, entity: Entity, now: int) -> None:
+    def _check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
         """Refuse more messages while an entity remembers as many ids as it may."""
-        history = entity.history
-        if history is None or len(history) < MAX_REMEMBERED_IDS:
+        if len(history) < MAX_REMEMBERED_IDS:
             return
         history.forget_before(now)
         if len(history) >= MAX_REMEMBERED_IDS:
@@ -435,6 +438,8 @@ class Namespace:
     def sendable(self, path: str) -> Entity:
         """Return the entity of a path if it lets messages in."""
         entity = self.directory.entity(path)
+        if entity.lets_in:
+            return entity
         if isinstance(entity, Subscription):
             raise InvalidOperationError(
                 f"{path} is filled by its topic; send to the topic", path=path
@@ -495,10 +500,6 @@ class Namespace:
         entity, queue = self.directory.queue(path)
         if queue is entity.queue:
             entity.check_receive()
-            if entity.forward_to is not None:
-                raise InvalidOperationError(
-                    f"{path} forwards to {entity.forward_to}; receive from there", path=path
-                )
         if queue.settings.requires_session and session is None:
             raise InvalidOperationError(
                 f"{path} requires sessions; accept one and receive from it", path=path
@@ -537,8 +538,15 @@ class Namespace:
 
     def peek(self, command: c.Peek, _: Request, now: int, __: Commit) -> pa.RecordBatch:
         """Return messages without locking them."""
-        queue = self._queue(command.path, now)
-        return queue.peek(command.from_sequence_number, command.max_messages, command.max_bytes)
+        if command.session_id is not None:
+            self._sessionful(command.path)
+        return self._queue(command.path, now).peek(command)
+
+    def delete_messages(
+        self, command: c.DeleteMessages, _: Request, now: int, commit: Commit
+    ) -> Metered:
+        """Delete deliverable messages."""
+        return self._receivable(command.path, command.session, now).delete(command, commit)
 
     def settle(self, command: c.Settle, _: Request, now: int, commit: Commit) -> Any:
         """Complete, abandon, defer, dead-letter or release locked messages."""
@@ -579,11 +587,7 @@ class Namespace:
     ) -> Any:
         """Lock a session, or let the request wait for one."""
         wait = to_us(command.wait)
-        entity, queue = self.directory.queue(command.path)
-        if not queue.settings.requires_session:
-            raise InvalidOperationError(
-                f"{command.path} has no sessions; receive from it directly", path=command.path
-            )
+        entity, queue = self._sessionful(command.path)
         entity.check_receive()
         self._queue(command.path, now)
         grant = queue.accept(command.session_id, now)
@@ -621,7 +625,25 @@ class Namespace:
                 "bytes; receive messages, remove states, or raise max_size_in_megabytes",
                 path=command.path,
             )
-        queue.set_session_state(command.session, command.state, commit)
+        queue.set_session_state(command.session, command.state, now, commit)
+
+    def list_sessions(self, command: c.ListSessions, _: Request, now: int, __: Commit) -> list[str]:
+        """Return a page of the sessions that have messages or a state."""
+        queue = self._sessionful(command.path)[1]
+        self._queue(command.path, now)
+        after = command.state_updated_after_utc
+        if after is None:
+            names = queue.sessions.listed(queue.waiting)
+        else:
+            names = queue.sessions.updated_after(moment_us(after))
+        return names[command.skip : command.skip + command.max_sessions]
+
+    def _sessionful(self, path: str) -> tuple[Entity, Queue]:
+        """Return an entity that has sessions, and its queue."""
+        entity, queue = self.directory.queue(path)
+        if not queue.settings.requires_session:
+            raise InvalidOperationError(f"{path} has no sessions; leave the session out", path=path)
+        return entity, queue
 
     # -- ranges --------------------------------------------------------------------------------
 
@@ -676,8 +698,8 @@ class Namespace:
         for queue in queues:
             number = queue.entity
             facts.append(Fact.of("sequence", number, queue.next_sequence))
-            states = queue.sessions.states.items()
-            facts += [Fact("session", f"{number}/{name}", state) for name, state in states]
+            for name, state in queue.sessions.states.items():
+                facts += queue.state_facts(name, state, queue.sessions.updated[name])
             for lease in queue.leases:
                 facts.append(Fact("lease", f"{number}/{lease.epoch}", lease.to_fact()))
                 facts.append(Fact("leased until", f"{number}/{lease.epoch}", lease.renewal()))

@@ -310,11 +310,12 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
     """Restore access keys, session states and leases."""
     for value in replay.facts.get("key", {}).values():
         namespace.keys.put(key_of(value))
+    updated = replay.facts.get("session updated", {})
     for key, value in replay.facts.get("session", {}).items():
         number, _, name = key.partition("/")
         queue = namespace.directory.queue_numbered(int(number))
         if queue is not None:
-            queue.sessions.keep_state(name, value)
+            queue.sessions.keep_state(name, value, int(json.loads(updated.get(key, b"0"))))
     for key, value in replay.facts.get("lease", {}).items():
         queue = namespace.directory.queue_numbered(int(key.partition("/")[0]))
         if queue is None:

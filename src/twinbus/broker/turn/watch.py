@@ -36,6 +36,11 @@ class StoreWatch:
         self.degrades_at = NEVER_US  # when `look` must be called at the latest
         self.refusal = ""  # why the log takes no records; empty: it takes them
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a trouble was logged whose end was not."""
+        return self._trouble_since is not None or self.degradation is not None or self.refusal != ""
+
     def look(self, health: StoreHealth, spill: Spill, now: int) -> None:
         """Compare the store with what was logged last, and log what has changed."""
         self.refusal = health.reason if health.is_refusing else ""

@@ -46,6 +46,7 @@ class Writer(ABC):
         # Requests that were withdrawn; kept, so that no other gets the identity of one of them.
         self._leaving: deque[Request] = deque()
         self._answered: deque[FutureRequest] = deque()  # to complete after a turn
+        self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._turn_lock = threading.Lock()
         self._turns = 0
         self._next_event = self.engine.next_event  # as of the last turn; the engine is its holder's
@@ -114,9 +115,11 @@ class Writer(ABC):
         The calling thread has the turn if nobody else has it, or leaves it to the writer's thread.
         The thread that has the turn answers the request.
         """
-        for request in requests:
-            self._arrive(request)
-        if in_own_thread and self._is_ready():
+        self._arrivals.extend(requests)
+        if self._end is not None:  # looked at last, see `_arrive`
+            for request in requests:
+                self._turn_away(request, self._end)
+        if in_own_thread and len(self._arrivals) >= (self._expected or 1):
             self._take_turn()
         elif requests:
             self._serve_later()
@@ -144,9 +147,12 @@ class Writer(ABC):
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
         if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
-            request.fail(self._end)
-            with suppress(ValueError):
-                self._arrivals.remove(request)
+            self._turn_away(request, self._end)
+
+    def _turn_away(self, request: Request, reason: MessagingError) -> None:
+        request.fail(reason)
+        with suppress(ValueError):
+            self._arrivals.remove(request)
 
     # -- a look from outside -------------------------------------------------------------------
 
@@ -204,7 +210,8 @@ class Writer(ABC):
 
     def _complete(self) -> None:
         """Complete the futures that turns have answered."""
-        complete_all(self._answered)
+        if self._answered:
+            complete_all(self._answered)
 
     def _turn_while_due(self) -> None:
         while self._end is None and (
@@ -217,7 +224,8 @@ class Writer(ABC):
     def _turn(self) -> None:
         if self._leaving:
             self._let_go()
-        group = self._arrivals.next_group(is_careful=self.engine.is_careful)
+        is_careful = self.engine.healing.restarts > 0 and self.engine.is_careful
+        group = self._arrivals.next_group(is_careful=is_careful)
         self._turns += 1
         try:
             self.engine.turn(group)
@@ -295,7 +303,6 @@ class ThreadedWriter(Writer):
     def __init__(
         self, settings: EngineSettings, clock: Clock, storages: Storages | None = None
     ) -> None:
-        self._expected = 0  # callers that the next turn is held for; 0: it is not held
         self._wakeup = Wakeup()  # of the thread
         self._sleeps_until = NEVER_US  # while awake it must be woken for anything that is due
         self._guards = False  # whether it sleeps no longer than a turn may be held
@@ -312,7 +319,7 @@ class ThreadedWriter(Writer):
 
     def _is_ready(self) -> bool:
         """Whether everyone the next turn is held for is there."""
-        return len(self._arrivals) >= max(1, self._expected)
+        return len(self._arrivals) >= (self._expected or 1)
 
     def _serve_later(self) -> None:
         self._wakeup.send()
@@ -356,17 +363,21 @@ class ThreadedWriter(Writer):
         finally:
             self._turn_lock.release()
             self._wake_if_needed()
-            self._complete()
+            if self._answered:
+                self._complete()
 
     def _after_turn(self, group: Sequence[Request]) -> None:
         """Hold the next turn for callers that block; what a server hands over does not wait."""
-        callers = sum(type(request) is BlockingRequest for request in (*group, *self._arrivals))
+        if len(group) + len(self._arrivals) < 2:
+            self._expected = 0
+            return
+        callers = sum([type(request) is BlockingRequest for request in (*group, *self._arrivals)])
         self._expected = callers if callers > 1 else 0
 
     def _wake_if_needed(self) -> None:
         """Wake the thread if it has something to do: those who found the turn taken rely on it."""
         if (
-            self._is_ready()
+            len(self._arrivals) >= (self._expected or 1)  # as `_is_ready` says
             or self._leaving  # somebody found the turn taken
             or (self._expected and not self._guards)
             or self._next_event < self._sleeps_until

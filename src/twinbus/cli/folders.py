@@ -1,0 +1,27 @@
+"""Folders on the command line: local paths, and URIs of the file systems that Spark reaches."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from twinbus.locations import folder_of
+
+
+class Folder(click.ParamType["Path | str"]):
+    """A folder; whether one with a URI exists is found out when Spark runs."""
+
+    name = "folder"
+
+    def __init__(self, *, exists: bool = False) -> None:
+        self._local = click.Path(path_type=Path, exists=exists, file_okay=False)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        """Return a path, or the text of a URI."""
+        folder = folder_of(str(value))
+        if isinstance(folder, str):
+            return folder
+        local: Path = self._local.convert(folder, param, ctx)
+        return local

@@ -1,0 +1,303 @@
+"""Connections over a list of hosts, and channels whose calls can be awaited.
+
+Everything here runs on the event loop of `namespace`. A connection is opened when it is first
+needed and again after it broke; hosts are tried in turn, beginning with the one that worked last.
+After all hosts failed, callers get the same error for a short and growing time, so that a broker
+that starts is not flooded.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+import pika
+from pika import spec
+from pika.adapters.asyncio_connection import AsyncioConnection
+
+from twinbus.backoff import Backoff
+from twinbus.connection import ConnectionString
+from twinbus.errors import CommunicationError, InvalidArgumentError, MessagingError
+from twinbus.limits import (
+    RABBITMQ_CONNECT_S,
+    RABBITMQ_HEARTBEAT_S,
+    RABBITMQ_MAX_RECONNECT_US,
+    RABBITMQ_RECONNECT_US,
+    SECOND_US,
+)
+from twinbus.namespace.rabbitmq.refusals import unreachable
+
+_BACKOFF = Backoff(RABBITMQ_RECONNECT_US, RABBITMQ_MAX_RECONNECT_US)
+
+
+class BrokerChannel:
+    """A channel of pika: its calls are awaited, and fail when it closes."""
+
+    def __init__(self, channel: Any) -> None:
+        self.pika = channel
+        self.ended: BaseException | None = None  # why it closed; None: it is open
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._on_end: list[Callable[[BaseException], None]] = []
+        channel.add_on_close_callback(self._closed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return bool(self.pika.is_open)
+
+    async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of pika that answers by callback; return its reply."""
+        reply: asyncio.Future[Any] = self._loop.create_future()
+
+        def answered(*values: Any) -> None:
+            if not reply.done():
+                reply.set_result(values[0] if len(values) == 1 else values)
+
+        getattr(self.pika, method)(*arguments, callback=answered, **named)
+        return await self.answer_to(reply)
+
+    async def answer_to(self, reply: "asyncio.Future[Any]") -> Any:
+        """Wait for a reply; raise what closes the channel before it comes."""
+        self._waiting.add(reply)
+        try:
+            return await reply
+        finally:
+            self._waiting.discard(reply)
+
+    async def publish_confirmed(self, queue: str, body: bytes, properties: Any) -> bool:
+        """Publish one message, the only one on this channel; return whether it was taken."""
+        confirmed: asyncio.Future[bool] = self._loop.create_future()
+
+        def answered(frame: Any) -> None:
+            if not confirmed.done():
+                confirmed.set_result(isinstance(frame.method, spec.Basic.Ack))
+
+        await self.call("confirm_delivery", answered)
+        self.pika.basic_publish("", queue, body, properties)
+        return bool(await self.answer_to(confirmed))
+
+    def on_end(self, tell: Callable[[BaseException], None]) -> None:
+        """Call back when the channel closes for any reason."""
+        self._on_end.append(tell)
+
+    def close(self) -> None:
+        """Close it without waiting; what it holds goes back to the queues."""
+        if self.pika.is_open:
+            self.pika.close()
+
+    def _closed(self, _channel: Any, reason: BaseException) -> None:
+        self.ended = reason
+        for reply in list(self._waiting):
+            if not reply.done():
+                reply.set_exception(reason)
+        for tell in self._on_end:
+            tell(reason)
+
+
+class BrokerConnection:
+    """One connection for one purpose, to whichever host answers."""
+
+    def __init__(self, settings: ConnectionString, purpose: str) -> None:
+        self._settings = settings
+        self._purpose = purpose
+        self._hosts = settings.hosts
+        self._next = 0  # the host that is tried first
+        self._failures = 0
+        self._closed_until = 0.0  # a moment of the loop
+        self._last_error: MessagingError | None = None
+        self._connection: Any = None
+        self._opening: asyncio.Task[Any] | None = None
+        self.blocked_since: float | None = None  # a moment of the loop; None: it takes messages
+        self.blocked_reason = ""
+        self.on_blocked: Callable[[], None] = _do_nothing
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether there is another host to go to."""
+        return len(self._hosts) > 1
+
+    @property
+    def frame_bytes(self) -> int:
+        """The largest frame that the broker takes."""
+        return int(self._connection.params.frame_max) if self._connection is not None else 0
+
+    async def open_channel(self) -> BrokerChannel:
+        """Return a new channel, on a new connection if there is none."""
+        connection = await self._connected()
+        opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def set_open(channel: Any) -> None:
+            if opened.done():
+                channel.close()  # whoever asked for it waits no longer
+            else:
+                opened.set_result(channel)
+
+        channel = BrokerChannel(connection.channel(on_open_callback=set_open))
+        await channel.answer_to(opened)
+        return channel
+
+    async def _connected(self) -> Any:
+        connection = self._connection
+        if connection is not None and connection.is_open:
+            return connection
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: "asyncio.Task[Any]") -> None:
+        self._opening = None
+        if not opening.cancelled():
+            opening.exception()  # whoever waits raises it
+
+    async def _open(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._last_error is not None and loop.time() < self._closed_until:
+            raise _again(self._last_error)
+        error: MessagingError | None = None
+        for _ in self._hosts:
+            host, port = self._hosts[self._next]
+            try:
+                connection = await self._open_one(host, port)
+            except MessagingError as refusal:
+                error = refusal
+                self._next = (self._next + 1) % len(self._hosts)
+                if not isinstance(refusal, CommunicationError):
+                    break  # the other nodes of a cluster have the same users and virtual hosts
+                continue
+            self._failures, self._last_error = 0, None
+            self._connection = connection
+            return connection
+        assert error is not None
+        self._failures += 1
+        self._closed_until = loop.time() + _BACKOFF.pause_us(self._failures) / SECOND_US
+        self._last_error = error
+        raise error
+
+    async def _open_one(self, host: str, port: int) -> Any:
+        loop = asyncio.get_running_loop()
+        opened: asyncio.Future[Any] = loop.create_future()
+
+        def set_open(connection: Any) -> None:
+            if opened.done():
+                connection.close()
+            else:
+                opened.set_result(connection)
+
+        def set_error(_connection: Any, error: BaseException) -> None:
+            if not opened.done():
+                opened.set_exception(unreachable(error, f"{host}:{port}"))
+
+        connection = AsyncioConnection(
+            self._parameters(host, port),
+            on_open_callback=set_open,
+            on_open_error_callback=set_error,
+            on_close_callback=self._ended,
+            custom_ioloop=loop,
+        )
+        connection.add_on_connection_blocked_callback(self._blocked)
+        connection.add_on_connection_unblocked_callback(self._unblocked)
+        return await opened
+
+    def _parameters(self, host: str, port: int) -> Any:
+        settings = self._settings
+        return pika.ConnectionParameters(
+            host=host,
+            port=port,
+            virtual_host=settings.virtual_host,
+            credentials=pika.PlainCredentials(settings.user_name, password_of(settings)),
+            heartbeat=RABBITMQ_HEARTBEAT_S,
+            socket_timeout=RABBITMQ_CONNECT_S,
+            stack_timeout=RABBITMQ_CONNECT_S,
+            connection_attempts=1,
+            ssl_options=_tls_of(settings, host),
+            client_properties={"connection_name": f"twinbus {self._purpose}"},
+        )
+
+    # -- what the broker says ------------------------------------------------------------------
+
+    def _blocked(self, _connection: Any, frame: Any) -> None:
+        self.blocked_since = asyncio.get_running_loop().time()
+        self.blocked_reason = str(frame.method.reason)
+        self.on_blocked()
+
+    def _unblocked(self, *_frames: Any) -> None:
+        self.blocked_since = None
+
+    def _ended(self, connection: Any, _reason: BaseException) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self.blocked_since = None
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def leave_host(self) -> None:
+        """Close the connection; the next one goes to the next host."""
+        self._next = (self._next + 1) % len(self._hosts)
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connection without waiting; the next command opens another one."""
+        connection, self._connection = self._connection, None
+        self.blocked_since = None
+        if connection is not None and connection.is_open:
+            connection.close()
+
+    async def close(self) -> None:
+        """Close the connection, and wait until the broker has taken everything."""
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        connection, self._connection = self._connection, None
+        if connection is None or connection.is_closed:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note_end(*_: Any) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        connection.add_on_close_callback(note_end)
+        if connection.is_open:
+            connection.close()
+        await ended
+
+
+def password_of(settings: ConnectionString) -> str:
+    """Return the password; a file is read each time, so that it may be changed."""
+    if settings.password_file is None:
+        return settings.password
+    try:
+        return settings.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"the PasswordFile {settings.password_file} cannot be read: {error}. Give a file that "
+            "this process may read, with the password as UTF-8"
+        ) from error
+
+
+def _tls_of(settings: ConnectionString, host: str) -> Any:
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(
+            cafile=None if settings.ca_file is None else str(settings.ca_file)
+        )
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgumentError(
+            f"The CaFile {settings.ca_file} cannot be used: {error}. Give a file with "
+            "certificates in PEM format."
+        ) from error
+    return pika.SSLOptions(context, settings.tls_host_name or host)
+
+
+def _again(error: MessagingError) -> MessagingError:
+    """Return an error as another caller raises it."""
+    again = type(error)(error.text, **error.facts)
+    again.__cause__ = error
+    return again
+
+
+def _do_nothing() -> None:
+    """Stand in for what nobody asked for."""

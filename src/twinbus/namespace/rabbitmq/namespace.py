@@ -1,0 +1,220 @@
+"""A RabbitMQ broker or cluster that fulfils the contract of namespaces.
+
+A thread of this namespace runs an event loop that owns the connections; it begins with the first
+command. Callers put commands into a queue and wake the loop, once for all commands that wait.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from twinbus.clock import Clock, SystemClock
+from twinbus.connection import ConnectionString
+from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.forking import on_fork
+from twinbus.lifetimes import Closable
+from twinbus.limits import GRACE_S, MAX_CLOSE_WAIT, TRY_TIMEOUT
+from twinbus.namespace.rabbitmq.runner import CAPABILITIES, CommandRunner, Job
+from twinbus.namespace.rabbitmq.topology import NAME
+from twinbus.protocol.capabilities import Capability
+from twinbus.protocol.commands import Command
+from twinbus.protocol.requests import BlockingRequest, Request
+from twinbus.protocol.table import check_supported
+
+R = TypeVar("R")
+logging.getLogger("pika").setLevel(logging.CRITICAL)  # what it logs is raised as our errors
+
+
+class _Submitted(Request):
+    """A request whose reply goes to a future; only the loop answers it."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, command: Command[Any]) -> None:
+        super().__init__(command)
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+
+    def answer(self, value: Any) -> None:
+        """Give the future its reply."""
+        if not self.future.done():
+            self.future.set_result(value)
+
+    def fail(self, error: MessagingError) -> None:
+        """Give the future an error."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class RabbitNamespace(Closable):
+    """Reaches a RabbitMQ; nothing is opened before the first command.
+
+    A process that was forked gets connections of its own when it uses the namespace.
+    """
+
+    def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
+        self._connection = connection
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._thread: _LoopThread | None = None
+        self._left: list[_LoopThread] = []  # of the process that this one was forked from
+        self._closed = False
+        on_fork(self._after_fork)
+
+    @property
+    def id(self) -> str:
+        """The id that the connection string gives: RabbitMQ has none that clients can read."""
+        return self._connection.namespace_id
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        """Managing entities, apart from sending and receiving."""
+        return CAPABILITIES
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        """Hand a command over; never blocks, never raises.
+
+        It is withdrawn after the default time of a try, plus the wait of a receive.
+        """
+        request = _Submitted(command)
+        try:
+            check_supported(command, NAME, CAPABILITIES)
+            wait = getattr(command, "wait", None)
+            timeout = TRY_TIMEOUT if wait is None else TRY_TIMEOUT + wait
+            self._loop_thread().hand_over(Job(request), timeout.total_seconds())
+        except MessagingError as error:
+            request.fail(error)
+        return request.future
+
+    def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
+        """Hand a command over and wait for its reply, or raise its error."""
+        check_supported(command, NAME, CAPABILITIES)
+        request = BlockingRequest(command)
+        job = Job(request)
+        thread = self._loop_thread()
+        thread.hand_over(job, None)
+        try:
+            return request.result(timeout_s)  # type: ignore[no-any-return]
+        except OperationTimeoutError:
+            thread.withdraw(job)
+            raise
+        except BaseException:
+            thread.withdraw(job)  # the caller was interrupted
+            raise
+
+    def _loop_thread(self) -> "_LoopThread":
+        thread = self._thread
+        if thread is not None and not self._closed:
+            return thread
+        with self._lock:
+            if self._closed:
+                raise NamespaceClosedError("the namespace was closed")
+            if self._thread is None:
+                self._thread = _LoopThread(self._connection, self._clock)
+            return self._thread
+
+    def close(self) -> None:
+        """Finish what was handed over and close the connections."""
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.close()
+
+    def _after_fork(self) -> None:
+        """Leave the connections to the process that this one was forked from."""
+        self._lock = threading.Lock()
+        if self._thread is not None:
+            self._left.append(self._thread)  # kept as it is: the parent's loop shares its files
+            self._thread = None
+
+
+class _LoopThread:
+    """A thread with an event loop, and the queue by which commands get there."""
+
+    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._runner: CommandRunner | None = None
+        self._arrivals: deque[tuple[Job, float | None]] = deque()
+        self._is_woken = False
+        self._lock = threading.Lock()  # of the end: nothing is handed over after it
+        self._is_closing = False
+        self._settings = (connection, clock)
+        self._thread = threading.Thread(target=self._run, name="twinbus-rabbitmq", daemon=True)
+        self._thread.start()
+
+    def hand_over(self, job: Job, timeout_s: float | None) -> None:
+        """Have the loop carry out a command."""
+        self._arrivals.append((job, timeout_s))
+        if not self._is_woken:
+            self._is_woken = True
+            self._call(self._take)
+
+    def withdraw(self, job: Job) -> None:
+        """Have the loop stop a command."""
+        self._call(self._withdraw, job)
+
+    def _call(self, method: Any, *arguments: Any) -> None:
+        with self._lock:
+            if not self._is_closing:
+                self._loop.call_soon_threadsafe(method, *arguments)
+                return
+        self._refuse_arrivals()
+
+    def _refuse_arrivals(self) -> None:
+        while self._arrivals:
+            job, _ = self._arrivals.popleft()
+            job.request.fail(NamespaceClosedError("the namespace was closed"))
+
+    # -- on the loop ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._runner = CommandRunner(*self._settings)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _take(self) -> None:
+        assert self._runner is not None
+        self._is_woken = False
+        while self._arrivals:
+            job, timeout_s = self._arrivals.popleft()
+            self._runner.begin(job, timeout_s)
+
+    def _withdraw(self, job: Job) -> None:
+        assert self._runner is not None
+        self._take()
+        self._runner.withdraw(job)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what is under way, then end the thread."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._loop.call_soon_threadsafe(self._begin_close)
+            self._is_closing = True
+        if self._thread is not threading.current_thread():
+            self._thread.join(MAX_CLOSE_WAIT.total_seconds() + GRACE_S)
+        self._refuse_arrivals()
+
+    def _begin_close(self) -> None:
+        self._take()
+        self._closing = self._loop.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        assert self._runner is not None
+        try:
+            await self._runner.close()
+        finally:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            self._loop.stop()

@@ -1,0 +1,421 @@
+"""Sends: persistent, mandatory and confirmed, with many in flight.
+
+Each entity has a channel of its own (a route). A quorum queue without a majority confirms nothing
+and makes RabbitMQ hold back the channel of its publisher: with one channel for all, it would hold
+up every other entity. The window of a route is smaller than what makes RabbitMQ stop reading the
+whole connection.
+
+A send is done when RabbitMQ has confirmed each of its messages. Confirms are matched by the number
+of the publication on its channel; a returned message is matched by its id and comes before its
+confirm. Sends of one entity are published in the order in which they were handed over.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pika import exceptions, spec
+
+from twinbus.errors import (
+    MessageSizeExceededError,
+    MessagingError,
+    ServerBusyError,
+    TransientError,
+)
+from twinbus.limits import (
+    LOG_INTERVAL_US,
+    RABBITMQ_BLOCKED_S,
+    RABBITMQ_SEND_CHANNELS,
+    RABBITMQ_WAITING_MESSAGES,
+    RABBITMQ_WINDOW,
+    RABBITMQ_WINDOW_BYTES,
+    SECOND_US,
+)
+from twinbus.loglines import LineRate
+from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
+from twinbus.namespace.rabbitmq.messages import Publication, check_frame
+from twinbus.namespace.rabbitmq.refusals import (
+    NOT_ACCEPTED,
+    UNKNOWN,
+    blocked,
+    blocked_too_long,
+    lost,
+    not_found,
+    refusal_of,
+    refused,
+)
+from twinbus.namespace.rabbitmq.topology import EntityType, find_entity, get_entity
+
+_log = logging.getLogger("twinbus.rabbitmq")
+Encode = Callable[[bool], Sequence[Publication]]  # given whether it is for a topic
+Tell = Callable[[MessagingError | None], None]
+
+
+class Dispatch:
+    """One send under way: its messages, how many of them are open, and who is told."""
+
+    __slots__ = (
+        "_tell",
+        "began_at",
+        "count",
+        "encode",
+        "error",
+        "is_done",
+        "next",
+        "on_end",
+        "path",
+        "publications",
+        "returned",
+        "unconfirmed",
+    )
+
+    def __init__(self, path: str, count: int, encode: Encode, tell: Tell) -> None:
+        self.path = path
+        self.count = count
+        self.encode = encode  # called once the kind of the entity is known
+        self.publications: Sequence[Publication] | None = None
+        self.next = 0  # the publication that comes next
+        self.unconfirmed = 0
+        self.returned = False
+        self.error: MessagingError | None = None  # the first one
+        self.began_at = 0.0  # a moment of the loop; 0: nothing was published
+        self.is_done = False
+        self.on_end: Callable[[Dispatch], None] = _do_nothing
+        self._tell = tell
+
+    @property
+    def is_published(self) -> bool:
+        """Whether every message is on its way."""
+        return self.next == self.count
+
+    def finish(self, error: MessagingError | None) -> None:
+        """Tell the caller, once."""
+        if not self.is_done:
+            self.abandon()
+            self._tell(error)
+
+    def abandon(self) -> None:
+        """Tell the caller nothing any more."""
+        self.is_done = True
+        self.on_end(self)
+
+
+def _do_nothing(_dispatch: Dispatch) -> None:
+    """Stand in for a publisher."""
+
+
+@dataclass(slots=True)
+class _Unconfirmed:
+    """A published message, until the broker confirms it."""
+
+    dispatch: Dispatch
+    size: int
+    message_id: str
+    is_returned: bool = False
+
+
+class Publisher:
+    """Publishes over one connection that does nothing else."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+        self._routes: OrderedDict[str, _Route] = OrderedDict()  # the least recently used is first
+        self.waiting = 0  # messages handed over and not yet published
+        self.confirmed_at = 0.0  # when the broker last confirmed something
+        self._open: set[Dispatch] = set()
+        self._all_done = asyncio.Event()
+        connection.on_blocked = self._blocked
+
+    def begin(self, dispatch: Dispatch) -> None:
+        """Publish messages; its caller is told when all of them are confirmed."""
+        error = self._refusal(dispatch)
+        if error is not None:
+            dispatch.finish(error)
+            return
+        route = self._routes.get(dispatch.path)
+        if route is None:
+            self._close_idle()
+            route = self._routes[dispatch.path] = _Route(dispatch.path, self, self._connection)
+        self._routes.move_to_end(dispatch.path)
+        self.waiting += dispatch.count
+        self._open.add(dispatch)
+        dispatch.on_end = self._ended
+        route.add(dispatch)
+
+    def _ended(self, dispatch: Dispatch) -> None:
+        self._open.discard(dispatch)
+        if not self._open:
+            self._all_done.set()
+
+    def _refusal(self, dispatch: Dispatch) -> MessagingError | None:
+        if self._connection.blocked_since is not None:
+            return self._busy()
+        if self.waiting and self.waiting + dispatch.count > RABBITMQ_WAITING_MESSAGES:
+            return ServerBusyError(
+                f"{self.waiting} messages wait to be published; the limit is "
+                f"{RABBITMQ_WAITING_MESSAGES}. Send more slowly",
+                scope=dispatch.path,
+                outcome=NOT_ACCEPTED,
+            )
+        return None
+
+    def _busy(self) -> MessagingError:
+        since = self._connection.blocked_since or 0.0
+        seconds = asyncio.get_running_loop().time() - since
+        if seconds >= RABBITMQ_BLOCKED_S:
+            return blocked_too_long(self._connection.blocked_reason, seconds)
+        return blocked(self._connection.blocked_reason)
+
+    def _blocked(self) -> None:
+        """Refuse what is not published: the broker does not read it before its alarm is over."""
+        for route in list(self._routes.values()):
+            route.fail_waiting(self._busy())
+
+    def withdraw(self, dispatch: Dispatch) -> None:
+        """Stop a send whose caller waits no longer; what is not published never will be.
+
+        A host that has confirmed nothing since then may be cut off from its cluster: the next
+        connection goes to another one.
+        """
+        dispatch.abandon()
+        route = self._routes.get(dispatch.path)
+        if route is not None:
+            route.drop(dispatch)
+        is_silent = dispatch.began_at > self.confirmed_at
+        if dispatch.began_at and is_silent and self._connection.has_other_hosts:
+            self._connection.leave_host()
+
+    def forget(self, route: "_Route") -> None:
+        """Look its entity up again at the next send."""
+        if self._routes.get(route.path) is route:
+            del self._routes[route.path]
+        route.close()
+
+    def _close_idle(self) -> None:
+        if len(self._routes) >= RABBITMQ_SEND_CHANNELS:
+            idle = next((route for route in self._routes.values() if route.is_idle), None)
+            if idle is not None:
+                self.forget(idle)
+
+    async def finish(self) -> None:
+        """Return when nothing is under way any more."""
+        while self._open:
+            self._all_done.clear()
+            await self._all_done.wait()
+
+    def fail_all(self, error: MessagingError) -> None:
+        """Tell every caller that its send will not be finished."""
+        for route in list(self._routes.values()):
+            route.fail_waiting(error)
+            route.fail_unconfirmed(error)
+
+
+class _Route:
+    """The way to one entity: a channel in confirm mode and what is on it."""
+
+    def __init__(self, path: str, publisher: Publisher, connection: BrokerConnection) -> None:
+        self.path = path
+        self._publisher = publisher
+        self._connection = connection
+        self._channel: BrokerChannel | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._kind = EntityType.QUEUE
+        self._waiting: deque[Dispatch] = deque()
+        self._unconfirmed: dict[int, _Unconfirmed] = {}  # by number, in order
+        self._bytes = 0  # of them
+        self._number = 0  # of the last publication on the channel
+        self._explaining: set[asyncio.Task[None]] = set()
+        self._unmatched = LineRate(LOG_INTERVAL_US)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self._waiting or self._unconfirmed or self._preparing or self._explaining)
+
+    def add(self, dispatch: Dispatch) -> None:
+        """Publish after what came before."""
+        self._waiting.append(dispatch)
+        self._pump()
+
+    def drop(self, dispatch: Dispatch) -> None:
+        """Publish no more of a send."""
+        if dispatch in self._waiting:
+            self._waiting.remove(dispatch)
+            self._publisher.waiting -= dispatch.count - dispatch.next
+
+    def _pump(self) -> None:
+        """Publish as much as the window allows."""
+        channel = self._channel
+        if channel is None or not channel.is_open:
+            if self._preparing is None and self._waiting:
+                self._preparing = asyncio.create_task(self._prepare())
+            return
+        while self._waiting and self._has_room():
+            dispatch = self._waiting[0]
+            try:
+                self._publish_next(channel, dispatch)
+            except (MessagingError, exceptions.AMQPError) as error:
+                self.drop(dispatch)
+                dispatch.finish(refusal_of(error, self.path))
+                continue
+            if dispatch.is_published:
+                self._waiting.popleft()
+
+    def _has_room(self) -> bool:
+        return len(self._unconfirmed) < RABBITMQ_WINDOW and self._bytes < RABBITMQ_WINDOW_BYTES
+
+    def _publish_next(self, channel: BrokerChannel, dispatch: Dispatch) -> None:
+        is_topic = self._kind is EntityType.TOPIC
+        if dispatch.publications is None:
+            publications = dispatch.encode(is_topic)
+            for publication in publications:
+                check_frame(publication, self._connection.frame_bytes)
+            dispatch.publications = publications
+        publication = dispatch.publications[dispatch.next]
+        exchange = self.path if is_topic else ""
+        key = publication.properties.type or "" if is_topic else self.path
+        channel.pika.basic_publish(
+            exchange, key, publication.body, publication.properties, mandatory=True
+        )
+        self._number += 1
+        size = len(publication.body)
+        self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, publication.message_id)
+        self._bytes += size
+        if not dispatch.began_at:
+            dispatch.began_at = asyncio.get_running_loop().time()
+        dispatch.next += 1
+        dispatch.unconfirmed += 1
+        self._publisher.waiting -= 1
+
+    async def _prepare(self) -> None:
+        """Find the entity and open a channel to it; tell those who wait if that fails."""
+        try:
+            kind = await get_entity(self._connection, self.path)
+            channel = await self._connection.open_channel()
+            channel.pika.add_on_return_callback(self._returned)
+            await channel.call("confirm_delivery", self._confirmed)
+        except Exception as error:  # noqa: BLE001 - of pika, and told to the callers
+            self._preparing = None
+            self.fail_waiting(refusal_of(error, self.path))
+            return
+        self._preparing = None
+        self._kind, self._channel, self._number = kind, channel, 0
+        channel.on_end(self._ended)
+        self._pump()
+
+    # -- what the broker says ------------------------------------------------------------------
+
+    def _confirmed(self, frame: Any) -> None:
+        tag, is_multiple = frame.method.delivery_tag, frame.method.multiple
+        is_ack = isinstance(frame.method, spec.Basic.Ack)
+        self._publisher.confirmed_at = asyncio.get_running_loop().time()
+        numbers = [tag]
+        if is_multiple:
+            numbers = []
+            for number in self._unconfirmed:
+                if number > tag:
+                    break
+                numbers.append(number)
+        for number in numbers:
+            entry = self._unconfirmed.pop(number, None)
+            if entry is not None:
+                self._bytes -= entry.size
+                self._settle(entry, None if is_ack else refused(self.path))
+        self._pump()
+
+    def _settle(self, entry: _Unconfirmed, error: MessagingError | None) -> None:
+        dispatch = entry.dispatch
+        dispatch.unconfirmed -= 1
+        dispatch.returned = dispatch.returned or entry.is_returned
+        dispatch.error = dispatch.error or error
+        if dispatch.unconfirmed or not dispatch.is_published:
+            return
+        if dispatch.error is not None or not dispatch.returned:
+            dispatch.finish(dispatch.error)
+        elif self._kind is EntityType.TOPIC:
+            self._note_unmatched()
+            dispatch.finish(None)
+        else:
+            task = asyncio.create_task(self._explain(dispatch))
+            self._explaining.add(task)
+            task.add_done_callback(self._explaining.discard)
+
+    def _returned(self, _channel: Any, _method: Any, properties: Any, _body: bytes) -> None:
+        """Mark every open message of this id: the same message may be under way twice."""
+        for entry in self._unconfirmed.values():
+            if entry.message_id == properties.message_id:
+                entry.is_returned = True
+
+    def _note_unmatched(self) -> None:
+        now = int(asyncio.get_running_loop().time() * SECOND_US)
+        if self._unmatched.admit("", now) is not None:
+            _log.info("no subscription of %s selected a message; it was dropped", self.path)
+
+    async def _explain(self, dispatch: Dispatch) -> None:
+        """Tell the caller why the broker returned a message that was sent to a queue."""
+        try:
+            kind = await find_entity(self._connection, self.path)
+            error: MessagingError = (
+                not_found(self.path)
+                if kind is None
+                else TransientError(
+                    f"RabbitMQ returned a message to {self.path}: the queue did not exist at that "
+                    "moment. Send again",
+                    outcome=NOT_ACCEPTED,
+                )
+            )
+        except Exception as problem:  # noqa: BLE001 - of pika, and told to the caller
+            error = refusal_of(problem, self.path)
+        dispatch.finish(error)
+        if not self._unconfirmed and not self._waiting:
+            self._publisher.forget(self)
+
+    def _ended(self, reason: BaseException) -> None:
+        """Tell callers that what is unconfirmed may be there; publish the rest on another one."""
+        self._channel = None
+        error = refusal_of(reason, self.path)
+        if isinstance(error, MessageSizeExceededError):
+            self._fail_oversize(error)
+            error = lost(reason)
+        error.facts = {**error.facts, "outcome": UNKNOWN}
+        self.fail_unconfirmed(error)
+        self._pump()
+
+    def _fail_oversize(self, error: MessageSizeExceededError) -> None:
+        """Blame the messages whose size the broker names; the others only shared their channel."""
+        for number, entry in list(self._unconfirmed.items()):
+            if f" {entry.size} " in error.text:
+                del self._unconfirmed[number]
+                self._bytes -= entry.size
+                self.drop(entry.dispatch)
+                entry.dispatch.finish(error)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def fail_waiting(self, error: MessagingError) -> None:
+        """Tell callers that their messages were not published."""
+        waiting, self._waiting = self._waiting, deque()
+        for dispatch in waiting:
+            self._publisher.waiting -= dispatch.count - dispatch.next
+            if not dispatch.next:
+                dispatch.finish(error)
+            else:  # some of its messages are on their way
+                dispatch.error = dispatch.error or error
+                dispatch.count = dispatch.next
+
+    def fail_unconfirmed(self, error: MessagingError) -> None:
+        """Tell callers that the broker did not confirm their messages."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        self._bytes = 0
+        for entry in unconfirmed.values():
+            self.drop(entry.dispatch)
+            entry.dispatch.finish(error)
+
+    def close(self) -> None:
+        """Close its channel."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()

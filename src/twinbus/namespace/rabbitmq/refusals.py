@@ -1,0 +1,229 @@
+"""What RabbitMQ and pika report, as our errors. One table; the first row that fits decides.
+
+    reported                                         becomes                    outcome
+    -- while a connection is opened ------------------------------------------------------------
+    nobody listens, no route, a name that is none    CommunicationError         not accepted
+    no answer in time, TLS refused                   CommunicationError         not accepted
+    wrong user or password                           UnauthorizedError          not accepted
+    virtual host refused to this user                UnauthorizedError          not accepted
+    virtual host does not exist                      EntityNotFoundError        not accepted
+    virtual host is down                             CommunicationError         not accepted
+    -- while it is open ------------------------------------------------------------------------
+    connection lost, heartbeat missed, broker stops  CommunicationError         unknown
+    connection blocked (memory or disk alarm)        ServerBusyError, then      not accepted
+                                                     CommunicationError
+    no confirm in time                               OperationTimeoutError      unknown
+    basic.nack (queue full, or it failed)            QuotaExceededError         not accepted
+    basic.return, and the queue does not exist       EntityNotFoundError        not accepted
+    basic.return, and its node is down               CommunicationError         not accepted
+    403 ACCESS_REFUSED                               UnauthorizedError          not accepted
+    404 NOT_FOUND                                    EntityNotFoundError        not accepted
+    404 NOT_FOUND, the queue's node is down          CommunicationError         not accepted
+    405 RESOURCE_LOCKED                              InvalidOperationError      not accepted
+    406 PRECONDITION_FAILED, message too large       MessageSizeExceededError   not accepted
+    406 PRECONDITION_FAILED, unsettled for too long  MessageLockLostError       not accepted
+    406 PRECONDITION_FAILED, other arguments         EntityAlreadyExistsError   not accepted
+    406 PRECONDITION_FAILED, in use                  InvalidOperationError      not accepted
+    406, 501 to 540, any other text                  MessagingError             not accepted
+    541 INTERNAL_ERROR                               CommunicationError         unknown
+    no channel left on the connection                QuotaExceededError         not accepted
+
+`outcome` is a fact of each error. "Not accepted": the message is nowhere, and a copy of it
+elsewhere is the only one. "Unknown": RabbitMQ may have the message.
+"""
+
+from dataclasses import dataclass
+
+from pika import exceptions
+
+from twinbus.errors import (
+    CommunicationError,
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidOperationError,
+    MessageLockLostError,
+    MessageSizeExceededError,
+    MessagingError,
+    QuotaExceededError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+
+NOT_ACCEPTED = "not accepted"
+UNKNOWN = "unknown"
+_EVERY_CODE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A reply of the broker: its code, words in its text, and what it becomes."""
+
+    code: int
+    words: str  # in lower case; empty: any text
+    kind: type[MessagingError]
+    advice: str
+    outcome: str = NOT_ACCEPTED
+
+
+_NODE_DOWN = "the node that holds the queue is down. Start the node, or use quorum queues"
+_ROWS = (
+    _Row(403, "", UnauthorizedError, "check user, password and permissions of the user"),
+    _Row(404, "home node", CommunicationError, _NODE_DOWN),
+    _Row(404, "is down", CommunicationError, _NODE_DOWN),
+    _Row(404, "no process", CommunicationError, _NODE_DOWN),
+    _Row(404, "", EntityNotFoundError, "create it first; names are case-sensitive on RabbitMQ"),
+    _Row(
+        405, "", InvalidOperationError, "another connection has exclusive use of the queue; end it"
+    ),
+    _Row(
+        406,
+        "larger than",
+        MessageSizeExceededError,
+        "send a smaller message, or raise max_message_size of the broker",
+    ),
+    _Row(
+        406,
+        "timed out",
+        MessageLockLostError,
+        "settle messages sooner, or raise consumer_timeout of the broker",
+    ),
+    _Row(
+        406,
+        "inequivalent",
+        EntityAlreadyExistsError,
+        "it exists with other settings; use it as it is, or delete it",
+    ),
+    _Row(406, "in use", InvalidOperationError, "delete the subscriptions of the topic first"),
+    _Row(320, "", CommunicationError, "the broker closes its connections", UNKNOWN),
+    _Row(530, "not found", EntityNotFoundError, "create the virtual host, or correct its name"),
+    _Row(530, "is down", CommunicationError, "restart the virtual host or its node"),
+    _Row(530, "refused", UnauthorizedError, "give the user permissions in the virtual host"),
+    _Row(541, "", CommunicationError, "look into the log of the broker", UNKNOWN),
+    _Row(_EVERY_CODE, "", MessagingError, "look into the log of the broker"),
+)
+
+
+def refusal_of(error: BaseException, about: str) -> MessagingError:
+    """Return our error for what pika raised; `about` names an entity, or is empty."""
+    if isinstance(error, MessagingError):
+        return error
+    if isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
+        return of_reply(error.reply_code, error.reply_text, about)
+    if isinstance(error, exceptions.ProbableAuthenticationError | exceptions.AuthenticationError):
+        return of_reply(403, _texts(error), about)
+    if isinstance(error, exceptions.NoFreeChannels):
+        return QuotaExceededError(
+            "the connection has no channel left: too many receives wait or hold messages. Settle "
+            "messages, or use another factory",
+            outcome=NOT_ACCEPTED,
+        )
+    if isinstance(error, exceptions.AMQPError | OSError):
+        return lost(error)
+    return MessagingError(f"RabbitMQ: an unexpected failure: {error!r}", outcome=UNKNOWN)
+
+
+def of_reply(code: int, text: str, about: str = "") -> MessagingError:
+    """Return our error for a reply code and its text."""
+    words = text.lower()
+    row = next(row for row in _ROWS if row.code in (code, _EVERY_CODE) and row.words in words)
+    subject = f"{about}: " if about else ""
+    facts = {"path": about} if about else {}
+    return row.kind(
+        f"{subject}RabbitMQ reports {code} {text.strip()!r}; {row.advice}",
+        outcome=row.outcome,
+        reply_code=code,
+        **facts,
+    )
+
+
+def unreachable(causes: BaseException, host: str) -> MessagingError:
+    """Return our error for a connection that could not be opened."""
+    cause = _root(causes)
+    if isinstance(cause, exceptions.ConnectionClosed):
+        return of_reply(cause.reply_code, cause.reply_text, "")
+    if isinstance(
+        cause,
+        exceptions.ProbableAuthenticationError
+        | exceptions.AuthenticationError
+        | exceptions.ProbableAccessDeniedError,
+    ):
+        return _refused_at_opening(cause)
+    return CommunicationError(
+        f"the broker {host} cannot be reached: {_texts(cause) or type(cause).__name__}",
+        outcome=NOT_ACCEPTED,
+    )
+
+
+def _refused_at_opening(cause: BaseException) -> MessagingError:
+    text = _texts(cause)
+    code = 530 if "530" in text or "NOT_ALLOWED" in text else 403
+    return of_reply(code, text)
+
+
+def lost(cause: BaseException | None = None) -> CommunicationError:
+    """Return the error of what was under way when a connection or channel ended."""
+    why = f": {_texts(cause) or type(cause).__name__}" if cause is not None else ""
+    return CommunicationError(
+        f"the connection to RabbitMQ ended before the answer came{why}", outcome=UNKNOWN
+    )
+
+
+def blocked(reason: str) -> ServerBusyError:
+    """Return the error of a send while the broker takes no messages from anyone."""
+    return ServerBusyError(
+        f"RabbitMQ takes no messages now ({reason}). Consume messages, or give it memory or disk",
+        scope="",
+        outcome=NOT_ACCEPTED,
+    )
+
+
+def blocked_too_long(reason: str, seconds: float) -> CommunicationError:
+    """Return the error of a send while the broker has taken no messages for a long time."""
+    return CommunicationError(
+        f"RabbitMQ has taken no messages for {seconds:.0f} s ({reason}). Consume messages, or give "
+        "it memory or disk",
+        outcome=NOT_ACCEPTED,
+    )
+
+
+def refused(path: str) -> QuotaExceededError:
+    """Return the error of a message that the broker answered with basic.nack."""
+    return QuotaExceededError(
+        f"RabbitMQ refused a message to {path} (basic.nack): the queue is full, or it failed. "
+        "Receive from it, or raise its limit",
+        path=path,
+        outcome=NOT_ACCEPTED,
+    )
+
+
+def not_found(path: str) -> EntityNotFoundError:
+    """Return the error of a path that is neither a queue nor an exchange."""
+    return EntityNotFoundError(
+        f"there is no queue and no exchange {path} in the virtual host. Create it first; names are "
+        "case-sensitive on RabbitMQ",
+        path=path,
+        outcome=NOT_ACCEPTED,
+    )
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the cause that pika wraps: its workflow keeps the last failure in `exceptions`."""
+    for _ in range(8):  # they are nested three deep
+        inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
+        inner = inner or error.args
+        if isinstance(inner, list | tuple):
+            inner = inner[-1] if inner else None
+        if not isinstance(inner, BaseException):
+            return error
+        error = inner
+    return error
+
+
+def _texts(error: BaseException | None) -> str:
+    """Return the words of an error of pika, whose arguments may be errors again."""
+    if error is None:
+        return ""
+    if not error.args:
+        return ""
+    said = (_texts(one) if isinstance(one, BaseException) else str(one) for one in error.args)
+    return "; ".join(text for text in said if text)

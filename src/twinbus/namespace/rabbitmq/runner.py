@@ -1,0 +1,349 @@
+"""Runs commands on the event loop: which part carries out which command.
+
+Three connections, each opened when it is needed. One publishes and nothing else, because RabbitMQ
+stops reading a connection that publishes during a memory or disk alarm: receives and settlements on
+another one go on. The third one is for pings.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from twinbus.clock import Clock
+from twinbus.connection import ConnectionString
+from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
+from twinbus.errors import (
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+    NamespaceClosedError,
+)
+from twinbus.limits import (
+    MAX_BATCH_MESSAGES,
+    MAX_CLOSE_WAIT,
+    PING_CONTENT_TYPE,
+    SECOND_US,
+)
+from twinbus.message import BrokeredMessage, conform, rows_of
+from twinbus.namespace.rabbitmq.connections import BrokerConnection
+from twinbus.namespace.rabbitmq.messages import Publication, published
+from twinbus.namespace.rabbitmq.probing import Prober
+from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher
+from twinbus.namespace.rabbitmq.receiving import LockKeeper
+from twinbus.namespace.rabbitmq.refusals import refusal_of
+from twinbus.namespace.rabbitmq.topology import (
+    NAME,
+    Topology,
+    declare_dead_letters,
+    get_entity,
+)
+from twinbus.protocol.capabilities import Capability, unsupported
+from twinbus.protocol.commands import (
+    CreateEntity,
+    DeleteEntity,
+    Disposition,
+    GetEntity,
+    GetRuntimeProperties,
+    Origin,
+    Receive,
+    Send,
+    SendReceipt,
+    Settle,
+    UpdateEntity,
+)
+from twinbus.protocol.origins import OriginKind, message_id_of, origin_kind
+from twinbus.protocol.requests import Request, unanswered
+from twinbus.protocol.table import undo_of
+
+CAPABILITIES = frozenset({Capability.MANAGEMENT})
+
+
+class Job:
+    """A request on its way: what carries it out, so that it can be withdrawn."""
+
+    __slots__ = ("dispatch", "is_answered", "request", "task", "timer", "value")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.task: asyncio.Task[None] | None = None
+        self.dispatch: Dispatch | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_answered = False
+        self.value: Any = None
+
+    def answer(self, value: Any) -> None:
+        """Give the caller its reply."""
+        self._end()
+        self.value = value
+        self.request.answer(value)
+
+    def fail(self, error: MessagingError) -> None:
+        """Give the caller an error."""
+        self._end()
+        self.request.fail(error)
+
+    def _end(self) -> None:
+        self.is_answered = True
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class CommandRunner:
+    """Carries out commands; every method is called on the loop."""
+
+    def __init__(self, settings: ConnectionString, clock: Clock) -> None:
+        self._clock = clock
+        self._sends = BrokerConnection(settings, "sends")
+        self._receives = BrokerConnection(settings, "receives and management")
+        self._pings = BrokerConnection(settings, "pings")
+        self._publisher = Publisher(self._sends)
+        self._keeper = LockKeeper(self._receives)
+        self._topology = Topology(self._receives)
+        self._prober = Prober(self._pings)
+        self._jobs: set[Job] = set()  # those that are tasks
+
+    # -- from hand-over to reply ---------------------------------------------------------------
+
+    def begin(self, job: Job, timeout_s: float | None) -> None:
+        """Carry a command out; it is withdrawn after the timeout."""
+        command = job.request.command
+        if timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            job.timer = loop.call_later(timeout_s, self._time_out, job, timeout_s)
+        try:
+            if isinstance(command, Send):
+                self._begin_send(job, command)
+                return
+            handler = _HANDLERS[type(command)]
+        except MessagingError as error:
+            job.fail(error)
+            return
+        job.task = asyncio.create_task(self._run(job, lambda: handler(self, command)))
+
+    async def _run(self, job: Job, carry_out: Callable[[], Any]) -> None:
+        self._jobs.add(job)
+        try:
+            job.answer(await carry_out())
+        except asyncio.CancelledError:
+            job.fail(NamespaceClosedError("the namespace was closed"))  # or it is answered
+        except Exception as error:  # noqa: BLE001 - of pika, and told to the caller
+            path = getattr(job.request.command, "path", "")
+            job.fail(refusal_of(error, path if isinstance(path, str) else ""))
+        finally:
+            self._jobs.discard(job)
+
+    def _time_out(self, job: Job, timeout_s: float) -> None:
+        job.request.fail(unanswered(timeout_s))
+        self.withdraw(job)
+
+    def withdraw(self, job: Job) -> None:
+        """Stop a command whose caller waits no longer; messages that it got are given back."""
+        if job.is_answered:
+            undo = undo_of(job.request.command, job.value)
+            if undo is not None:
+                self.begin(Job(Request(undo)), None)
+        elif job.dispatch is not None:
+            job.is_answered = True
+            self._publisher.withdraw(job.dispatch)
+        elif job.task is not None:
+            job.task.cancel()
+
+    # -- sends ---------------------------------------------------------------------------------
+
+    def _begin_send(self, job: Job, command: Send) -> None:
+        messages = _messages_of(command)
+        path = command.path
+        kept = [at for at, message in enumerate(messages) if not _is_ping(message)]
+        for at in kept:
+            if messages[at].session_id is not None:
+                raise unsupported(NAME, Capability.SESSIONS, "a message with a session_id")
+            if messages[at].scheduled_enqueue_time_utc is not None:
+                raise unsupported(NAME, Capability.SCHEDULING, "a scheduled message")
+        receipt = SendReceipt([0] * len(messages))
+        if not kept:
+            job.task = asyncio.create_task(self._run(job, lambda: self._ping(path, receipt)))
+            return
+        if path.endswith(DEAD_LETTER_SUFFIX) or SUBSCRIPTIONS in path:
+            job.task = asyncio.create_task(self._run(job, lambda: self._refuse_send(path)))
+            return
+
+        def encode(to_topic: bool) -> list[Publication]:  # noqa: FBT001 - as Publisher calls it
+            now_s = self._clock.wall_us() // SECOND_US
+            named = _named(messages, command.origin)
+            return [published(messages[at], *named[at], now_s, to_topic=to_topic) for at in kept]
+
+        def tell(error: MessagingError | None) -> None:
+            if error is None:
+                job.answer(receipt)
+            else:
+                job.fail(error)
+
+        job.dispatch = Dispatch(path, len(kept), encode, tell)
+        self._publisher.begin(job.dispatch)
+
+    async def _ping(self, path: str, receipt: SendReceipt) -> SendReceipt:
+        await self._prober.ping(path)
+        return receipt
+
+    async def _refuse_send(self, path: str) -> None:
+        """Refuse a send to a queue that only the broker fills."""
+        await get_entity(self._receives, path)
+        raise InvalidOperationError(
+            f"{path} is filled by its queue or topic; send to that one", path=path
+        )
+
+    # -- everything else -----------------------------------------------------------------------
+
+    async def _settle(self, command: Settle) -> None:
+        if command.disposition is Disposition.DEFER:
+            raise unsupported(NAME, Capability.DEFERRING, "deferring a message")
+        if command.disposition is Disposition.DEAD_LETTER:
+            await self._publish_dead_letters(command)
+        await self._keeper.settle(command)
+
+    async def _publish_dead_letters(self, command: Settle) -> None:
+        """Publish copies to the dead-letter queue: only then may the messages be acknowledged."""
+        copies = list(self._keeper.locked(command).values())
+        if not copies:
+            return
+        path = command.path
+        if not path.endswith(DEAD_LETTER_SUFFIX):  # a dead letter that dies again stays there
+            channel = await self._receives.open_channel()
+            try:
+                await declare_dead_letters(channel, path)
+            finally:
+                channel.close()
+            path += DEAD_LETTER_SUFFIX
+        done: asyncio.Future[MessagingError | None] = asyncio.get_running_loop().create_future()
+
+        def tell(error: MessagingError | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        dispatch = Dispatch(path, len(copies), lambda _to_topic: copies, tell)
+        self._publisher.begin(dispatch)
+        try:
+            error = await done
+        except asyncio.CancelledError:
+            self._publisher.withdraw(dispatch)
+            raise
+        if error is not None:
+            raise error
+
+    async def _receive(self, command: Receive) -> pa.RecordBatch:
+        if command.session is not None:
+            raise unsupported(NAME, Capability.SESSIONS, "receiving from a session")
+        return await self._keeper.receive(command)
+
+    async def _create(self, command: CreateEntity) -> Any:
+        return await self._topology.create(command.description, command.rule)
+
+    async def _update(self, command: UpdateEntity) -> Any:
+        raise InvalidOperationError(
+            f"RabbitMQ cannot change the settings of {command.description.path}: they are fixed "
+            "when it is created. Change them by a policy of the broker, or create another entity"
+        )
+
+    async def _get(self, command: GetEntity) -> Any:
+        return await self._topology.describe(command.path)
+
+    async def _count(self, command: GetRuntimeProperties) -> Any:
+        return await self._topology.count(command.path)
+
+    async def _delete(self, command: DeleteEntity) -> None:
+        await self._topology.delete(command.path)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Finish what is under way, give back what is locked, and close the connections."""
+        closed = NamespaceClosedError("the namespace was closed")
+        waiting = [job for job in self._jobs if isinstance(job.request.command, Receive)]
+        for job in waiting:
+            if job.task is not None:
+                job.task.cancel()
+        patience = MAX_CLOSE_WAIT.total_seconds() / 2
+        tasks = [job.task for job in self._jobs if job.task is not None]
+        try:
+            async with asyncio.timeout(patience):
+                await asyncio.gather(*tasks, self._publisher.finish(), return_exceptions=True)
+        except TimeoutError:
+            pass
+        self._publisher.fail_all(closed)
+        ends = [one.close() for one in (self._sends, self._receives, self._pings)]
+        try:
+            async with asyncio.timeout(patience):
+                await asyncio.gather(*ends, return_exceptions=True)
+        except TimeoutError:
+            pass  # a broker that does not answer is not waited for
+
+
+_HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
+    Receive: CommandRunner._receive,  # noqa: SLF001 - its own
+    Settle: CommandRunner._settle,  # noqa: SLF001
+    CreateEntity: CommandRunner._create,  # noqa: SLF001
+    UpdateEntity: CommandRunner._update,  # noqa: SLF001
+    GetEntity: CommandRunner._get,  # noqa: SLF001
+    GetRuntimeProperties: CommandRunner._count,  # noqa: SLF001
+    DeleteEntity: CommandRunner._delete,  # noqa: SLF001
+}
+
+
+# -- messages of a send ----------------------------------------------------------------------------
+
+
+def _is_ping(message: BrokeredMessage) -> bool:
+    return message.content_type == PING_CONTENT_TYPE
+
+
+def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
+    """Return the messages of a send; one without an id keeps none."""
+    messages = command.messages
+    count = messages.num_rows if isinstance(messages, pa.RecordBatch) else len(messages)
+    if not 0 < count <= MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"a send has {count} messages; it must have from 1 to {MAX_BATCH_MESSAGES}"
+        )
+    if command.origin is not None and len(command.origin.numbers) != count:
+        raise InvalidArgumentError(
+            f"the origin numbers {len(command.origin.numbers)} messages, and the send has {count}"
+        )
+    if not isinstance(messages, pa.RecordBatch):
+        return messages
+    rows = rows_of(conform(messages))
+    return [BrokeredMessage(**{"message_id": None, **fields}) for fields in rows]
+
+
+def _named(
+    messages: Sequence[BrokeredMessage], origin: Origin | None
+) -> list[tuple[str, str | None]]:
+    """Return the id of each message, and the text that names its origin."""
+    if origin is None:
+        return [(message.message_id or uuid4().hex, None) for message in messages]
+    source, numbers = _named_source(origin)
+    return [
+        (
+            message.message_id or message_id_of(source, int(number)),
+            f"{source}:{number}",
+        )
+        for message, number in zip(messages, numbers, strict=True)
+    ]
+
+
+def _named_source(origin: Origin) -> tuple[str, Sequence[int] | npt.NDArray[np.int64]]:
+    """Return the sender that numbered the messages, if it is known; else what is named first.
+
+    A message that a sender tried at the primary and then diverted has both names. The copy that is
+    brought home then carries the same name as the one that was sent directly.
+    """
+    named: Origin | None = origin
+    while named is not None:
+        if origin_kind(named.source) is OriginKind.SENDER:
+            return named.source, named.numbers
+        named = named.also
+    return origin.source, origin.numbers

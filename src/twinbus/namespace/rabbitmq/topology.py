@@ -1,0 +1,385 @@
+"""Queues, exchanges and bindings, and the descriptions they were created with.
+
+    entity           on RabbitMQ
+    queue            a quorum queue of its path, and one for its dead letters (/$DeadLetterQueue)
+    topic            a headers exchange of its path
+    subscription     a quorum queue of its path, bound to the exchange; and its dead letters
+    description      a stream of the path and /$Description, whose first record is the description
+
+Entities that exist are used as they are: nothing is ever declared again with other arguments. What
+a client can read of a queue over AMQP is its length and no more, so the description is kept in a
+stream. Readers of a stream take nothing away, and all see the same first record. Two programs that
+create an entity at the same time both append theirs: the first record decides, and the program
+that wrote the other one gets EntityAlreadyExistsError. The record is written before the queue is
+declared, so that a queue that Twinbus made always says whose it is.
+"""
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+import pika
+from pika import exceptions
+
+from twinbus.entities import (
+    DEAD_LETTER_SUFFIX,
+    SUBSCRIPTIONS,
+    CorrelationFilter,
+    EntityDescription,
+    EntityStatus,
+    FalseFilter,
+    QueueDescription,
+    RuleDescription,
+    RuntimeProperties,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+    dead_letter_path,
+    from_json,
+    to_json,
+)
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    MessagingError,
+)
+from twinbus.limits import (
+    MAX_MAX_DELIVERY_COUNT,
+    MEGABYTE,
+    RABBITMQ_MAX_EXPIRATION_MS,
+    RABBITMQ_NAME_BYTES,
+    RABBITMQ_RECORD_S,
+    UNLIMITED,
+)
+from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
+from twinbus.namespace.rabbitmq.messages import SUBJECT
+from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of, refused
+from twinbus.protocol.capabilities import Capability, unsupported
+
+NAME = "RabbitMQ"
+DESCRIPTION_SUFFIX = "/$Description"
+_NOT_FOUND = 404
+_RECORD = "application/vnd.twinbus.description+json"
+_NEVER = datetime.fromtimestamp(0, UTC)  # RabbitMQ keeps no times
+_log = logging.getLogger("twinbus.rabbitmq")
+
+
+class EntityType(Enum):
+    """What a path is on the broker."""
+
+    QUEUE = "queue"
+    TOPIC = "exchange"
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+async def find_queue(connection: BrokerConnection, path: str) -> int | None:
+    """Return how many messages wait in a queue; None: there is no such queue."""
+    found = await _find(connection, "queue_declare", path)
+    return None if found is None else int(found.method.message_count)
+
+
+async def find_entity(connection: BrokerConnection, path: str) -> EntityType | None:
+    """Return what a path is; None: nothing."""
+    if await find_queue(connection, path) is not None:
+        return EntityType.QUEUE
+    if await _find(connection, "exchange_declare", path) is not None:
+        return EntityType.TOPIC
+    return None
+
+
+async def get_entity(connection: BrokerConnection, path: str) -> EntityType:
+    """Return what a path is; raise if it is nothing."""
+    kind = await find_entity(connection, path)
+    if kind is None:
+        raise not_found(path)
+    return kind
+
+
+async def _find(connection: BrokerConnection, declare: str, name: str) -> Any:
+    """Return the reply to a passive declare; None: not found, which also closes the channel."""
+    if not name or len(name.encode()) > RABBITMQ_NAME_BYTES:
+        return None
+    channel = await connection.open_channel()
+    try:
+        return await channel.call(declare, name, passive=True)
+    except exceptions.ChannelClosedByBroker as error:
+        refusal = refusal_of(error, name)
+        if error.reply_code == _NOT_FOUND and not refusal.is_transient:
+            return None
+        raise refusal from error
+    finally:
+        channel.close()
+
+
+# -- managing --------------------------------------------------------------------------------------
+
+
+class Topology:
+    """Creates, describes and deletes entities over one connection."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self._connection = connection
+
+    async def create(
+        self, description: EntityDescription, rule: RuleDescription | None
+    ) -> EntityDescription:
+        """Create an entity with its description; one that exists is left as it is."""
+        path = description.path
+        _check_supported(description)
+        bindings = _bindings_of(description, rule)
+        await self._check_free(description)
+        channel = await self._connection.open_channel()
+        try:
+            await self._keep(channel, description)
+            if isinstance(description, TopicDescription):
+                await channel.call("exchange_declare", path, "headers", durable=True)
+            else:
+                await declare_dead_letters(channel, path)
+                await channel.call(
+                    "queue_declare", path, durable=True, arguments=_arguments_of(description)
+                )
+                for binding in bindings:
+                    await channel.call(
+                        "queue_bind", path, _topic_of(path), routing_key="", arguments=binding
+                    )
+        except exceptions.AMQPError as error:
+            raise refusal_of(error, path) from error
+        finally:
+            channel.close()
+        return description
+
+    async def _check_free(self, description: EntityDescription) -> None:
+        path = description.path
+        if await find_entity(self._connection, path) is not None:
+            raise _exists(path)
+        if isinstance(description, SubscriptionDescription):
+            found = await _find(self._connection, "exchange_declare", description.topic_path)
+            if found is None:
+                raise not_found(description.topic_path)
+
+    async def _keep(self, channel: BrokerChannel, description: EntityDescription) -> None:
+        """Append the description to its stream; refuse if another program was first."""
+        path = description.path
+        stream = path + DESCRIPTION_SUFFIX
+        record = to_json(description)
+        await channel.call(
+            "queue_declare", stream, durable=True, arguments={"x-queue-type": "stream"}
+        )
+        properties = pika.BasicProperties(
+            content_type=_RECORD, delivery_mode=2, message_id=uuid4().hex
+        )
+        if not await channel.publish_confirmed(stream, record.encode(), properties):
+            raise refused(stream)
+        first = await self._read(path)
+        if first is not None and first != record:
+            raise EntityAlreadyExistsError(
+                f"another program is creating {path} at this moment, or began to and was "
+                f"interrupted: it describes it as {first:.200}. Try again; if the queue never "
+                f"appears, delete the stream {stream}",
+                path=path,
+            )
+
+    async def _read(self, path: str) -> str | None:
+        """Return the first record of the stream that describes an entity; None: it has none."""
+        channel = await self._connection.open_channel()
+        first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def take(_channel: Any, _method: Any, _properties: Any, body: bytes) -> None:
+            if not first.done():
+                first.set_result(body)
+
+        try:
+            await channel.call("basic_qos", prefetch_count=1)
+            await channel.call(
+                "basic_consume",
+                path + DESCRIPTION_SUFFIX,
+                take,
+                arguments={"x-stream-offset": "first"},
+            )
+            async with asyncio.timeout(RABBITMQ_RECORD_S):
+                record: bytes = await channel.answer_to(first)
+                return record.decode(errors="replace")
+        except TimeoutError:
+            return None  # whoever declared the stream wrote no record
+        except exceptions.ChannelClosedByBroker as error:
+            refusal = refusal_of(error, path)
+            if error.reply_code == _NOT_FOUND and not refusal.is_transient:
+                return None
+            raise refusal from error
+        finally:
+            channel.close()
+
+    async def describe(self, path: str) -> EntityDescription:
+        """Return the description of an entity; that of one which others made has defaults."""
+        kind = await find_entity(self._connection, path)
+        if kind is None or path.endswith((DEAD_LETTER_SUFFIX, DESCRIPTION_SUFFIX)):
+            raise not_found(path)
+        record = await self._read(path)
+        if record is not None:
+            described = _described(record)
+            if described is not None:
+                return described
+            _log.warning("%s has a description that this version cannot read", path)
+        if SUBSCRIPTIONS in path:
+            topic_path, _, name = path.partition(SUBSCRIPTIONS)
+            return SubscriptionDescription(topic_path=topic_path, name=name)
+        if kind is EntityType.TOPIC:
+            return TopicDescription(path=path)
+        return QueueDescription(path=path)
+
+    async def count(self, path: str) -> RuntimeProperties:
+        """Return what a queue holds: messages that are neither locked nor expired."""
+        waiting = await find_queue(self._connection, path)
+        if waiting is None and await find_entity(self._connection, path) is None:
+            raise not_found(path)
+        dead = (
+            await find_queue(self._connection, dead_letter_path(path)) if waiting is not None else 0
+        )
+        return RuntimeProperties(
+            path=path,
+            active_message_count=waiting or 0,
+            dead_letter_message_count=dead or 0,
+            scheduled_message_count=0,
+            transfer_message_count=0,
+            size_in_bytes=0,
+            created_at_utc=_NEVER,
+            updated_at_utc=_NEVER,
+            accessed_at_utc=_NEVER,
+        )
+
+    async def delete(self, path: str) -> None:
+        """Delete an entity, its dead letters and its description."""
+        kind = await find_entity(self._connection, path)
+        if kind is None:
+            raise not_found(path)
+        if path.endswith((DEAD_LETTER_SUFFIX, DESCRIPTION_SUFFIX)):
+            raise InvalidOperationError(f"{path} belongs to another entity; delete that one")
+        channel = await self._connection.open_channel()
+        try:
+            if kind is EntityType.TOPIC:
+                await channel.call("exchange_delete", path, if_unused=True)
+            else:
+                await channel.call("queue_delete", path)
+                await channel.call("queue_delete", dead_letter_path(path))
+            await channel.call("queue_delete", path + DESCRIPTION_SUFFIX)
+        except exceptions.AMQPError as error:
+            raise refusal_of(error, path) from error
+        finally:
+            channel.close()
+
+
+async def declare_dead_letters(channel: BrokerChannel, path: str) -> None:
+    """Declare the queue for the dead letters of a path."""
+    await channel.call(
+        "queue_declare",
+        dead_letter_path(path),
+        durable=True,
+        arguments={"x-queue-type": "quorum", "x-overflow": "reject-publish"},
+    )
+
+
+def _described(record: str) -> EntityDescription | None:
+    """Return the description in a record; None: this version cannot read it."""
+    kinds = (QueueDescription, TopicDescription, SubscriptionDescription)
+    try:
+        described = from_json(record, object)
+    except (MessagingError, ValueError, TypeError, KeyError):
+        return None
+    return described if isinstance(described, kinds) else None
+
+
+def _exists(path: str) -> EntityAlreadyExistsError:
+    return EntityAlreadyExistsError(f"{path} exists already", path=path)
+
+
+def _topic_of(path: str) -> str:
+    return path.partition(SUBSCRIPTIONS)[0]
+
+
+def _arguments_of(description: QueueDescription | SubscriptionDescription) -> dict[str, Any]:
+    """Return the arguments of the queue that a description asks for."""
+    arguments: dict[str, Any] = {
+        "x-queue-type": "quorum",
+        "x-overflow": "reject-publish",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": dead_letter_path(description.path),
+        "x-dead-letter-strategy": "at-least-once",
+    }
+    if description.max_delivery_count < MAX_MAX_DELIVERY_COUNT:
+        # RabbitMQ counts deliveries after the first one, Service Bus all that failed.
+        arguments["x-delivery-limit"] = description.max_delivery_count - 1
+    if isinstance(description, QueueDescription):
+        arguments["x-max-length-bytes"] = description.max_size_in_megabytes * MEGABYTE
+    for argument, span in (
+        ("x-message-ttl", description.default_message_time_to_live),
+        ("x-expires", description.auto_delete_on_idle),
+    ):
+        if span != UNLIMITED:
+            arguments[argument] = min(int(span.total_seconds() * 1000), RABBITMQ_MAX_EXPIRATION_MS)
+    return arguments
+
+
+_REFUSED_SETTINGS = ("requires_duplicate_detection", "enable_partitioning", "forward_to")
+
+
+def _check_supported(description: EntityDescription) -> None:
+    """Refuse settings that a RabbitMQ queue cannot have."""
+    path = description.path
+    if len((path + DEAD_LETTER_SUFFIX).encode()) > RABBITMQ_NAME_BYTES:
+        raise InvalidArgumentError(
+            f"the path has {len(path)} characters; with {DEAD_LETTER_SUFFIX} it must fit the "
+            f"{RABBITMQ_NAME_BYTES} bytes of a RabbitMQ name. Use a shorter path"
+        )
+    if getattr(description, "requires_session", False):
+        raise unsupported(NAME, Capability.SESSIONS, "requires_session")
+    for setting in _REFUSED_SETTINGS:
+        if getattr(description, setting, None):
+            raise InvalidOperationError(
+                f"RabbitMQ does not support {setting}; create {path} without it"
+            )
+    if description.status is not EntityStatus.ACTIVE:
+        raise InvalidOperationError(
+            f"RabbitMQ does not support status {description.status.value}; create {path} as active"
+        )
+
+
+def _bindings_of(
+    description: EntityDescription, rule: RuleDescription | None
+) -> list[dict[str, Any]]:
+    """Return the arguments of the bindings that a rule asks for; none: nothing is selected."""
+    if not isinstance(description, SubscriptionDescription):
+        if rule is not None:
+            raise InvalidArgumentError("only a subscription is created with a rule")
+        return []
+    if rule is None or isinstance(rule.filter, TrueFilter):
+        wanted: dict[str, Any] = {}
+    elif isinstance(rule.filter, FalseFilter):
+        return []
+    else:
+        wanted = _headers_of(rule.filter)
+    if rule is not None and rule.action is not None:
+        raise unsupported(NAME, Capability.RULES, "an action of a rule")
+    return [{"x-match": "all", **wanted}]
+
+
+def _headers_of(selected: object) -> dict[str, Any]:
+    """Return the headers that a correlation filter compares; refuse what headers cannot."""
+    if not isinstance(selected, CorrelationFilter):
+        raise unsupported(NAME, Capability.RULES, "a SQL filter")
+    others = ("message_id", "session_id", "correlation_id", "content_type", "to", "reply_to")
+    for name in (*others, "reply_to_session_id"):
+        if getattr(selected, name) is not None:
+            raise unsupported(NAME, Capability.RULES, f"a correlation filter on {name}")
+    for name, value in selected.properties.items():
+        if not isinstance(value, str | int | bool) or name.lower().startswith("x-"):
+            raise unsupported(
+                NAME, Capability.RULES, f"a correlation filter on the property {name!r}"
+            )
+    subject = {} if selected.subject is None else {SUBJECT: selected.subject}
+    return {**selected.properties, **subject}

@@ -1,0 +1,193 @@
+"""AMQP inside of a websocket, for clients behind proxies: GET /$servicebus/websocket.
+
+    client                                      server
+    GET /$servicebus/websocket                  101 Switching Protocols
+    Sec-WebSocket-Protocol: AMQPWSB10           Sec-WebSocket-Protocol: AMQPWSB10
+    binary messages, each any piece of          binary messages, each any piece of
+    the bytes of an AMQP connection             the bytes of an AMQP connection
+
+The handshake and the frames are those of wsproto. What is inside of them goes to the same
+connection that serves AMQP on a plain socket: it writes to a transport that puts its bytes into
+frames.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import ConnectionState
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    CloseConnection,
+    Event,
+    Ping,
+    RejectConnection,
+    RejectData,
+    Request,
+    TextMessage,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError, RemoteProtocolError
+
+from twinbus.errors import MessagingError
+from twinbus.limits import AUTHENTICATION_US, SECOND_US
+from twinbus.server.amqp import ServiceBusConnection
+
+if TYPE_CHECKING:
+    from twinbus.server.door import Door
+
+SUBPROTOCOL: Final = "AMQPWSB10"
+_PATH: Final = "/$servicebus/websocket"
+
+
+class _FramingTransport(asyncio.Transport):
+    """The transport of the connection inside: puts what is written into frames."""
+
+    def __init__(self, outside: asyncio.Transport, frames: WSConnection) -> None:
+        super().__init__()
+        self._outside = outside
+        self._frames = frames
+
+    def write(self, data: Any) -> None:
+        """Send bytes as one binary message."""
+        if self._frames.state is ConnectionState.OPEN:
+            self._outside.write(self._frames.send(BytesMessage(data=bytes(data))))
+
+    def close(self) -> None:
+        """Say that there is nothing more, and hang up when everything is written."""
+        if self._frames.state is ConnectionState.OPEN:
+            self._outside.write(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
+        self._outside.close()
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        self._outside.abort()
+
+    def is_closing(self) -> bool:
+        """Whether nothing can be written any more."""
+        return self._outside.is_closing() or self._frames.state is not ConnectionState.OPEN
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set when writing is paused."""
+        self._outside.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        """Return how much was not written yet."""
+        return self._outside.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Read no more."""
+        self._outside.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on."""
+        self._outside.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the socket knows."""
+        return self._outside.get_extra_info(name, default)
+
+
+class WebsocketConnection(asyncio.Protocol):
+    """A client that speaks AMQP inside of a websocket."""
+
+    def __init__(self, door: "Door", address: str, *, refusal: MessagingError | None) -> None:
+        self._door = door
+        self._frames = WSConnection(ConnectionType.SERVER)
+        self._inside = ServiceBusConnection(door, address, refusal=refusal)
+        self._has_begun = False  # the handshake is over
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._door.note_stranger(self, transport)
+        seconds = AUTHENTICATION_US / SECOND_US
+        self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of the client."""
+        try:
+            self._frames.receive_data(data)
+            for event in self._frames.events():
+                self._take(event)
+        except RemoteProtocolError as error:
+            self._refuse(error)
+        except LocalProtocolError:  # the client broke off, and there is nothing to answer
+            self._transport.abort()
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, BytesMessage):
+            self._door.moved_bytes += len(event.data)
+            self._inside.take(bytes(event.data))
+        elif isinstance(event, Request):
+            self._begin(event)
+        elif isinstance(event, Ping):
+            self._transport.write(self._frames.send(event.response()))
+        elif isinstance(event, TextMessage):
+            self._end(CloseReason.UNSUPPORTED_DATA)
+        elif isinstance(event, CloseConnection):
+            if self._frames.state is ConnectionState.REMOTE_CLOSING:
+                self._transport.write(self._frames.send(event.response()))
+            self._transport.close()
+
+    def _begin(self, request: Request) -> None:
+        """Answer the handshake."""
+        if request.target.partition("?")[0].rstrip("/") != _PATH:
+            self._reject(404, f"There is no websocket here but {_PATH}.\n")
+        elif SUBPROTOCOL not in request.subprotocols:
+            self._reject(400, f"The websocket must ask for the subprotocol {SUBPROTOCOL}.\n")
+        else:
+            self._transport.write(self._frames.send(AcceptConnection(subprotocol=SUBPROTOCOL)))
+            self._leave()
+            self._has_begun = True
+            self._inside.connection_made(_FramingTransport(self._transport, self._frames))
+
+    def _reject(self, status: int, text: str) -> None:
+        headers = [(b"content-type", b"text/plain; charset=utf-8")]
+        answer = RejectConnection(status_code=status, headers=headers, has_body=True)
+        self._transport.write(self._frames.send(answer))
+        self._transport.write(self._frames.send(RejectData(data=text.encode())))
+        self._transport.close()
+
+    def _refuse(self, error: RemoteProtocolError) -> None:
+        """Answer a handshake or a frame that breaks the rules, and hang up."""
+        hint = error.event_hint
+        if self._has_begun:
+            code = hint.code if isinstance(hint, CloseConnection) else CloseReason.PROTOCOL_ERROR
+            self._end(CloseReason(code))
+            return
+        status = hint.status_code if isinstance(hint, RejectConnection) else 400
+        text = f"This is no handshake of a websocket: {error}\n".encode()
+        head = f"HTTP/1.1 {status} Refused\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
+        if status == 426:
+            head += "Upgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
+        self._transport.write(head.encode() + b"\r\n" + text)
+        self._transport.close()
+
+    def _end(self, code: CloseReason) -> None:
+        if self._frames.state is ConnectionState.OPEN:
+            self._transport.write(self._frames.send(CloseConnection(code)))
+        self._transport.close()
+
+    def pause_writing(self) -> None:
+        """Keep what is to be written."""
+        self._inside.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Write what was kept."""
+        if self._has_begun:
+            self._inside.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the connection."""
+        self._leave()
+        if self._has_begun:
+            self._inside.connection_lost(error)
+
+    def _leave(self) -> None:
+        self._door.forget_stranger(self)
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,25 @@
+"""The sentence in an error of Spark that says what happened.
+
+An error of Spark is a stack trace of Java, often with one of Python inside. py4j begins with a line
+that names its own object (`An error occurred while calling o94.start.`), and Java wraps exceptions
+in others, of which the innermost is the cause.
+"""
+
+import re
+
+_PYTHON = re.compile(r"^\s*(?:[a-z]\w*\.)*(\w+Error: .+)$", re.MULTILINE)
+_JAVA = re.compile(r"^(?:: |Caused by: )(?:[a-z]\w*\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
+_LONGEST = 500  # characters: Java may print whole plans
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what happened: Python's error if there is one, else the innermost of Java."""
+    text = str(error)
+    pythons, javas = _PYTHON.findall(text), _JAVA.findall(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = (pythons[-1:] or javas[-1:] or lines[:1] or [type(error).__name__])[0]
+    if "No module named 'twinbus'" in reason:
+        reason += (
+            ". The Python of Spark's workers lacks Twinbus: set PYSPARK_PYTHON to one that has it"
+        )
+    return reason[:_LONGEST]

@@ -1,0 +1,131 @@
+"""Adds up what the batches of a syphon came to, and publishes it for people at the desk.
+
+The planner of a syphon has one, in its process. It is not safe for use by several threads: the
+planner calls it under its own lock.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twinbus.clock import Clock
+from twinbus.limits import RATE_WINDOW_US, SECOND_US
+from twinbus.syphon.carrier import Carried, canonical
+from twinbus.syphon.desk import Desk, DestinationProgress
+from twinbus.syphon.destinations import Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What waits in the backlog, as far as the planner has seen it."""
+
+    waiting: int = 0
+    oldest_us: int | None = None  # when the oldest of it was diverted
+    kept: Counter[str] | None = None  # destination -> messages that it does not take now
+    troubles: Sequence[Trouble] = ()
+
+
+class Tally:
+    """The numbers of one syphon; after a restart of its planner they go on."""
+
+    def __init__(self, desk: Desk, clock: Clock) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._progress = desk.resume()
+        self._moved = {canonical(one.path): one for one in self._progress.destinations}
+        self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
+
+    def begin_batch(self) -> None:
+        """Count a batch; the rate counts from the first one."""
+        self._progress = replace(self._progress, batches=self._progress.batches + 1)
+        if not self._recent:
+            self._recent.append((self._clock.now_us(), 0))
+
+    def add(self, outcomes: Iterable[Carried]) -> None:
+        """Add what became of the messages of a batch."""
+        moved_now = dead = sends = 0
+        reading_s = sending_s = 0.0
+        for carried in outcomes:
+            for path, (messages, size) in carried.moved.items():
+                known = self._moved.get(canonical(path), DestinationProgress(path))
+                self._moved[canonical(path)] = replace(
+                    known, moved=known.moved + messages, moved_bytes=known.moved_bytes + size
+                )
+                moved_now += messages
+            dead += len(carried.poison)
+            sends += carried.sends
+            reading_s += carried.reading_s
+            sending_s += carried.sending_s
+        self._recent.append((self._clock.now_us(), moved_now))
+        before = self._progress
+        self._progress = replace(
+            before,
+            moved=before.moved + moved_now,
+            sends=before.sends + sends,
+            dead_lettered=before.dead_lettered + dead,
+            reading_s=before.reading_s + reading_s,
+            sending_s=before.sending_s + sending_s,
+        )
+
+    def note(
+        self, new: Sequence[Trouble], ended: Sequence[str], outcomes: Iterable[Carried]
+    ) -> None:
+        """Have the application log which destinations failed or are back, and what was put aside.
+
+        The notes go out with the next `publish`.
+        """
+        for trouble in new:
+            self._desk.note(
+                logging.WARNING,
+                f"{trouble.destination} does not take its messages: {trouble.failure.text}. "
+                "They wait in the backlog; the others flow",
+            )
+        for destination in ended:
+            self._desk.note(logging.INFO, f"{destination} takes its messages again")
+        for carried in outcomes:
+            if carried.poison:
+                self._desk.note(
+                    logging.WARNING,
+                    f"{len(carried.poison)} message(s) of {carried.queue} cannot go home and were "
+                    f"dead-lettered there; the first because {carried.poison[0][1]}",
+                )
+
+    def publish(self, stock: Stock, **changes: Any) -> None:
+        """Leave the numbers at the desk, with what still waits."""
+        now = self._clock.now_us()
+        rate = self._rate(now)
+        oldest = stock.oldest_us
+        self._progress = replace(
+            self._progress,
+            at=now / SECOND_US,
+            waiting=stock.waiting,
+            oldest_age_s=None if oldest is None else (now - oldest) / SECOND_US,
+            rate=rate,
+            time_left_s=stock.waiting / rate if stock.waiting and rate else None,
+            destinations=tuple(self._destinations(stock)),
+            **changes,
+        )
+        self._desk.put_progress(self._progress)
+
+    def _rate(self, now: int) -> float:
+        """Return how many messages a second went home lately."""
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW_US:
+            self._recent.popleft()
+        span_s = (now - self._recent[0][0]) / SECOND_US if self._recent else 0.0
+        lately = sum(moved for _, moved in list(self._recent)[1:])
+        return lately / span_s if span_s else 0.0
+
+    def _destinations(self, stock: Stock) -> Iterator[DestinationProgress]:
+        troubles = {canonical(one.destination): one for one in stock.troubles}
+        kept = stock.kept or Counter()
+        for name in sorted({*self._moved, *troubles, *kept}):
+            trouble = troubles.get(name)
+            path = trouble.destination if trouble else name
+            yield replace(
+                self._moved.get(name, DestinationProgress(path)),
+                kept=kept[name],
+                trouble=trouble.failure.text if trouble else None,
+                retry_at=trouble.due / SECOND_US if trouble else None,
+            )

@@ -1,0 +1,50 @@
+"""The site of the docs, built and opened as files: complete, searchable, and wide enough."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import build_site
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+PHONE, DESK = 400, 1400
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+BROKEN_PICTURES = "[...document.images].filter((image) => !image.naturalWidth).length"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site; the build fails when a link or an anchor leads nowhere."""
+    return build_site.build(tmp_path_factory.mktemp("docs") / "built").parent
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that must not ask any other host for anything."""
+    asked: list[str] = []
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.on("request", lambda request: asked.append(request.url))
+    yield opened
+    context.close()
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_no_page_scrolls_sideways_or_misses_a_picture(page: Page, site: Path) -> None:
+    for path in sorted(site.rglob("*.html")):
+        page.set_viewport_size({"width": PHONE, "height": 900})
+        page.goto(path.as_uri())
+        assert page.evaluate(BROKEN_PICTURES) == 0, path
+        assert page.evaluate(SIDEWAYS) <= 0, path
+        page.set_viewport_size({"width": DESK, "height": 900})
+        assert page.evaluate(SIDEWAYS) <= 0, path
+
+
+def test_the_search_works_without_a_server(page: Page, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    page.keyboard.press("Control+k")
+    page.get_by_placeholder("Search").fill("failover interval")
+    found = page.locator("a", has_text="Choose the times").first
+    expect(found).to_be_visible()
+    found.click()
+    assert page.url.startswith((site / "how-to" / "pair-namespaces.html").as_uri())

@@ -1,0 +1,107 @@
+"""One real broker for all tests here; each test leaves it empty."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pika
+import pytest
+
+from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
+from twinbus import MessagingFactory, NamespaceManager
+from twinbus.connection import ConnectionString
+from twinbus.entities import QueueDescription, TopicDescription
+from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
+from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
+
+
+SYNC_S = 2  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[RabbitBroker]:
+    why = missing()
+    if why is not None:
+        if os.environ.get(NEEDED):
+            pytest.fail(why)
+        pytest.skip(why)
+    with RabbitBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def fragile(broker: RabbitBroker) -> Iterator[RabbitBroker]:
+    """Return a second broker, which tests kill; it has a queue `orders`."""
+    del broker  # it says whether there is one at all
+    with RabbitBroker() as fragile:
+        with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:
+            namespace.ask(CreateEntity(QueueDescription(path="orders")), 30)
+        time.sleep(SYNC_S)
+        yield fragile
+
+
+@dataclass
+class RabbitWorld:
+    """A namespace on the broker; the entities that a test creates are deleted after it."""
+
+    namespace: RabbitNamespace
+    connection_string: str
+    created: list[CreateEntity] = field(default_factory=list)
+
+    def ask(self, command: Command[Any]) -> Any:
+        if isinstance(command, CreateEntity):
+            self.created.append(command)
+        return self.namespace.ask(command, 30)
+
+    def factory(self, **settings: Any) -> MessagingFactory:
+        return MessagingFactory.from_connection_string(self.connection_string, **settings)
+
+    def manager(self, **settings: Any) -> NamespaceManager:
+        return NamespaceManager.from_connection_string(self.connection_string, **settings)
+
+    def clean(self) -> None:
+        topics_last = sorted(
+            self.created, key=lambda one: isinstance(one.description, TopicDescription)
+        )
+        for command in topics_last:
+            try:
+                self.namespace.ask(DeleteEntity(command.description.path), 30)
+            except EntityNotFoundError:
+                continue
+
+
+class ContractWorld(RabbitWorld):
+    """What the contract suite runs in: it skips what needs a capability that is missing."""
+
+    def ask(self, command: Command[Any]) -> Any:
+        try:
+            return super().ask(command)
+        except UnsupportedCapabilityError as error:
+            pytest.skip(error.text)
+
+
+def opened(broker: RabbitBroker, kind: type[RabbitWorld]) -> Iterator[RabbitWorld]:
+    text = broker.connection_string()
+    with RabbitNamespace(ConnectionString.parse(text)) as namespace:
+        world = kind(namespace, text)
+        try:
+            yield world
+        finally:
+            world.clean()
+
+
+@pytest.fixture
+def world(broker: RabbitBroker) -> Iterator[RabbitWorld]:
+    yield from opened(broker, RabbitWorld)
+
+
+@pytest.fixture
+def channel(broker: RabbitBroker) -> Iterator[Any]:
+    """Return a channel of plain pika: how other programs see the broker."""
+    where = pika.ConnectionParameters("127.0.0.1", broker.node.port)
+    with closing(pika.BlockingConnection(where)) as connection:
+        yield connection.channel()

@@ -1,0 +1,234 @@
+"""Receives and settlements on a real RabbitMQ."""
+
+import time
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.rabbitmq.brokers import RabbitBroker, until
+from tests.rabbitmq.conftest import RabbitWorld
+from tests.rabbitmq.test_sends import make, received
+from twinbus import BrokeredMessage
+from twinbus.connection import ConnectionString
+from twinbus.entities import dead_letter_path
+from twinbus.errors import (
+    EntityNotFoundError,
+    MessageLockLostError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+    UnsupportedCapabilityError,
+)
+from twinbus.message import to_messages, tokens_of
+from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.commands import (
+    Disposition,
+    GetRuntimeProperties,
+    Receive,
+    ReceiveMode,
+    Send,
+    Settle,
+)
+
+HOUR = timedelta(hours=1)
+
+
+def send(world: RabbitWorld, *bodies: str, path: str = "orders") -> None:
+    world.ask(Send(path, [BrokeredMessage(body.encode()) for body in bodies]))
+
+
+def settle(
+    world: RabbitWorld, disposition: Disposition, *messages: BrokeredMessage, path: str = "orders"
+) -> None:
+    tokens = tokens_of(message.lock_token for message in messages if message.lock_token)
+    world.ask(Settle(path, tokens, disposition))
+
+
+def bodies(batch: pa.RecordBatch) -> list[bytes]:
+    return [message.body for message in to_messages(batch)]
+
+
+def waiting(world: RabbitWorld, path: str = "orders") -> int:
+    return int(world.ask(GetRuntimeProperties(path)).active_message_count)
+
+
+def poll(world: RabbitWorld, channel: Any, **settings: Any) -> "Future[pa.RecordBatch]":
+    """Begin a receive that waits, and return when the broker knows about it."""
+    reply = world.namespace.submit(Receive("orders", wait=HOUR, **settings))
+    until(lambda: channel.queue_declare("orders", passive=True).method.consumer_count)
+    return reply
+
+
+def test_a_waiting_receive_ends_when_a_message_arrives(world: RabbitWorld, channel: Any) -> None:
+    make(world)
+    reply = poll(world, channel)
+    send(world, "a")
+    assert bodies(reply.result(10)) == [b"a"]
+
+
+def test_a_waiting_receive_does_not_hold_up_other_commands(
+    world: RabbitWorld, channel: Any
+) -> None:
+    make(world)
+    make(world, "others")
+    reply = poll(world, channel)
+    send(world, "a", path="others")
+    assert [message.body for message in received(world, "others")] == [b"a"]
+    assert not reply.done()
+
+
+def test_a_receive_returns_empty_when_its_wait_is_over(world: RabbitWorld) -> None:
+    make(world)
+    assert bodies(world.ask(Receive("orders", wait=timedelta(milliseconds=50)))) == []
+
+
+def test_a_receive_takes_nothing_that_it_did_not_ask_for(world: RabbitWorld, channel: Any) -> None:
+    make(world)
+    reply = poll(world, channel, max_messages=2)
+    send(world, "a", "b", "c")
+    first = bodies(reply.result(10))
+    rest = [message.body for message in received(world)]
+    assert first + rest == [b"a", b"b", b"c"]
+    assert len(first) <= 2
+
+
+def test_a_waiting_receive_fails_when_its_queue_is_deleted(
+    world: RabbitWorld, channel: Any
+) -> None:
+    make(world)
+    reply = poll(world, channel)
+    channel.queue_delete("orders")
+    with pytest.raises(EntityNotFoundError):
+        reply.result(10)
+
+
+def test_a_receive_whose_caller_gave_up_leaves_the_messages(
+    world: RabbitWorld, channel: Any
+) -> None:
+    make(world)
+    with pytest.raises(OperationTimeoutError):
+        world.namespace.ask(Receive("orders", wait=HOUR), 0.2)
+    until(lambda: not channel.queue_declare("orders", passive=True).method.consumer_count)
+    send(world, "a")
+    (message,) = received(world)
+    assert (message.body, message.delivery_count) == (b"a", 0)
+
+
+def test_closing_ends_waiting_receives_and_gives_locked_messages_back(
+    world: RabbitWorld, channel: Any
+) -> None:
+    make(world)
+    send(world, "a")
+    with RabbitNamespace(ConnectionString.parse(world.connection_string)) as namespace:
+        namespace.ask(Receive("orders"), 10)
+        reply = namespace.submit(Receive("orders", wait=HOUR))
+        until(lambda: channel.queue_declare("orders", passive=True).method.consumer_count)
+    with pytest.raises(NamespaceClosedError):
+        reply.result(0)
+    until(lambda: waiting(world) == 1)
+
+
+def test_a_lock_lasts_as_long_as_the_connection(world: RabbitWorld, broker: RabbitBroker) -> None:
+    make(world)
+    send(world, "a")
+    (message,) = received(world)
+    broker.node.evaluate(
+        '[rabbit_networking:close_connection(P, "test") || P <- rabbit_networking:connections()].'
+    )
+    with pytest.raises(MessageLockLostError, match="delivered again"):
+        settle(world, Disposition.COMPLETE, message)
+    (again,) = until(lambda: received(world))
+    assert (again.body, again.delivery_count) == (b"a", 1)
+
+
+def test_completed_messages_are_gone_although_the_connection_ends(world: RabbitWorld) -> None:
+    make(world)
+    send(world, *map(str, range(50)))
+    with RabbitNamespace(ConnectionString.parse(world.connection_string)) as namespace:
+        batch = namespace.ask(Receive("orders", 20), 10)
+        assert batch.num_rows == 20
+        some = batch.column("lock_token").slice(5, 10)
+        namespace.ask(Settle("orders", some, Disposition.COMPLETE), 10)
+    left = until(lambda: waiting(world) == 40 and [m.body for m in received(world)])
+    assert sorted(map(int, left)) == [*range(5), *range(15, 50)]
+
+
+def test_too_many_failed_deliveries_dead_letter_a_message(world: RabbitWorld) -> None:
+    make(world, max_delivery_count=2)
+    send(world, "a")
+    for count in range(2):
+        (message,) = until(lambda: received(world))
+        assert message.delivery_count == count
+        settle(world, Disposition.ABANDON, message)
+    (dead,) = until(lambda: received(world, dead_letter_path("orders")))
+    assert (dead.body, dead.dead_letter_reason) == (b"a", "MaxDeliveryCountExceeded")
+    assert dead.dead_letter_source == "orders"
+    assert received(world) == []
+
+
+def test_expired_messages_go_to_the_dead_letter_queue(world: RabbitWorld) -> None:
+    make(world)
+    world.ask(Send("orders", [BrokeredMessage(b"a", time_to_live=timedelta(milliseconds=10))]))
+    (dead,) = until(lambda: received(world, dead_letter_path("orders")))
+    assert (dead.body, dead.dead_letter_reason) == (b"a", "TTLExpiredException")
+
+
+def test_a_message_of_a_foreign_queue_can_be_dead_lettered(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.queue_declare("classic", durable=True)
+    try:
+        send(world, "a", path="classic")
+        (message,) = received(world, "classic")
+        assert message.lock_token is not None
+        world.ask(
+            Settle("classic", tokens_of([message.lock_token]), Disposition.DEAD_LETTER, "bad")
+        )
+        (dead,) = received(world, dead_letter_path("classic"))
+        assert (dead.body, dead.dead_letter_reason) == (b"a", "bad")
+        assert received(world, "classic") == []
+    finally:
+        channel.queue_delete("classic")
+        channel.queue_delete(dead_letter_path("classic"))
+
+
+def test_messages_received_and_deleted_are_gone(world: RabbitWorld) -> None:
+    make(world)
+    send(world, *map(str, range(20)))
+    taken = world.ask(Receive("orders", 15, mode=ReceiveMode.RECEIVE_AND_DELETE))
+    assert taken.num_rows == 15
+    assert taken.column("lock_token").null_count == 15
+    until(lambda: waiting(world) == 5)
+
+
+def test_deferring_is_refused_by_its_name(world: RabbitWorld) -> None:
+    make(world)
+    send(world, "a")
+    (message,) = received(world)
+    with pytest.raises(UnsupportedCapabilityError, match="deferred messages"):
+        settle(world, Disposition.DEFER, message)
+    settle(world, Disposition.COMPLETE, message)
+
+
+def test_many_waiting_receives_get_each_message_once(world: RabbitWorld) -> None:
+    make(world)
+    polls = [world.namespace.submit(Receive("orders", wait=HOUR)) for _ in range(30)]
+    send(world, *map(str, range(30)))
+    got = [int(body) for reply in polls for body in bodies(reply.result(20))]
+    assert sorted(got) == list(range(30))
+
+
+def test_a_client_of_the_factory_receives_and_settles(world: RabbitWorld) -> None:
+    make(world)
+    with world.factory() as factory:
+        client = factory.create_queue_client("orders")
+        client.send(BrokeredMessage(b"a"))
+        message = client.receive(timedelta(seconds=10))
+        assert message is not None
+        message.complete()
+        began = time.monotonic()
+        assert client.receive(timedelta(milliseconds=100)) is None
+        assert time.monotonic() - began < 60
+    assert waiting(world) == 0

@@ -1,0 +1,217 @@
+"""A message survives the trip through AMQP 0-9-1 properties and headers."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pika = pytest.importorskip("pika")
+
+from twinbus.errors import InvalidArgumentError, MessageSizeExceededError  # noqa: E402
+from twinbus.limits import RABBITMQ_MAX_EXPIRATION_MS, UNLIMITED  # noqa: E402
+from twinbus.message import BrokeredMessage, property_child  # noqa: E402
+from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
+    Publication,
+    check_frame,
+    published,
+    received,
+)
+
+NOW_S = 1_800_000_000
+
+
+def sent(message: BrokeredMessage, *, origin: str | None = None, to_topic: bool = False) -> Any:
+    """Return what is published, decoded from the bytes that travel."""
+    publication = published(message, message.message_id, origin, NOW_S, to_topic=to_topic)
+    decoded = pika.BasicProperties()
+    decoded.decode(b"".join(publication.properties.encode()))
+    return decoded
+
+
+def round_trip(message: BrokeredMessage, **how: Any) -> BrokeredMessage:
+    return received(sent(message, **how), message.body)
+
+
+_TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
+_VALUE = st.one_of(
+    _TEXT,
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.booleans(),
+    st.binary(max_size=50),
+    st.datetimes(timezones=st.just(UTC)).map(lambda moment: moment.replace(fold=0)),
+    st.timedeltas(timedelta(days=-36500), timedelta(days=36500)),
+    st.uuids(),
+)
+_NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=50)
+
+
+@given(st.dictionaries(_NAME, _VALUE, max_size=5))
+def test_every_type_of_property_survives_the_round_trip(properties: dict[str, Any]) -> None:
+    came = round_trip(BrokeredMessage(b"", application_properties=properties))
+    assert repr(dict(came.application_properties)) == repr(properties)  # NaN equals itself there
+    for name, value in came.application_properties.items():
+        assert property_child(name, value) == property_child(name, properties[name])
+
+
+@given(_TEXT, _TEXT, _TEXT, _TEXT, st.binary(max_size=50))
+def test_every_field_survives_the_round_trip(
+    subject: str, correlation: str, content_type: str, reply_to: str, body: bytes
+) -> None:
+    message = BrokeredMessage(
+        body,
+        message_id="m1",
+        subject=subject,
+        correlation_id=correlation,
+        content_type=content_type,
+        reply_to=reply_to,
+        to="there",
+        reply_to_session_id="s",
+        partition_key="p",
+        amqp=b"sections",
+    )
+    came = round_trip(message)
+    for name in (
+        "body",
+        "message_id",
+        "subject",
+        "correlation_id",
+        "content_type",
+        "reply_to",
+        "to",
+        "reply_to_session_id",
+        "partition_key",
+        "amqp",
+    ):
+        assert getattr(came, name) == getattr(message, name), name
+
+
+def test_other_programs_see_plain_values() -> None:
+    properties = sent(
+        BrokeredMessage(
+            b"",
+            message_id="m1",
+            subject="created",
+            application_properties={
+                "text": "a",
+                "count": 7,
+                "ratio": 1.5,
+                "on": True,
+                "raw": b"\0",
+                "when": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+                "span": timedelta(seconds=90, milliseconds=500),
+                "key": UUID(int=1),
+            },
+        ),
+        origin="sender/0000000000000001:7",
+    )
+    types = properties.headers.pop("x-twinbus-types")
+    assert properties.headers == {
+        "text": "a",
+        "count": 7,
+        "ratio": "1.5",
+        "on": True,
+        "raw": b"\0",
+        "when": "2026-01-02T03:04:05.000000+00:00",
+        "span": "PT90.5S",
+        "key": "00000000-0000-0000-0000-000000000001",
+        "x-twinbus-origin": "sender/0000000000000001:7",
+    }
+    assert types == '{"ratio":"float","when":"datetime","span":"timedelta","key":"uuid"}'
+    assert (properties.type, properties.delivery_mode, properties.timestamp) == (
+        "created",
+        2,
+        NOW_S,
+    )
+
+
+def test_the_origin_comes_back_as_a_property() -> None:
+    came = round_trip(BrokeredMessage(b""), origin="sender/0000000000000001:7")
+    assert came.application_properties == {"x-twinbus-origin": "sender/0000000000000001:7"}
+
+
+def test_a_time_to_live_is_the_expiration_in_milliseconds() -> None:
+    message = BrokeredMessage(b"", time_to_live=timedelta(seconds=3))
+    assert sent(message).expiration == "3000"
+    came = round_trip(message)
+    assert came.time_to_live == timedelta(seconds=3)
+    assert came.expires_at_utc == datetime.fromtimestamp(NOW_S + 3, UTC)
+
+
+@pytest.mark.parametrize(
+    "life",
+    [timedelta(microseconds=1), timedelta(milliseconds=RABBITMQ_MAX_EXPIRATION_MS + 1)],
+)
+def test_a_time_to_live_that_rabbitmq_cannot_express_comes_back_all_the_same(
+    life: timedelta,
+) -> None:
+    assert round_trip(BrokeredMessage(b"", time_to_live=life)).time_to_live == life
+
+
+def test_a_message_never_expires_before_its_time() -> None:
+    assert sent(BrokeredMessage(b"", time_to_live=timedelta(microseconds=1))).expiration == "1"
+    too_long = timedelta(milliseconds=RABBITMQ_MAX_EXPIRATION_MS + 1)
+    assert sent(BrokeredMessage(b"", time_to_live=too_long)).expiration is None
+    assert sent(BrokeredMessage(b"", time_to_live=UNLIMITED)).expiration is None
+
+
+@pytest.mark.parametrize("name", ["CC", "bcc", "x-death", "x-delivery-count", "x-twinbus-types"])
+def test_names_that_the_broker_acts_on_are_escaped(name: str) -> None:
+    message = BrokeredMessage(b"", application_properties={name: "mine"})
+    assert name not in sent(message).headers
+    assert round_trip(message).application_properties == {name: "mine"}
+
+
+def test_a_direct_reply_address_does_not_reach_the_broker_as_one() -> None:
+    message = BrokeredMessage(b"", reply_to="amq.rabbitmq.reply-to")
+    assert sent(message).reply_to is None
+    assert round_trip(message).reply_to == "amq.rabbitmq.reply-to"
+
+
+def test_a_subject_can_be_filtered_by_a_topic() -> None:
+    message = BrokeredMessage(b"", subject="sport")
+    assert sent(message, to_topic=True).headers == {"twinbus-subject": "sport"}
+    assert round_trip(message, to_topic=True).application_properties == {}
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="shorter name"):
+        sent(BrokeredMessage(b"", application_properties={"é" * 200: 1}))
+
+
+def test_headers_that_fit_no_frame_are_refused() -> None:
+    message = BrokeredMessage(b"", application_properties={"large": "x" * 200_000})
+    publication: Publication = published(message, "m1", None, NOW_S, to_topic=False)
+    with pytest.raises(MessageSizeExceededError, match="into the body"):
+        check_frame(publication, 131_072)
+
+
+def test_whatever_another_program_sent_can_be_received() -> None:
+    properties = pika.BasicProperties(
+        message_id="x" * 200,
+        expiration="soon",
+        timestamp=2**60,
+        headers={
+            "nested": {"a": [1, None]},
+            "nothing": None,
+            "": "no name",
+            "x-twinbus-types": '{"when":"datetime"}',
+            "when": "yesterday",
+            "x-death": "not a list",
+            "x-delivery-count": "many",
+        },
+    )
+    came = received(properties, b"")
+    assert came.application_properties == {"nested": '{"a": [1, null]}', "when": "yesterday"}
+    assert (came.time_to_live, came.enqueued_time_utc, came.delivery_count) == (None, None, 0)
+    assert len(came.message_id) == 128
+
+
+def test_a_death_that_the_broker_found_has_the_usual_reason() -> None:
+    death = {"reason": "delivery_limit", "queue": "orders", "count": 1}
+    came = received(pika.BasicProperties(headers={"x-death": [death]}), b"")
+    assert came.dead_letter_reason == "MaxDeliveryCountExceeded"
+    assert came.dead_letter_source == "orders"

@@ -1,0 +1,169 @@
+"""Each row of the table from what RabbitMQ and pika report to our errors."""
+
+import pytest
+
+pytest.importorskip("pika")
+
+from pika import exceptions  # noqa: E402
+from pika.adapters.utils.connection_workflow import (  # noqa: E402
+    AMQPConnectionWorkflowFailed,
+    AMQPConnectorSocketConnectError,
+)
+
+from twinbus.errors import (  # noqa: E402
+    CommunicationError,
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidOperationError,
+    MessageLockLostError,
+    MessageSizeExceededError,
+    MessagingError,
+    QuotaExceededError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from twinbus.namespace.rabbitmq.refusals import (  # noqa: E402
+    blocked,
+    blocked_too_long,
+    lost,
+    not_found,
+    of_reply,
+    refusal_of,
+    refused,
+    unreachable,
+)
+from twinbus.pairing.failures import says_unavailable  # noqa: E402
+
+REPLIES = [
+    (403, "ACCESS_REFUSED - access to queue 'q' refused", UnauthorizedError, "not accepted"),
+    (404, "NOT_FOUND - no queue 'q' in vhost '/'", EntityNotFoundError, "not accepted"),
+    (
+        404,
+        "NOT_FOUND - home node 'a@b' of durable queue 'q' in vhost '/' is down or inaccessible",
+        CommunicationError,
+        "not accepted",
+    ),
+    (
+        405,
+        "RESOURCE_LOCKED - cannot obtain exclusive access",
+        InvalidOperationError,
+        "not accepted",
+    ),
+    (
+        406,
+        "PRECONDITION_FAILED - message size 200 is larger than configured max size 100",
+        MessageSizeExceededError,
+        "not accepted",
+    ),
+    (
+        406,
+        "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out",
+        MessageLockLostError,
+        "not accepted",
+    ),
+    (
+        406,
+        "PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'q'",
+        EntityAlreadyExistsError,
+        "not accepted",
+    ),
+    (
+        406,
+        "PRECONDITION_FAILED - exchange 'x' in vhost '/' in use",
+        InvalidOperationError,
+        "not accepted",
+    ),
+    (406, "PRECONDITION_FAILED - something else", MessagingError, "not accepted"),
+    (320, "CONNECTION_FORCED - broker forced connection closure", CommunicationError, "unknown"),
+    (530, "NOT_ALLOWED - vhost gone not found", EntityNotFoundError, "not accepted"),
+    (530, "NOT_ALLOWED - vhost 'v' is down", CommunicationError, "not accepted"),
+    (530, "NOT_ALLOWED - access to vhost 'v' refused", UnauthorizedError, "not accepted"),
+    (540, "NOT_IMPLEMENTED - whatever", MessagingError, "not accepted"),
+    (541, "INTERNAL_ERROR", CommunicationError, "unknown"),
+]
+
+
+@pytest.mark.parametrize(("code", "text", "kind", "outcome"), REPLIES)
+def test_a_reply_of_the_broker_becomes_one_of_our_errors(
+    code: int, text: str, kind: type[MessagingError], outcome: str
+) -> None:
+    error = of_reply(code, text, "orders")
+    assert type(error) is kind
+    assert error.outcome == outcome
+    assert error.path == "orders"
+    assert text in error.text
+    for closed in (exceptions.ChannelClosedByBroker, exceptions.ConnectionClosedByBroker):
+        assert type(refusal_of(closed(code, text), "orders")) is kind
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        exceptions.StreamLostError("gone"),
+        exceptions.AMQPHeartbeatTimeout("silent"),
+        exceptions.ConnectionWrongStateError("closed"),
+        exceptions.ChannelWrongStateError("closed"),
+        ConnectionResetError("reset"),
+    ],
+)
+def test_a_connection_that_ends_leaves_the_outcome_unknown(cause: Exception) -> None:
+    error = refusal_of(cause, "orders")
+    assert isinstance(error, CommunicationError)
+    assert error.outcome == "unknown"
+    assert error.outcome == lost(cause).outcome
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (ConnectionRefusedError(111, "refused"), CommunicationError),
+        (TimeoutError("no answer"), CommunicationError),
+        (exceptions.IncompatibleProtocolError("HTTP"), CommunicationError),
+        (exceptions.ProbableAuthenticationError("403 ACCESS_REFUSED"), UnauthorizedError),
+        (
+            exceptions.ProbableAccessDeniedError("(530) NOT_ALLOWED - vhost x not found"),
+            EntityNotFoundError,
+        ),
+        (
+            exceptions.ProbableAccessDeniedError("(530) NOT_ALLOWED - access to vhost refused"),
+            UnauthorizedError,
+        ),
+        (exceptions.ConnectionClosedByBroker(530, "vhost x not found"), EntityNotFoundError),
+    ],
+)
+def test_a_connection_that_cannot_be_opened_accepted_nothing(
+    cause: Exception, kind: type[MessagingError]
+) -> None:
+    wrapped = AMQPConnectionWorkflowFailed([AMQPConnectorSocketConnectError(cause)])
+    for reported in (cause, wrapped, exceptions.AMQPConnectionError(wrapped)):
+        error = unreachable(reported, "host:5672")
+        assert type(error) is kind
+        assert error.outcome == "not accepted"
+
+
+def test_a_blocked_connection_is_busy_and_later_an_outage() -> None:
+    assert isinstance(blocked("low on memory"), ServerBusyError)
+    assert not says_unavailable(blocked("low on memory"))
+    assert says_unavailable(blocked_too_long("low on memory", 31))
+
+
+def test_a_refused_message_counts_as_a_full_queue() -> None:
+    assert isinstance(refused("orders"), QuotaExceededError)
+    assert says_unavailable(refused("orders"))
+
+
+def test_an_entity_that_is_not_there_is_the_fault_of_the_caller() -> None:
+    assert not says_unavailable(not_found("orders"))
+
+
+def test_no_channel_left_is_a_quota() -> None:
+    assert isinstance(refusal_of(exceptions.NoFreeChannels(), ""), QuotaExceededError)
+
+
+def test_our_own_errors_stay_what_they_are() -> None:
+    error = QuotaExceededError("full")
+    assert refusal_of(error, "orders") is error
+
+
+def test_an_unexpected_failure_is_an_error_of_the_root_kind() -> None:
+    assert type(refusal_of(ValueError("odd"), "orders")) is MessagingError
