@@ -96,7 +96,7 @@ docs: $(READY) ## build the site, with the API reference, in build/docs
 	$(RUN) docs/site/build_site.py
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime cli metrics server spark rabbitmq java dev docs proton bench; do \
+	for name in runtime azure cli metrics server spark rabbitmq java dev docs proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

@@ -19,6 +19,7 @@ BENCHMARKS = (
     "amqp",
     "amqp_transport",
     "pairing",
+    "service_bus",
     "syphon",
     "report",
 )

@@ -66,9 +66,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 @pytest.fixture(params=["embedded", "server", "sb"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "sb":
-        needed = getattr(request.module, "NEEDS", None)
-        if needed is not None and needed not in CAPABILITIES:
-            pytest.skip(f"needs {needed.name}")
+        _check_needs(request)
     clock = ManualClock()
     with EmbeddedNamespace(
         EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
@@ -79,9 +77,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         namespace.ask(PutKey(ROOT))
         if request.param == "sb":
             certificate: Certificate = request.getfixturevalue("certificate")
-            with service_bus(namespace, clock, certificate) as connection:
-                with closing(open_namespace(connection, clock)) as azure:
-                    yield World(azure, clock, namespace)
+            with (
+                service_bus(namespace, clock, certificate) as connection,
+                closing(open_namespace(connection, clock)) as azure,
+            ):
+                yield World(azure, clock, namespace)
             gc.collect(1)  # dropped sockets, while their warnings are expected
             return
         with closing(Door(namespace, clock)) as door:
@@ -98,8 +98,19 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 
 @pytest.fixture(params=WAYS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    if request.param == "sb":
+        _check_needs(request)
     with opened(request.param, tmp_path) as pair:
         yield pair
+    if request.param == "sb":
+        gc.collect(1)  # as above
+
+
+def _check_needs(request: pytest.FixtureRequest) -> None:
+    """Skip the tests of a module that need what Service Bus cannot do, before anything starts."""
+    needed = getattr(request.module, "NEEDS", None)
+    if needed is not None and needed not in CAPABILITIES:
+        pytest.skip(f"needs {needed.name}")
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ from twinbus import (
 )
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_batch
+from twinbus.protocol.capabilities import Capability
 from twinbus.testing import Fault
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -436,6 +437,7 @@ def test_a_property_with_the_name_of_an_alias_is_refused_when_diverted(
 def test_a_message_that_grows_too_large_is_refused_with_an_error_that_says_so(
     pair: Pair, is_failed_over: bool
 ) -> None:
+    pair.primary.need(Capability.WHOLE_BATCHES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     if is_failed_over:
@@ -468,6 +470,7 @@ def test_of_pipelined_messages_only_the_one_that_grows_too_large_fails(pair: Pai
 
 
 def test_head_room_is_not_asked_for_on_healthy_sends_by_default(pair: Pair) -> None:
+    pair.primary.need(Capability.WHOLE_BATCHES)
     pair.begin()
     pair.sender().send(sized(MAX_MESSAGE_BYTES))
     assert len(pair.primary.peek()) == 1
@@ -505,6 +508,7 @@ ONE: dict[str, Callable[[MessageSender, BrokeredMessage], object]] = {
 def test_a_paired_sender_can_be_asked_to_check_head_room_on_healthy_sends_too(
     pair: Pair, form: Callable[[MessageSender, BrokeredMessage], None]
 ) -> None:
+    pair.primary.need(Capability.WHOLE_BATCHES)
     pair.begin(check_head_room=True)
     with pytest.raises(MessageSizeExceededError, match="head-room"):
         form(pair.sender(), sized(MAX_MESSAGE_BYTES))

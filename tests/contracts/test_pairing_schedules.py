@@ -23,8 +23,11 @@ from twinbus import (
     MessageState,
     MessagingFactory,
 )
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReleaseRange
 from twinbus.testing import Fault, Mover
+
+NEEDS = Capability.RANGES  # of the secondary, to cancel what was diverted
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,13 @@ class RefusingNamespace(EmbeddedNamespace):
 class Site:
     """A server, what it refuses, and a client of it."""
 
-    def __init__(self, broker: RefusingNamespace, connection: ConnectionString) -> None:
+    def __init__(
+        self, broker: RefusingNamespace, connection: ConnectionString, clock: ManualClock
+    ) -> None:
         self.broker = broker
         self.connection = connection
-        self.azure = AzureNamespace(connection, ManualClock())
+        self.clock = clock
+        self.azure = AzureNamespace(connection, clock)
 
     def refuse(self, kind: type[Command[Any]], error: MessagingError | None) -> None:
         self.broker.refusals[kind] = error
@@ -66,13 +70,13 @@ class Site:
 
 @contextmanager
 def site(folder: Path) -> Iterator[Site]:
-    clock = ManualClock()
+    clock = ManualClock(datetime.now(UTC))  # the SDK alone signs tokens by the time of day
     settings = EngineSettings(directory=folder / "namespace", ledger=NO_LEDGER)
     with RefusingNamespace(settings, clock) as broker:
         broker.refusals, broker.counts = {}, {}
         broker.ask(PutKey(ROOT))
         with service_bus(broker, clock, Certificate(folder)) as connection:
-            made = Site(broker, connection)
+            made = Site(broker, connection, clock)
             try:
                 yield made
             finally:

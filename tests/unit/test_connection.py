@@ -1,6 +1,7 @@
 """Connection strings and tokens: where a namespace lives, and how clients prove who they are."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -135,11 +136,65 @@ def test_a_socket_in_the_file_system_has_no_tls(part: str) -> None:
     assert f"cannot have `{part.partition('=')[0]}`" in said
 
 
-def test_azure_service_bus_is_refused_with_the_word_that_it_cannot_be_reached_yet() -> None:
-    said = refusal(f"Endpoint=sb://contoso.servicebus.windows.net/;{CREDENTIALS}")
-    assert "not" in said or "cannot" in said
-    assert "yet" in said
+# -- Azure Service Bus -----------------------------------------------------------------------------
+
+CONTOSO = "Endpoint=sb://contoso.servicebus.windows.net/"
+
+
+def test_a_service_bus_is_named_by_the_first_label_of_its_host() -> None:
+    parsed = ConnectionString.parse(f"{CONTOSO};{CREDENTIALS}")
+    assert parsed.place is Place.SERVICE_BUS
+    assert (parsed.name, parsed.address) == ("contoso", "contoso.servicebus.windows.net:5671")
+    assert (parsed.key, parsed.tls, parsed.uses_entra) == (KEY, True, False)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ("UseDevelopmentEmulator=true", {"tls": False, "port": 5672}),
+        ("TransportType=AmqpOverWebsocket", {"uses_websockets": True}),
+        ("TransportType=Amqp", {"uses_websockets": False}),
+        ("CustomEndpoint=sb://gateway.example:443", {"custom_endpoint": "gateway.example:443"}),
+        ("CaFile=/etc/ca.pem", {"ca_file": Path("/etc/ca.pem")}),
+        ("EntityPath=orders", {"entity_path": "orders"}),
+        ("Name=shop;NamespaceId=1-2", {"name": "shop", "namespace_id": "1-2"}),
+    ],
+)
+def test_each_part_of_a_service_bus_is_understood_and_written_again(
+    parts: str, expected: dict[str, Any]
+) -> None:
+    parsed = ConnectionString.parse(f"{CONTOSO};{CREDENTIALS};{parts}")
+    assert {name: getattr(parsed, name) for name in expected} == expected
+    assert ConnectionString.parse(parsed.to_text()) == parsed
+
+
+def test_an_identity_of_entra_opens_a_service_bus_without_a_key() -> None:
+    parsed = ConnectionString.parse(f"{CONTOSO};Authentication=Entra")
+    assert parsed.uses_entra
+    assert ConnectionString.parse(parsed.to_text()) == parsed
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ("", "Give exactly one"),
+        (f"{CREDENTIALS};Authentication=Entra", "Give exactly one"),
+        ("Authentication=Password", "must be Entra"),
+        (f"{CREDENTIALS};UseDevelopmentEmulator=yes", "must be true or false"),
+        (f"{CREDENTIALS};TransportType=Udp", "must be Amqp or AmqpOverWebsocket"),
+        (f"{CREDENTIALS};CustomEndpoint=a:b", "not an address"),
+        (f"{CREDENTIALS};Tls=true", "cannot have `Tls`"),
+    ],
+)
+def test_a_connection_string_that_no_service_bus_has_is_refused(parts: str, words: str) -> None:
+    said = refusal(f"{CONTOSO};{parts}")
+    assert words in said
     assert KEY not in said
+
+
+def test_only_a_service_bus_has_the_parts_of_its_sdk() -> None:
+    said = refusal(f"Endpoint=twinbus://host;{CREDENTIALS};UseDevelopmentEmulator=true")
+    assert "cannot have `UseDevelopmentEmulator`" in said
 
 
 # -- what is refused -------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ class PairedServiceBusClient(ServiceBusClient):
 
     _primary: str
     _paired_with: PairedWith
+    _blocking: blocking.PairedServiceBusClient | None
+    _pairs: asyncio.Lock  # held while it pairs
+    _threads: ThreadPoolExecutor
 
     @classmethod
     def from_connection_string(  # type: ignore[override]
@@ -67,8 +70,7 @@ class PairedServiceBusClient(ServiceBusClient):
                 self._blocking = await self.run(
                     partial(make, self._primary, paired_with=self._paired_with)
                 )
-        made: blocking.PairedServiceBusClient = self._blocking
-        return made
+            return self._blocking
 
     @property
     def pairing(self) -> SendAvailabilityPairing | None:

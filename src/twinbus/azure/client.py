@@ -46,9 +46,9 @@ class PairedWith:
 
     def options(self) -> SendAvailabilityPairedNamespaceOptions:
         """Return the options of the pairing, with clients of the secondary."""
-        connect = {"retry_policy": self.retry_policy}
-        manager = NamespaceManager.from_connection_string(self.secondary, **connect)
-        factory = MessagingFactory.from_connection_string(self.secondary, **connect)
+        where, policy = self.secondary, self.retry_policy
+        manager = NamespaceManager.from_connection_string(where, retry_policy=policy)
+        factory = MessagingFactory.from_connection_string(where, retry_policy=policy)
         return SendAvailabilityPairedNamespaceOptions(
             manager,
             factory,
@@ -103,9 +103,9 @@ class PairedServiceBusClient(ServiceBusClient):
     _pair: Pair
 
     @classmethod
-    def from_connection_string(
+    def from_connection_string(  # type: ignore[override] # what it is paired with must be given
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
-    ) -> Self:
+    ) -> "PairedServiceBusClient":
         """Return a client of the primary; keywords of the SDK hold for its receivers."""
         text, options = sdk_text(conn_str)
         client: Any = super().from_connection_string(text, **options, **kwargs)
@@ -116,6 +116,10 @@ class PairedServiceBusClient(ServiceBusClient):
     def pairing(self) -> SendAvailabilityPairing:
         """The pairing: its state, events and metrics."""
         return self._pair.pairing
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
 
     def get_queue_sender(self, queue_name: str, **kwargs: Any) -> "PairedServiceBusSender":
         """Return a paired sender to a queue."""
@@ -157,12 +161,12 @@ class PairedServiceBusSender(ServiceBusSender):
         self._sender: MessageSender = client._pair.factory.create_message_sender(name)
 
     def __enter__(self) -> Self:
-        self._check_live()
+        self._check_live()  # type: ignore[no-untyped-call]
         return self
 
     def send_messages(self, message: Any, *, timeout: float | None = None, **_: Any) -> None:
         """Send one message, several, or a batch; returns when they are durable."""
-        self._check_live()
+        self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         messages = outgoing(message)
         if not messages:
@@ -176,7 +180,7 @@ class PairedServiceBusSender(ServiceBusSender):
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **_: Any
     ) -> list[int]:
         """Send messages that appear at a later time; return numbers that cancel them."""
-        self._check_live()
+        self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         at = schedule_time_utc
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
@@ -192,7 +196,7 @@ class PairedServiceBusSender(ServiceBusSender):
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **_: Any
     ) -> None:
         """Cancel scheduled messages, diverted ones too."""
-        self._check_live()
+        self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         if not sequence_numbers and not isinstance(sequence_numbers, int):
             return
@@ -203,7 +207,7 @@ class PairedServiceBusSender(ServiceBusSender):
 
     def create_message_batch(self, max_size_in_bytes: int | None = None) -> ServiceBusMessageBatch:
         """Return an empty batch; works during an outage, too."""
-        self._check_live()
+        self._check_live()  # type: ignore[no-untyped-call]
         if max_size_in_bytes and max_size_in_bytes > MAX_BATCH_SIZE_STANDARD:
             raise ValueError(
                 f"Max message size: {max_size_in_bytes} is too large; a batch that can be diverted "

@@ -12,6 +12,7 @@ origin in the property `x-twinbus-origin` as well, so that consumers can recogni
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -139,6 +140,7 @@ class AzureNamespace(Closable):
         self._held = HeldLocks()
         self._sessions: dict[UUID, Link] = {}
         self._jobs: set[Job] = set()
+        self._lanes: dict[str, deque[Job]] = {}  # sends that wait for one to the same entity
         self._lock = threading.Lock()
         self._is_closed = False
         self._sweeper: threading.Thread | None = None
@@ -211,11 +213,37 @@ class AzureNamespace(Closable):
                 raise NamespaceClosedError("the namespace was closed")
             self._jobs.add(job)
             self._start_sweeper()
+            if type(command) is c.Send and self._queue_send(job):
+                return job
         crew = self._waiters if waits(command) else self._workers
         crew.submit(lambda: self._carry_out(job))
         return job
 
+    def _queue_send(self, job: Job) -> bool:
+        """Have sends to one entity carried out in order; under the lock. True: somebody does."""
+        waiting = self._lanes.get(job.command.path)
+        if waiting is not None:
+            waiting.append(job)
+            return True
+        self._lanes[job.command.path] = deque()
+        return False
+
+    def _next_send(self, path: str) -> Job | None:
+        with self._lock:
+            waiting = self._lanes[path]
+            if waiting:
+                return waiting.popleft()
+            del self._lanes[path]
+            return None
+
     def _carry_out(self, job: Job) -> None:
+        """Carry a command out; a send also those to the same entity that came meanwhile."""
+        self._carry_out_one(job)
+        if type(job.command) is c.Send:
+            while (following := self._next_send(job.command.path)) is not None:
+                self._carry_out_one(following)
+
+    def _carry_out_one(self, job: Job) -> None:
         """Carry a command out and answer it; what nobody waits for is taken back."""
         value: Any = None
         error: MessagingError | None = None
@@ -348,7 +376,7 @@ class AzureNamespace(Closable):
         self, job: Job, session: c.SessionLock, use: Callable[[Link], list[BrokeredMessage]]
     ) -> pa.RecordBatch:
         """Receive by the link that holds a session; it locks messages, so that they are settled."""
-        found = delivery_batch(self._with_session(job, session, use))
+        found = delivery_batch(self._with_session(session, use))
         if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
             return found
         tokens = found.column("lock_token")
@@ -368,7 +396,7 @@ class AzureNamespace(Closable):
             return receive_deferred(link, command, job.left_s)
 
         if command.session is not None:
-            return delivery_batch(self._with_session(job, command.session, use))
+            return delivery_batch(self._with_session(command.session, use))
         return delivery_batch(self._with_link(job, _manages(command.path), use))
 
     def _peek(self, job: Job) -> pa.RecordBatch:
@@ -438,7 +466,7 @@ class AzureNamespace(Closable):
         assert until is not None
         return c.SessionGrant(lock, until)
 
-    def _with_session(self, job: Job, lock: c.SessionLock, use: Callable[[Link], R]) -> R:
+    def _with_session(self, lock: c.SessionLock, use: Callable[[Link], R]) -> R:
         """Use the link that holds a session; it is never opened again: the session is lost."""
         link = self._sessions.get(lock.lock_token)
         is_other = link is not None and str(link.sdk.session.session_id) != lock.session_id
@@ -467,7 +495,7 @@ class AzureNamespace(Closable):
             link.close()
 
     def _release_session(self, job: Job) -> None:
-        self._with_session(job, job.command.session, lambda _: None)
+        self._with_session(job.command.session, lambda _: None)
         self._release(job.command.session)
 
     def _on_session(self, job: Job, use: Callable[[Any], R]) -> R:
@@ -475,7 +503,7 @@ class AzureNamespace(Closable):
             with link.turn:
                 return use(link.sdk.session)
 
-        return self._with_session(job, job.command.session, with_turn)
+        return self._with_session(job.command.session, with_turn)
 
     def _renew_session(self, job: Job) -> Any:
         return self._on_session(job, lambda session: session.renew_lock(timeout=job.left_s))
@@ -509,6 +537,10 @@ class AzureNamespace(Closable):
                 return
             self._is_closed = True
             jobs = list(self._jobs)
+        for job in jobs:
+            link = job.link
+            if link is not None and waits(job.command):
+                link.abort()
         self._sweep_now.send()
         deadline = time.monotonic() + MAX_CLOSE_WAIT.total_seconds()
         for job in jobs:
@@ -521,10 +553,15 @@ class AzureNamespace(Closable):
         self._sessions = {}
         ended = [threading.Event() for _ in idle]
         for link, event in zip(idle, ended, strict=True):
-            self._closers.submit(lambda link=link, event=event: (link.close(), event.set()))  # type: ignore[misc]
+            self._closers.submit(partial(_close, link, event))
         for event in ended:
             event.wait(max(deadline - time.monotonic(), 0))
         self._administration.close()
+
+
+def _close(link: Link, ended: threading.Event) -> None:
+    link.close()
+    ended.set()
 
 
 def _check_path(command: c.Command[Any]) -> None:

@@ -121,7 +121,7 @@ def mapped(error: BaseException) -> Mapped:
     condition = condition_of(error)
     if condition in CONDITIONS and not _lost_connection(error):
         return CONDITIONS[condition]
-    status = getattr(error, "status_code", None)
+    status: Any = getattr(error, "status_code", None)
     if isinstance(error, core.HttpResponseError) and status in STATUSES:
         return STATUSES[status]
     if type(error) is sdk.ServiceBusError and condition.startswith(("amqp:", "com.microsoft:")):

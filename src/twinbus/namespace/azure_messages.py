@@ -39,7 +39,7 @@ class SdkMessage(BrokeredMessage):
         """Check nothing: the SDK did, and what is checked here would be encoded at once."""
 
     @property
-    def amqp(self) -> bytes | None:  # type: ignore[override]
+    def amqp(self) -> bytes | None:
         """How the message looks as AMQP, for AMQP receivers."""
         outgoing: Message | None = self.outgoing  # type: ignore[attr-defined]
         if self._sections is None and outgoing is not None:  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def from_sdk(message: Any) -> SdkMessage:
             "Only AmqpAnnotatedMessage, ServiceBusMessage instances or Mappings representing "
             f"messages can be sent, not {type(message).__name__}"
         ) from None
-    properties = outgoing.properties or Properties()  # type: ignore[call-arg]
+    properties = outgoing.properties or Properties()
     if not properties.message_id:
         properties = properties._replace(message_id=uuid4().hex)
         outgoing = outgoing._replace(properties=properties)

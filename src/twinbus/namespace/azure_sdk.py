@@ -124,7 +124,7 @@ def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
         connection_verify=None if connection.ca_file is None else str(connection.ca_file),
         **options,
     )
-    client._amqp_transport = TypedTransport  # noqa: SLF001 - see the module's docstring
+    client._amqp_transport = TypedTransport
     return client
 
 
@@ -146,7 +146,7 @@ def open_administration(
 # -- bytes of messages -------------------------------------------------------------------------
 
 
-class _PayloadMessage(Message):  # type: ignore[misc]
+class _PayloadMessage(Message):
     """A message as the SDK decodes it, with the bytes that it was decoded from."""
 
     payload: Payload
@@ -166,9 +166,9 @@ class _Monitor:
         self.is_drained = False
         self._parts = bytearray()
         self._link = link
-        self._take_transfer = link._incoming_transfer  # noqa: SLF001
-        link._incoming_transfer = self._incoming_transfer  # noqa: SLF001
-        link._incoming_flow = self._incoming_flow  # noqa: SLF001
+        self._take_transfer = link._incoming_transfer
+        link._incoming_transfer = self._incoming_transfer
+        link._incoming_flow = self._incoming_flow
 
     def _incoming_transfer(self, frame: Sequence[Any]) -> None:
         self._parts += frame[_TRANSFER_PAYLOAD]
@@ -222,14 +222,15 @@ class _WatchedClient(ReceiveClient):
 
     def _client_ready(self) -> bool:
         before = self._link
-        is_ready: bool = super()._client_ready()
+        is_ready: bool = super()._client_ready()  # type: ignore[no-untyped-call]
         if self._link is not before and self._link is not None:
             self.monitor = _Monitor(self._link)
             self._link_credit = 0  # credit is given by receives alone
         return is_ready
 
     def _message_received(self, frame: Any, message: Message) -> None:
-        super()._message_received(frame, _with_payload(message, self.monitor.payload))
+        kept = _with_payload(message, self.monitor.payload)
+        super()._message_received(frame, kept)  # type: ignore[no-untyped-call]
 
 
 class TypedTransport(PyamqpTransport):
@@ -254,7 +255,7 @@ class TypedTransport(PyamqpTransport):
     @staticmethod
     def enhanced_message_received(receiver: Any, frame: Any, message: Message) -> None:
         """Take a message while somebody receives; else give it back."""
-        kept = _with_payload(message, receiver._handler.monitor.payload)  # noqa: SLF001
+        kept = _with_payload(message, receiver._handler.monitor.payload)
         PyamqpTransport.enhanced_message_received(receiver, frame, kept)
 
     @staticmethod
@@ -282,7 +283,7 @@ class Operation(Enum):
 def request(sdk: Any, operation: Operation, body: dict[str, Any], timeout_s: float) -> Any:
     """Ask an entity for something on an open link; return the values of the answer, or None."""
     is_linkless = isinstance(sdk, _SessionBrowser)
-    return sdk._mgmt_request_response_with_retry(  # noqa: SLF001
+    return sdk._mgmt_request_response_with_retry(
         operation.value,
         body,
         _values_of,
@@ -301,7 +302,7 @@ def _values_of(status: int, answer: Any, description: Any, amqp_transport: Any) 
 
 def new_linkless(client: ServiceBusClient, path: str) -> Any:
     """Return what carries requests of management about an entity, and no messages."""
-    return client._create_session_browser(path)  # noqa: SLF001
+    return client._create_session_browser(path)  # type: ignore[no-untyped-call]
 
 
 def longs(numbers: Iterable[int]) -> Any:
@@ -329,7 +330,7 @@ def long(value: int) -> Any:
 
 def batch_limit(sender: ServiceBusSender) -> int:
     """Return how many bytes a batch on the open link of a sender may have."""
-    return int(sender._max_batch_size_on_link)  # noqa: SLF001
+    return int(sender._max_batch_size_on_link)
 
 
 class _Outgoing:
@@ -343,8 +344,8 @@ class _Outgoing:
 
 def send_one(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
     """Send one message of the SDK as it is; returns when it is durable."""
-    sender._do_retryable_operation(  # noqa: SLF001
-        sender._send,  # noqa: SLF001
+    sender._do_retryable_operation(
+        sender._send,
         message=_Outgoing(message),
         timeout=timeout_s,
         operation_requires_timeout=True,
@@ -357,11 +358,11 @@ def batch_of(
 ) -> ServiceBusMessageBatch:
     """Return encoded messages as a batch of the SDK."""
     batch = ServiceBusMessageBatch(limit, amqp_transport=TypedTransport)
-    batch._message[_BATCH_BODY].extend(payload for _, payload in messages)  # noqa: SLF001
-    batch._count = len(messages)  # noqa: SLF001
+    batch._message[_BATCH_BODY].extend(payload for _, payload in messages)
+    batch._count = len(messages)
     first = messages[0][0]
     TypedTransport.set_batch_envelope_properties(
-        batch._message,  # noqa: SLF001
+        batch._message,
         first.message_id,
         first.session_id,
         first.partition_key,
@@ -389,13 +390,13 @@ def schedule(
 
 def is_open(link: ServiceBusSender | ServiceBusReceiver) -> bool:
     """Whether a sender or receiver has a connection, as far as it knows."""
-    return bool(link._running)  # noqa: SLF001
+    return bool(link._running)
 
 
 def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> None:
     """Connect a sender or receiver; `hang_up` of another thread ends it early."""
-    link._do_retryable_operation(  # noqa: SLF001
-        link._open,  # noqa: SLF001
+    link._do_retryable_operation(
+        link._open,
         timeout=timeout_s,
         operation_requires_timeout=True,
     )
@@ -403,11 +404,12 @@ def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> 
 
 def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:
     """End the connection of a link from another thread: the SDK may wait for ever in it."""
+    handler: Any = link._handler
     try:
-        transport = link._handler._connection._transport  # noqa: SLF001
+        transport = handler._connection._transport
     except AttributeError:  # there is none yet, or none any more
         return
-    held = getattr(transport, "sock", None)
+    held: Any = getattr(transport, "sock", None)
     with contextlib.suppress(OSError, AttributeError):
         getattr(held, "sock", held).shutdown(socket.SHUT_RDWR)
 
@@ -438,15 +440,16 @@ class Inlet:
 
     def __init__(self, receiver: ServiceBusReceiver) -> None:
         self._receiver = receiver
-        self._handler: Any = receiver._handler  # noqa: SLF001
-        self._link = self._handler._link  # noqa: SLF001
-        self._connection = self._handler._connection  # noqa: SLF001
+        handler: Any = receiver._handler
+        self._handler = handler
+        self._link: Any = self._handler._link
+        self._connection: Any = self._handler._connection
         self._monitor: _Monitor = self._handler.monitor
 
     @property
     def is_current(self) -> bool:
         """Whether the receiver still uses this link."""
-        return is_open(self._receiver) and self._receiver._handler is self._handler  # noqa: SLF001
+        return is_open(self._receiver) and self._receiver._handler is self._handler
 
     @property
     def is_drained(self) -> bool:
@@ -455,7 +458,7 @@ class Inlet:
 
     def give_credit(self, count: int, *, drain: bool = False) -> None:
         """Let the service send so many messages; with `drain` only those that it has now."""
-        self._receiver._receive_context.set()  # noqa: SLF001
+        self._receiver._receive_context.set()
         self._monitor.is_drained = False
         self._link.flow(link_credit=count, drain=drain)
 
@@ -468,11 +471,11 @@ class Inlet:
 
     def stop(self) -> None:
         """Give messages back from now on that come outside of a receive."""
-        self._receiver._receive_context.clear()  # noqa: SLF001
+        self._receiver._receive_context.clear()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is something to read; needs no turn. False: there is nothing."""
-        held = getattr(self._connection._transport, "sock", None)  # noqa: SLF001
+        held = getattr(self._connection._transport, "sock", None)
         if not isinstance(held, socket.socket):  # a websocket buffers; or the connection is gone
             return True
         if isinstance(held, ssl.SSLSocket) and held.pending():
@@ -494,14 +497,14 @@ class Inlet:
 
     def check(self) -> None:
         """Raise why the link or its connection has ended."""
-        if self._connection._error is not None:  # noqa: SLF001
-            raise self._connection._error  # noqa: SLF001
+        if self._connection._error is not None:
+            raise self._connection._error
         if self._link.get_state() is not LinkState.ATTACHED:
             raise AMQPConnectionError(ErrorCondition.UnknownError, description="the link has ended")
 
     def take(self) -> list[tuple[Any, Payload]]:
         """Return deliveries that were read and not yet taken."""
-        waiting = self._handler._received_messages  # noqa: SLF001
+        waiting = self._handler._received_messages
         found = []
         while not waiting.empty():
             frame, message = waiting.get_nowait()
@@ -519,10 +522,8 @@ class Inlet:
             for frame in deliveries:
                 if not is_settled:
                     pending[frame[1]] = {"settled": False, "outcome": None}
-                    link._pending_dispositions[frame[1]] = pending[frame[1]]  # noqa: SLF001
-                link._outgoing_disposition(  # noqa: SLF001
-                    frame[1], frame[1], frame[2], is_settled, state, None
-                )
+                    link._pending_dispositions[frame[1]] = pending[frame[1]]
+                link._outgoing_disposition(frame[1], frame[1], frame[2], is_settled, state, None)
             deadline = time.monotonic() + timeout_s
             while not all(one["settled"] for one in pending.values()):
                 left = deadline - time.monotonic()
@@ -533,7 +534,7 @@ class Inlet:
                 self.check()
         finally:
             for number in pending:
-                link._pending_dispositions.pop(number, None)  # noqa: SLF001
+                link._pending_dispositions.pop(number, None)
         return [_failure(frame[1], pending, expected) for frame in deliveries]
 
 
@@ -560,7 +561,7 @@ def settled_state(
 
 _STATES: dict[Disposition, Callable[[], SettledState]] = {
     Disposition.COMPLETE: Accepted,
-    Disposition.ABANDON: lambda: Modified(delivery_failed=True, undeliverable_here=False),
-    Disposition.DEFER: lambda: Modified(delivery_failed=True, undeliverable_here=True),
+    Disposition.ABANDON: lambda: Modified(True, False, None),
+    Disposition.DEFER: lambda: Modified(True, True, None),
     Disposition.RELEASE: Released,
 }

@@ -49,7 +49,7 @@ def send(link: Link, command: Send, timeout_s: float) -> SendReceipt:
 
 def _encoded(message: BrokeredMessage) -> Payload:
     if type(message) is SdkMessage:
-        return encode_sdk(message.outgoing)  # type: ignore[attr-defined,no-any-return]
+        return encode_sdk(message.outgoing)  # type: ignore[attr-defined]
     return write_sent(message)
 
 

@@ -35,7 +35,13 @@ from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp
 from twinbus.clock import MICROSECOND, from_us, moment_us
-from twinbus.message import BrokeredMessage, MessageState, PropertyValue
+from twinbus.limits import NEVER_US
+from twinbus.message import (
+    APPLICATION_FIELDS,
+    BrokeredMessage,
+    MessageState,
+    PropertyValue,
+)
 from twinbus.protocol.rows import encode_rows
 
 BATCH_FORMAT: Final = 0x80013700  # a message whose data sections are messages
@@ -52,6 +58,7 @@ _BESIDE: Final = (
 _TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
 _DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
+_MOST_TICKS: Final = 2**63 - 1  # of a span: for ever
 _MOST_TTL_MS: Final = 2**32 - 1
 _AMQP: Final = 13  # the place of the sections in a row
 _HEAD = struct.Struct("<B8s")
@@ -82,22 +89,10 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
     """Return an AMQP message as a native one that remembers how it came."""
     properties = message.properties or Properties()
     annotations = message.message_annotations or {}
-    header = message.header
     kind, body = _read_body(message)
+    held = message.application_properties or {}
     native = BrokeredMessage(
-        body=body,
-        message_id=_text(properties.message_id) or uuid4().hex,
-        session_id=properties.group_id,
-        correlation_id=_text(properties.correlation_id),
-        content_type=properties.content_type,
-        subject=properties.subject,
-        to=properties.to,
-        reply_to=properties.reply_to,
-        reply_to_session_id=properties.reply_to_group_id,
-        partition_key=_text(annotations.get(PARTITION_KEY)),
-        time_to_live=_life(header),
-        scheduled_enqueue_time_utc=moment_of(annotations.get(SCHEDULED)),
-        application_properties=dict(_native_properties(message.application_properties or {})),
+        body=body, **_native_fields(properties, annotations, message.header, held)
     )
     given = {}
     if properties.message_id is None:  # some SDKs cannot do without one
@@ -110,6 +105,29 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
     sections = _HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
     object.__setattr__(native, "amqp", sections)  # nobody has seen it yet; a copy takes 50 us
     return native
+
+
+def _native_fields(
+    properties: Properties,
+    annotations: Mapping[Any, Any],
+    header: Header | None,
+    held: Mapping[Any, Any],
+) -> dict[str, Any]:
+    """Return the fields of a native message, apart from its body."""
+    return {
+        "message_id": _text(properties.message_id) or uuid4().hex,
+        "session_id": properties.group_id,
+        "correlation_id": _text(properties.correlation_id),
+        "content_type": properties.content_type,
+        "subject": properties.subject,
+        "to": properties.to,
+        "reply_to": properties.reply_to,
+        "reply_to_session_id": properties.reply_to_group_id,
+        "partition_key": _text(annotations.get(PARTITION_KEY)),
+        "time_to_live": _life(header),
+        "scheduled_enqueue_time_utc": moment_of(annotations.get(SCHEDULED)),
+        "application_properties": dict(_native_properties(held)),
+    }
 
 
 def _read_body(message: AmqpMessage) -> tuple[BodyKind, bytes]:
@@ -175,7 +193,8 @@ def native_value(value: Any) -> PropertyValue | None:
     if isinstance(value, Described) and type(value.value) is int:
         try:
             if value.descriptor == _TIMESPAN:
-                return timedelta(microseconds=value.value // 10)
+                is_never = value.value >= _MOST_TICKS
+                return timedelta(microseconds=NEVER_US if is_never else value.value // 10)
             if value.descriptor == _DATETIME_OFFSET:
                 return from_us((value.value - _EPOCH_TICKS) // 10)
         except (OverflowError, ValueError):
@@ -286,7 +305,7 @@ def amqp_value(value: PropertyValue, *, is_exact: bool = False) -> Any:
             return Described(_DATETIME_OFFSET, us * 10 + _EPOCH_TICKS)
         return timestamp_of(value)
     if isinstance(value, timedelta):
-        return Described(_TIMESPAN, value // MICROSECOND * 10)
+        return Described(_TIMESPAN, max(-_MOST_TICKS, min(value // MICROSECOND * 10, _MOST_TICKS)))
     return value
 
 
@@ -363,6 +382,14 @@ _ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
     )
 )
 _DEATH: Final = ("DeadLetterReason", "DeadLetterErrorDescription")
+_NATIVE_ANNOTATIONS: Final = frozenset((PARTITION_KEY, SCHEDULED))
+_NOT_NATIVE: Final = (  # properties that no native field has
+    "user_id",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "group_sequence",
+)
 _NATIVE_TYPES: Final = (str, int, float, bool, bytes, UUID, Timestamp, Described)
 
 
@@ -383,20 +410,30 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
     delivered = AmqpMessage(payload)
     told = delivered.message_annotations or {}
     header = delivered.header or Header()
-    native = _without_death(_as_sent(delivered, told, header), is_dead=is_dead)
-    properties = (delivered.application_properties or {}) if is_dead else {}
+    properties = delivered.properties or Properties()
+    held = delivered.application_properties or {}
+    own = {key: value for key, value in told.items() if str(key) not in _ADDED}
+    if _is_native(delivered, header, properties, own, held):
+        native = _native_fields(properties, own, header, held)
+        native["body"] = bytes(delivered.data_sections[0])
+    else:
+        sent = _as_sent(delivered, header, own)
+        native = {name: getattr(sent, name) for name in APPLICATION_FIELDS}
+    death: list[str | None] = [None, None]
+    if is_dead:
+        death = [_text(native["application_properties"].pop(name, None)) for name in _DEATH]
     enqueued = moment_of(told.get("x-opt-enqueued-time"))
-    life = native.time_to_live
-    return replace(
-        native,
+    life = native["time_to_live"]
+    return BrokeredMessage(
+        **native,
         sequence_number=_whole(told.get("x-opt-sequence-number")),
         enqueued_time_utc=enqueued,
         expires_at_utc=None if enqueued is None or life is None else enqueued + life,
         delivery_count=int(header.delivery_count or 0),
         locked_until_utc=moment_of(told.get("x-opt-locked-until")),
         state=MessageState(int(told.get("x-opt-message-state") or 0)),
-        dead_letter_reason=_text(properties.get(_DEATH[0])),
-        dead_letter_error_description=_text(properties.get(_DEATH[1])),
+        dead_letter_reason=death[0],
+        dead_letter_error_description=death[1],
         dead_letter_source=_text(told.get("x-opt-deadletter-source")),
     )
 
@@ -405,54 +442,36 @@ def _whole(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _as_sent(delivered: AmqpMessage, told: Mapping[Any, Any], header: Header) -> BrokeredMessage:
-    """Return the message as its sender wrote it; sections that say no more are left out."""
-    own = {key: value for key, value in told.items() if str(key) not in _ADDED}
+def _as_sent(delivered: AmqpMessage, header: Header, own: Mapping[Any, Any]) -> BrokeredMessage:
+    """Return the message as its sender wrote it, with its sections."""
+    annotations = encode_section(SectionKind.MESSAGE_ANNOTATIONS, own) if own else None
     sections = {
         SectionKind.HEADER: replace(header, delivery_count=0, first_acquirer=False).encode(),
-        SectionKind.MESSAGE_ANNOTATIONS: encode_section(SectionKind.MESSAGE_ANNOTATIONS, own)
-        if own
-        else None,
+        SectionKind.MESSAGE_ANNOTATIONS: annotations,
         SectionKind.DELIVERY_ANNOTATIONS: None,
     }
-    sent = AmqpMessage(b"".join(delivered.spliced(sections)))
-    native = read_message(sent)
-    return replace(native, amqp=None) if _is_native(sent, header, own) else native
+    return read_message(AmqpMessage(b"".join(delivered.spliced(sections))))
 
 
-def _is_native(sent: AmqpMessage, header: Header, annotations: Mapping[Any, Any]) -> bool:
-    """Whether the native fields say all that the sections say."""
-    properties = sent.properties or Properties()
-    bare = replace(
-        properties,
-        message_id=None,
-        correlation_id=None,
-        to=None,
-        subject=None,
-        reply_to=None,
-        content_type=None,
-        group_id=None,
-        reply_to_group_id=None,
-    )
-    held = (sent.application_properties or {}).values()
-    ids = (properties.message_id, properties.correlation_id)
+def _is_native(
+    delivered: AmqpMessage,
+    header: Header,
+    properties: Properties,
+    own: Mapping[Any, Any],
+    held: Mapping[Any, Any],
+) -> bool:
+    """Whether the native fields say all that the sender wrote."""
     return (
-        bare == Properties()
-        and all(one is None or type(one) is str for one in ids)
+        not any(map(properties.__getattribute__, _NOT_NATIVE))
+        and type(properties.message_id) is str
+        and (properties.correlation_id is None or type(properties.correlation_id) is str)
         and not header.durable
         and header.priority in (None, 4)
-        and {str(key) for key in annotations} <= {PARTITION_KEY, SCHEDULED}
-        and all(type(one) in _NATIVE_TYPES and native_value(one) is not None for one in held)
-        and sent.body_kind is SectionKind.DATA
-        and len(sent.data_sections) == 1
-        and sent.raw(SectionKind.FOOTER) is None
+        and all(str(key) in _NATIVE_ANNOTATIONS for key in own)
+        and all(
+            type(one) in _NATIVE_TYPES and native_value(one) is not None for one in held.values()
+        )
+        and delivered.body_kind is SectionKind.DATA
+        and len(delivered.data_sections) == 1
+        and not delivered.has(SectionKind.FOOTER)
     )
-
-
-def _without_death(message: BrokeredMessage, *, is_dead: bool) -> BrokeredMessage:
-    if not is_dead or not message.application_properties.keys() & set(_DEATH):
-        return message
-    kept = {
-        name: value for name, value in message.application_properties.items() if name not in _DEATH
-    }
-    return replace(message, application_properties=kept)

@@ -1,0 +1,322 @@
+"""A namespace at `sb://`: what is particular about it, beside the contract that it fulfils."""
+
+import gc
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from tests.interop.azure_site import QUEUE, Site, site
+from tests.interop.bus import properties, take_one, until
+from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
+from twinbus.errors import (
+    MissingExtraError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+    UnsupportedCapabilityError,
+)
+from twinbus.limits import UNLIMITED
+from twinbus.message import application_values, to_batch, to_messages
+from twinbus.namespace import azure_links
+from twinbus.namespace.azure import CAPABILITIES, AzureNamespace
+from twinbus.namespace.azure_sending import ORIGIN_PROPERTY
+from twinbus.pairing.backlog_queues import describe_backlog_queue
+from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.protocol.capabilities import Capability
+from twinbus.protocol.commands import (
+    CreateEntity,
+    DeleteEntity,
+    Disposition,
+    GetEntity,
+    GetRuntimeProperties,
+    LeaseRange,
+    ListKeys,
+    Origin,
+    Peek,
+    ReadMeter,
+    Receive,
+    ReceiveMode,
+    Send,
+    Settle,
+)
+from twinbus.protocol.origins import message_id_of, sender_source
+
+OF_EVERY_TYPE: dict[str, Any] = {
+    "str": "grüße",
+    "int": -(2**63),
+    "float": 0.1,
+    "bool": True,
+    "bytes": b"\x00\xff",
+    "datetime": datetime(2031, 2, 3, 4, 5, 6, 7, tzinfo=UTC),
+    "timedelta": timedelta(days=-1, microseconds=1),
+    "uuid": UUID(int=2**127 + 1),
+}
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("azure")) as made:
+        yield made
+    gc.collect()  # the SDK drops the sockets of lost connections
+
+
+@pytest.fixture
+def path(bus: Site) -> str:
+    bus.relent()
+    return bus.queue(f"queue-{uuid4().hex}")
+
+
+def sent(bus: Site, path: str) -> list[BrokeredMessage]:
+    return to_messages(bus.broker.ask(Peek(path, 0, 1000)))
+
+
+def started(bus: Site, command: Receive) -> "Future[Any]":
+    """Begin to receive; return when the server has the receive."""
+    before = bus.broker.snapshot().open_receives
+    future = bus.azure.submit(command)
+    until(lambda: bus.broker.snapshot().open_receives > before)
+    return future
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+def test_every_type_of_property_survives_the_way_there_and_back(bus: Site, path: str) -> None:
+    message = BrokeredMessage(b"a", application_properties=OF_EVERY_TYPE)
+    bus.azure.ask(Send(path, [message]), 10)
+    [received] = to_messages(bus.azure.ask(Receive(path), 10))
+    assert application_values(received) == application_values(message)
+    assert application_values(replace(sent(bus, path)[0], amqp=None)) == application_values(message)
+
+
+def test_a_message_without_an_id_gets_the_same_one_each_time_it_is_sent(
+    bus: Site, path: str
+) -> None:
+    batch = to_batch([BrokeredMessage(b"a"), BrokeredMessage(b"b")])
+    at = batch.schema.get_field_index("message_id")
+    batch = batch.set_column(at, batch.schema.field(at), pa.nulls(2, pa.string()))
+    source = sender_source(7)
+    for _ in range(2):
+        bus.azure.ask(Send(path, batch, Origin(source, [3, 4])), 10)
+    ids = [message_id_of(source, number) for number in (3, 4)]
+    assert [one.message_id for one in sent(bus, path)] == ids * 2
+
+
+def test_a_message_that_is_brought_home_carries_its_origin(bus: Site, path: str) -> None:
+    origin = Origin("shop/x-servicebus-transfer/0#1.ab", [7])
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")], origin), 10)
+    bus.azure.ask(Send(path, [BrokeredMessage(b"b")], Origin(sender_source(7), [7])), 10)
+    home, ordinary = sent(bus, path)
+    assert home.application_properties == {ORIGIN_PROPERTY: "shop/x-servicebus-transfer/0#1.ab:7"}
+    assert ordinary.application_properties == {}
+
+
+def test_a_repeated_send_is_enqueued_once_where_the_entity_detects_duplicates(bus: Site) -> None:
+    path = bus.queue(f"once-{uuid4().hex}", requires_duplicate_detection=True)
+    command = Send(path, [BrokeredMessage(b"a")], Origin(sender_source(7), [0]))
+    for _ in range(2):
+        bus.azure.ask(command, 10)
+    assert len(sent(bus, path)) == 1
+
+
+def test_a_batch_that_does_not_fit_one_of_amqp_goes_as_several_in_order(
+    bus: Site, path: str
+) -> None:
+    bodies = [bytes([number]) * 100_000 for number in range(7)]
+    bus.azure.ask(Send(path, [BrokeredMessage(one) for one in bodies]), 10)
+    assert [one.body for one in sent(bus, path)] == bodies
+
+
+def test_submitted_sends_to_one_entity_keep_their_order(bus: Site, path: str) -> None:
+    futures = [
+        bus.azure.submit(Send(path, [BrokeredMessage(str(number).encode())]))
+        for number in range(100)
+    ]
+    for future in futures:
+        future.result(10)
+    assert [int(one.body) for one in sent(bus, path)] == list(range(100))
+
+
+def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
+    """As a syphon does that brings a message of SDK code home."""
+    home = bus.queue(f"home-{uuid4().hex}")
+    text = bus.connection.to_text().replace("CaFile", "X")
+    with ServiceBusClient.from_connection_string(text) as client:
+        with client.get_queue_sender(path) as sender:
+            message = ServiceBusMessage("a", application_properties={"int": 7, "text": "seven"})
+            sender.send_messages(message)
+        [received] = to_messages(bus.azure.ask(Receive(path), 10))
+        bus.azure.ask(Send(home, [received]), 10)
+        with client.get_queue_receiver(home) as receiver:
+            assert properties(take_one(receiver)) == {"int": 7, "text": "seven"}
+
+
+# -- receiving ---------------------------------------------------------------------------------
+
+
+def test_a_long_receive_holds_up_nothing_else(bus: Site, path: str) -> None:
+    waiting = [started(bus, Receive(path, wait=HOUR)) for _ in range(3)]
+    other = bus.queue(f"other-{uuid4().hex}")
+    bus.azure.ask(Send(other, [BrokeredMessage(b"a")]), 10)
+    assert bus.azure.ask(Receive(other), 10).num_rows == 1
+    assert not any(one.done() for one in waiting)
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")] * 3), 10)
+    assert sum(one.result(10).num_rows for one in waiting) == 3
+
+
+def test_a_message_is_settled_while_another_receive_waits_on_its_link(bus: Site, path: str) -> None:
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    batch = bus.azure.ask(Receive(path), 10)
+    waiting = started(bus, Receive(path, wait=HOUR))
+    bus.azure.ask(Settle(path, batch.column("lock_token"), Disposition.COMPLETE), 5)
+    assert sent(bus, path) == []
+    bus.azure.ask(Send(path, [BrokeredMessage(b"b")]), 10)
+    assert waiting.result(10).num_rows == 1
+
+
+def test_a_receive_leaves_no_credit_behind(bus: Site, path: str) -> None:
+    assert bus.azure.ask(Receive(path, 10), 10).num_rows == 0
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    assert bus.broker.ask(Receive(path, 10)).num_rows == 1
+
+
+def test_a_receive_that_nobody_waits_for_gives_its_messages_back(bus: Site, path: str) -> None:
+    with pytest.raises(OperationTimeoutError):
+        bus.azure.ask(Receive(path, wait=HOUR), 0.5)
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    until(lambda: bus.broker.ask(Receive(path)).num_rows == 1)
+
+
+def test_a_waiting_receive_is_withdrawn_when_the_namespace_closes(bus: Site, path: str) -> None:
+    azure = AzureNamespace(bus.connection, bus.clock)
+    before = bus.broker.snapshot().open_receives
+    waiting = azure.submit(Receive(path, wait=HOUR))
+    until(lambda: bus.broker.snapshot().open_receives > before)
+    azure.close()
+    assert isinstance(waiting.exception(10), NamespaceClosedError)
+    assert isinstance(azure.submit(Receive(path)).exception(1), NamespaceClosedError)
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    [message] = to_messages(bus.broker.ask(Receive(path)))
+    assert message.delivery_count == 0
+
+
+def test_an_idle_link_is_closed(bus: Site, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    azure = AzureNamespace(bus.connection, bus.clock)
+    mode = ReceiveMode.RECEIVE_AND_DELETE
+    azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    azure.ask(Receive(path, mode=mode), 10)
+    assert azure._links.sweep() == 2
+    monkeypatch.setattr(azure_links, "AZURE_IDLE_S", 0.0)
+    assert azure._links.sweep() == 0
+    azure.ask(Send(path, [BrokeredMessage(b"b")]), 10)
+    azure.close()
+
+
+# -- management --------------------------------------------------------------------------------
+
+
+def test_a_backlog_queue_is_made_exactly_as_specified(bus: Site) -> None:
+    wanted = describe_backlog_queue(PrimaryIdentity("contoso", "contoso.example:5671"), 3)
+    assert bus.azure.ask(CreateEntity(wanted), 10) == wanted
+    made = bus.broker.ask(GetEntity(wanted.path))
+    assert made == wanted
+    assert isinstance(made, QueueDescription)
+    assert made.max_size_in_megabytes == 5120
+    assert made.max_delivery_count == 2**31 - 1
+    assert made.default_message_time_to_live == made.auto_delete_on_idle == UNLIMITED
+    assert made.lock_duration == timedelta(minutes=1)
+    assert made.enable_dead_lettering_on_message_expiration
+
+
+def test_a_queue_that_is_created_anew_has_another_birth(bus: Site) -> None:
+    path = bus.queue(f"reborn-{uuid4().hex}")
+    births = [bus.azure.ask(GetRuntimeProperties(path), 10).created_at_utc]
+    bus.azure.ask(DeleteEntity(path), 10)
+    bus.clock.advance(timedelta(minutes=1))
+    bus.azure.ask(CreateEntity(QueueDescription(path=path)), 10)
+    births.append(bus.azure.ask(GetRuntimeProperties(path), 10).created_at_utc)
+    assert births[0] < births[1]
+
+
+@pytest.mark.parametrize("command", [LeaseRange(QUEUE, "me", 1), ReadMeter(), ListKeys()])
+def test_what_service_bus_cannot_do_is_refused_by_name(bus: Site, command: Any) -> None:
+    with pytest.raises(UnsupportedCapabilityError) as caught:
+        bus.azure.ask(command, 10)
+    assert Capability[str(caught.value.capability)] not in CAPABILITIES
+
+
+def test_factory_and_manager_are_reached_by_connection_string_alone(bus: Site, path: str) -> None:
+    text = bus.connection.to_text()
+    clock = bus.clock
+    with (
+        MessagingFactory.from_connection_string(text, clock=clock) as factory,
+        NamespaceManager.from_connection_string(text, clock=clock) as manager,
+    ):
+        client = factory.create_queue_client(path)
+        client.send(BrokeredMessage(b"a"))
+        assert manager.get_runtime_properties(path).active_message_count == 1
+        message = client.receive(timedelta(seconds=5))
+        assert message is not None
+        message.complete()
+        assert manager.get_runtime_properties(path).active_message_count == 0
+
+
+# -- ways in -----------------------------------------------------------------------------------
+
+
+def test_tls_with_an_authority_of_ones_own(bus: Site, path: str) -> None:
+    connection = replace(bus.connection, tls=True)
+    with AzureNamespace(connection, bus.clock) as azure:
+        azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+        assert azure.ask(Receive(path, wait=timedelta(seconds=5)), 10).num_rows == 1
+
+
+def test_a_token_in_place_of_the_key(bus: Site, path: str) -> None:
+    from twinbus.connection import sign_token  # noqa: PLC0415 - of this test alone
+
+    expires_s = bus.clock.wall_us() // 1_000_000 + 600
+    host = f"sb://{bus.connection.address}/"
+    token = sign_token(host, bus.connection.key_name, bus.connection.key, expires_s)
+    connection = replace(bus.connection, key="", key_name="", token=token)
+    with AzureNamespace(connection) as azure:
+        azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+        assert azure.ask(GetRuntimeProperties(path), 10).active_message_count == 1
+
+
+def test_an_identity_of_entra_needs_its_package(bus: Site) -> None:
+    connection = replace(bus.connection, key="", key_name="", uses_entra=True)
+    with pytest.raises(MissingExtraError, match="azure-identity"):
+        AzureNamespace(connection)
+
+
+def test_no_error_shows_the_key(bus: Site) -> None:
+    connection = replace(bus.connection, port=1)
+    with AzureNamespace(connection) as azure:
+        began = time.monotonic()
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+            azure.ask(Send(QUEUE, [BrokeredMessage(b"a")]), 10)
+        assert time.monotonic() - began < 10
+    assert connection.key not in str(caught.value)
+    assert connection.key not in repr(caught.value.__cause__)
+
+
+def test_a_forked_process_has_links_of_its_own(bus: Site, path: str) -> None:
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    old = bus.azure._links
+    bus.azure._begin()  # what runs in the child
+    assert bus.azure._links is not old
+    bus.azure.ask(Send(path, [BrokeredMessage(b"b")]), 10)
+    for link in old.close():
+        link.close()
+    assert len(sent(bus, path)) == 2
