@@ -21,7 +21,7 @@ FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak docs lock clean
+.PHONY: help setup demo test check format bench soak docs dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10

@@ -4,7 +4,7 @@
     PYTHONPATH=../older/src:. python -m tests.releases.story contoso
     tar -C contoso --exclude=reserve --exclude=LOCK -cJf tests/releases/log-format-1.tar.xz log
 
-It runs with older releases, too: `log-format-1.tar.xz` was written by the last version whose log has
+It runs with older releases, too. `log-format-1.tar.xz` was written by the last one whose log has
 format 1. The test beside it reads the directory with the version of today.
 """
 
@@ -22,7 +22,7 @@ from twinbus import (
     SqlFilter,
 )
 
-PROPERTIES = {
+PROPERTIES: dict[str, str | float | bool | bytes | datetime | timedelta | UUID] = {
     "text": "grüße",
     "whole": -7,
     "real": 0.25,
