@@ -1,7 +1,7 @@
 """Wheel and source distribution, installed where nothing of the repository is.
 
-The environments are new and empty. What an extra brings is linked into them from the environment of
-the tests, so that no network is needed: exactly the packages that its requirements file pins.
+The environment is new and has the wheel alone. What an extra brings is linked from the environment
+of the tests, so that no network is needed: exactly the packages that its requirements file pins.
 """
 
 import os
@@ -19,8 +19,10 @@ import pytest
 
 import twinbus
 from tests.scenarios.pages import blocks_of, on_free_ports
+from twinbus.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
+REQUIREMENTS = ROOT / "requirements"
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==", re.MULTILINE)
 SEND_AND_RECEIVE = """
 from pathlib import Path
@@ -32,6 +34,19 @@ with MessagingFactory.from_connection_string(shop) as factory:
     orders = factory.create_queue_client("orders")
     orders.send(BrokeredMessage(b"two coffees"))
     print(orders.receive().body)
+"""
+WHICH_EXTRAS = """
+import importlib, sys
+from twinbus.errors import MissingExtraError
+from twinbus.extras import EXTRAS, require
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+for name in EXTRAS:
+    try:
+        require("it", name)
+        print(name)
+    except MissingExtraError:
+        pass
 """
 
 
@@ -51,9 +66,9 @@ def wheel(built: Path) -> Path:
 
 
 def link_requirements(name: str, target: Path) -> None:
-    """Link the packages of a requirements file into a folder of an environment."""
-    pins = PIN.findall((ROOT / "requirements" / f"{name}.txt").read_text())
-    for pin in pins:
+    """Link the packages of a requirements file into a folder."""
+    target.mkdir(exist_ok=True)
+    for pin in PIN.findall((REQUIREMENTS / f"{name}.txt").read_text()):
         try:
             found = distribution(pin)
         except PackageNotFoundError:  # pinned for other systems or Pythons
@@ -66,24 +81,26 @@ def link_requirements(name: str, target: Path) -> None:
 
 
 class Environment:
-    """A virtual environment with the wheel, and with what some requirements bring."""
+    """A virtual environment with the wheel and nothing else."""
 
-    def __init__(self, folder: Path, wheel: Path, requirements: str) -> None:
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder = folder
         venv.create(folder, with_pip=False, symlinks=True)
-        self.binaries = folder / "bin"
-        [packages] = folder.glob("lib/python*/site-packages")
-        pip = [sys.executable, "-m", "pip", "--python", str(self.binaries / "python"), "install"]
+        python = str(folder / "bin" / "python")
+        pip = [sys.executable, "-m", "pip", "--python", python, "install"]
         offline = ["--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
         subprocess.run([*pip, *offline, str(wheel)], check=True, capture_output=True)
-        link_requirements(requirements, packages)
 
-    def run(self, *command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder, with the environment's programs first."""
+    def run(self, extra: str, *command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run a command in a folder, where what the extra pins is installed as well."""
+        packages = self.folder / f"packages-{extra}"
+        link_requirements(extra, packages)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         return subprocess.run(
             command,
             cwd=folder,
-            env={**kept, "PATH": f"{self.binaries}:{os.environ['PATH']}"},
+            env={**kept, "PATH": path, "PYTHONPATH": str(packages)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -92,30 +109,45 @@ class Environment:
         )
 
 
-def test_the_wheel_alone_is_the_client_and_the_embedded_broker(wheel: Path, tmp_path: Path) -> None:
-    alone = Environment(tmp_path / "venv", wheel, "runtime")
-    sent = alone.run("python", "-c", SEND_AND_RECEIVE, folder=tmp_path)
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("installed") / "venv", wheel)
+
+
+def test_the_wheel_alone_is_the_client_and_the_embedded_broker(
+    installed: Environment, tmp_path: Path
+) -> None:
+    sent = installed.run("runtime", "python", "-c", SEND_AND_RECEIVE, folder=tmp_path)
     assert (sent.stdout, sent.stderr) == ("b'two coffees'\n", "")
-    where = alone.run("python", "-c", "import twinbus; print(twinbus.__file__)", folder=tmp_path)
-    assert str(tmp_path) in where.stdout
-    refused = alone.run("twinbus", "send", "orders", "tea", folder=tmp_path)
+    where = "import twinbus; print(twinbus.__file__)"
+    found = installed.run("runtime", "python", "-c", where, folder=tmp_path)
+    assert str(installed.folder) in found.stdout
+    refused = installed.run("runtime", "twinbus", "send", "orders", "tea", folder=tmp_path)
     assert refused.returncode == 2
     assert 'pip install "twinbus[cli]"' in refused.stderr
 
 
-def test_with_the_server_extra_the_readme_works_as_it_is_written(
-    wheel: Path, tmp_path: Path
+@pytest.mark.parametrize("extra", sorted(EXTRAS))
+def test_an_extra_brings_its_part_and_no_other(
+    installed: Environment, extra: str, tmp_path: Path
 ) -> None:
-    server = Environment(tmp_path / "venv", wheel, "server")
-    version = server.run("twinbus", "--version", folder=tmp_path)
+    found = installed.run(extra, "python", "-c", WHICH_EXTRAS, *EXTRAS[extra], folder=tmp_path)
+    expected = {name for name, modules in EXTRAS.items() if set(modules) <= set(EXTRAS[extra])}
+    assert set(found.stdout.split()) == expected, found.stderr
+
+
+def test_with_the_server_extra_the_readme_works_as_it_is_written(
+    installed: Environment, tmp_path: Path
+) -> None:
+    version = installed.run("server", "twinbus", "--version", folder=tmp_path)
     assert version.stdout == f"twinbus, version {twinbus.__version__}\n"
     blocks = [block for block in blocks_of(ROOT / "README.md") if block.kind == "sh"]
     for block in blocks:
         shown = replace(block, text=on_free_ports(block.text))
-        done = server.run(*shown.command, folder=tmp_path)
+        done = installed.run("server", *shown.command, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "two coffees" in done.stdout
-    refused = server.run("twinbus", "syphon", folder=tmp_path)
+    refused = installed.run("server", "twinbus", "syphon", folder=tmp_path)
     assert refused.returncode == 2
     assert "spark" in refused.stderr
 
