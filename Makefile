@@ -21,7 +21,7 @@ FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak docs lock clean
+.PHONY: help setup demo test check format bench soak docs dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -56,7 +56,7 @@ test: check ## run the checks and every test, in four processes side by side (10
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser tests/rabbitmq $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/unit tests/browser tests/releases tests/rabbitmq $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
@@ -94,6 +94,9 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 
 docs: $(READY) ## build the site, with the API reference, in build/docs
 	$(RUN) docs/site/build_site.py
+
+dist: $(READY) ## build the wheel and the source distribution in dist
+	$(VENV)/bin/hatchling build
 
 lock: ## pin and hash the dependencies (needs uv)
 	for name in runtime azure cli metrics server spark rabbitmq java dev docs proton bench; do \

@@ -150,7 +150,7 @@ def _plain_fence(fence: str) -> str:
 def navigation(texts: dict[str, str]) -> list[dict[str, object]]:
     """Return the navigation for the pages of the site, given by their path."""
     entries: list[dict[str, object]] = [{"Home": "index.md"}, {"Tutorial": "tutorial.md"}]
-    folders = {path.split("/")[0] for path in texts if "/" in path}
+    folders = {_folder_of(path) for path in texts if "/" in path}
     for folder in [*(name for name in ORDER if name in folders), *sorted(folders - set(ORDER))]:
         title = TITLES.get(folder, folder.capitalize())
         entries.append({title: _section(folder, texts)})
@@ -160,9 +160,15 @@ def navigation(texts: dict[str, str]) -> list[dict[str, object]]:
     return entries
 
 
+def _folder_of(path: str) -> str:
+    """Return the section of a page; those that say how to move here have one of their own."""
+    folder, _, name = path.rpartition("/")
+    return "migration" if name.startswith("move-from-") else folder
+
+
 def _section(folder: str, texts: dict[str, str]) -> list[object]:
     first = [f"{folder}/{name}.md" for name in ORDER.get(folder, ())]
-    inside = sorted(path for path in texts if path.startswith(f"{folder}/"))
+    inside = sorted(path for path in texts if _folder_of(path) == folder)
     ordered = [path for path in first if path in inside]
     ordered += [path for path in inside if path not in first]
     return [{title_of(texts[path]): path} for path in ordered]

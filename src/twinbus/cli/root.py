@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import click
+from click.shell_completion import shell_complete
 
+from twinbus import __version__
 from twinbus.cli.contents import purge, sessions
 from twinbus.cli.context import ExitCode, Text, exit_code
 from twinbus.cli.dev_certificate import dev_certificate
@@ -21,6 +23,7 @@ from twinbus.cli.simulate import simulate
 from twinbus.cli.syphon import syphon
 from twinbus.errors import MessagingError
 
+_COMPLETE = "_TWINBUS_COMPLETE"  # the name that click derives from the command
 _EPILOG = """\b
 Where the namespace is: TWINBUS_CONNECTION, --connection-file, or --connection.
 \b
@@ -31,7 +34,7 @@ Ten minutes from nothing: docs/tutorial.md"""
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="twinbus")
+@click.version_option(__version__, prog_name="twinbus")
 def root() -> None:
     """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
 
@@ -84,6 +87,9 @@ _check_texts()
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; return its exit code. KeyboardInterrupt is left to the caller."""
     _print_anything()
+    completing = os.environ.get(_COMPLETE)
+    if completing is not None:  # a shell asks what may follow
+        return shell_complete(root, {}, "twinbus", _COMPLETE, completing)
     try:
         with root.make_context("twinbus", list(arguments)) as context:
             root.invoke(context)

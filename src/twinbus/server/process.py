@@ -5,9 +5,9 @@ import ssl
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from twinbus import __version__
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.client.manager import new_secret
@@ -100,7 +100,7 @@ class Server(Closable):
             settings.directory,
             address,
             self.door.admin_port,
-            _version(),
+            __version__,
             recovery.messages,
             recovery.records,
             recovery.seconds,
@@ -111,7 +111,7 @@ class Server(Closable):
                 directory=str(settings.directory),
                 address=address,
                 admin_port=self.door.admin_port,
-                version=_version(),
+                version=__version__,
                 messages=recovery.messages,
                 records=recovery.records,
                 seconds=recovery.seconds,
@@ -168,13 +168,6 @@ class Server(Closable):
             directory,
             extra=facts(event="stopped", **identity),
         )
-
-
-def _version() -> str:
-    try:
-        return version("twinbus")
-    except PackageNotFoundError:  # a copy of the source that was never installed
-        return "unknown"
 
 
 def _reachable(host: str) -> str:
