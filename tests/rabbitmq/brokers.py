@@ -18,6 +18,7 @@ from typing import Any, Self
 
 LOOPBACK = "127.0.0.1"
 START_S = 90
+TICK_S = 8  # after which nodes give up one that hangs; 60 by default
 STOP_S = 20
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
@@ -88,7 +89,8 @@ class Node:
             "RABBITMQ_LOG_BASE": str(folder / "log"),
             # Few schedulers, and none that spins: several nodes share few cores here.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                f"-start_epmd false {loopback} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
+                f"-start_epmd false {loopback} -kernel net_ticktime {TICK_S} "
+                "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
             ),
             "RABBITMQ_CTL_ERL_ARGS": f"-start_epmd false {loopback}",
             # The script then becomes the server, so that our child is the one to end.

@@ -18,7 +18,6 @@ from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
 
-
 SYNC_S = 2  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
 
 
