@@ -49,16 +49,18 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
 	tests/spark/test_syphon_command.py
 
-test: check ## run the checks and every test, in four processes side by side (10 minutes)
+test: check ## run the checks and every test, in five processes side by side (10 minutes)
 	@mkdir -p build; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser tests/rabbitmq $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/rabbitmq >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
+	$(RUN) -m pytest tests/unit tests/browser $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
-	exit $$((spark + scenarios + contracts + others))
+	wait $$rabbitmq; rabbitmq=$$?; cat build/test-rabbitmq.txt; \
+	exit $$((spark + scenarios + contracts + rabbitmq + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .
