@@ -78,6 +78,7 @@ bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a 
 soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many clients (KILLS=300 ...)
 	$(RUN) -m tests.soak.outages --schedules $(SCHEDULES)
 	$(RUN) -m tests.soak.pairing_outage --rounds $(OUTAGES)
+	$(RUN) -m tests.soak.rabbitmq_outage --outages $(OUTAGES)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
