@@ -18,6 +18,7 @@ BENCHMARKS = (
     "connections",
     "pairing",
     "syphon",
+    "rabbitmq",
     "report",
 )
 

@@ -3,14 +3,13 @@
 The cluster takes half a minute to start, so one test plays the whole story, step by step.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing, until
+from tests.rabbitmq.brokers import require_rabbitmq, until
 from tests.rabbitmq.test_pairing import Maker, Site, embedded, maker
 from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
@@ -19,6 +18,7 @@ from twinbus.errors import MessagingError, OperationTimeoutError
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.protocol.commands import CreateEntity, GetRuntimeProperties, Send
+from twinbus.testing.rabbitmq import RabbitBroker
 
 __all__ = ["maker"]  # a fixture
 PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
@@ -26,11 +26,7 @@ PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RabbitBroker]:
-    why = missing()
-    if why is not None:
-        if os.environ.get(NEEDED):
-            pytest.fail(why)
-        pytest.skip(why)
+    require_rabbitmq()
     with RabbitBroker(3) as cluster:
         with RabbitNamespace(ConnectionString.parse(cluster.connection_string())) as namespace:
             namespace.ask(CreateEntity(QueueDescription(path="orders")), 60)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rabbitmq.brokers import GUEST, RabbitBroker
 from tests.rabbitmq.conftest import RabbitWorld
 from tests.rabbitmq.test_sends import make, received
+from twinbus.testing.rabbitmq import GUEST, RabbitBroker
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-rabbitmq.md"
 BLOCKS = re.findall(r"```python rabbitmq\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -29,7 +29,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.rabbitmq.brokers import RabbitBroker, missing
 from tests.soak.server_process import ServerProcess
 from twinbus import (
     BrokeredMessage,
@@ -49,6 +48,7 @@ from twinbus.protocol.commands import Disposition, GetRuntimeProperties, Receive
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier
 from twinbus.testing import Mover
+from twinbus.testing.rabbitmq import RabbitBroker, missing
 
 PAIRS = ("rabbitmq-twinbus", "twinbus-rabbitmq", "rabbitmq-rabbitmq")
 PATIENCE = RetryPolicy(operation_timeout=timedelta(seconds=5), try_timeout=timedelta(seconds=1))
