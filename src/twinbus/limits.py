@@ -161,6 +161,8 @@ PIPELINE_BACKLOG: Final = 100_000  # messages that wait for their turn before `s
 WAITING_AIO_THREADS: Final = 512  # each receive that waits in an asyncio factory takes one
 WORKING_AIO_THREADS: Final = 64  # for everything else: many requests share one connection
 RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
+REMEMBERED_ORIGINS: Final = 100_000  # of a consumer that drops repeats; some 15 MB
+MAX_REMEMBERED_ORIGINS: Final = 10_000_000  # some 1.5 GB of memory, or 1 GB on disk
 
 # Pairing
 DEFAULT_BACKLOG_QUEUES: Final = 10  # a busy or broken one leaves nine

@@ -1,6 +1,5 @@
 """One real broker for all tests here; each test leaves it empty."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,25 +9,21 @@ from typing import Any
 import pika
 import pytest
 
-from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
+from tests.rabbitmq.brokers import require_rabbitmq
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
-
+from twinbus.testing.rabbitmq import RabbitBroker
 
 SYNC_S = 2  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[RabbitBroker]:
-    why = missing()
-    if why is not None:
-        if os.environ.get(NEEDED):
-            pytest.fail(why)
-        pytest.skip(why)
+    require_rabbitmq()
     with RabbitBroker() as broker:
         yield broker
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.rabbitmq.brokers import RabbitBroker, until
+from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld
 from twinbus import BrokeredMessage, RetryPolicy
 from twinbus.connection import ConnectionString
@@ -39,6 +39,7 @@ from twinbus.protocol.commands import (
     Send,
 )
 from twinbus.protocol.origins import message_id_of, sender_source
+from twinbus.testing.rabbitmq import RabbitBroker
 
 SENDER = sender_source(7)
 

@@ -5,6 +5,7 @@ FaultyNamespace   any namespace, with requests that fail, time out, or lose thei
 FaultyStorage     a disk that is slow, full, or tears a write at a byte
 PowerCutStorage   a disk that loses what was not synced when its PowerSupply fails
 LimitedNamespace  any namespace, with capabilities taken away
+rabbitmq          a module: real RabbitMQ nodes that can be killed and paused
 OutageSimulation  two paired namespaces, many clients, hours of outages, and an auditor
 """
 

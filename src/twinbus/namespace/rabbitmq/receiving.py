@@ -111,11 +111,9 @@ class LockKeeper:
         limit = command.max_bytes
         try:
             left = await inlet.fetch(deliveries)
-            while (
-                left > 0
-                and len(deliveries) < min(most, RABBITMQ_FEW)
-                and _has_room(deliveries, limit)
-            ):
+            while left > 0 and 0 < min(left, most - len(deliveries)) <= RABBITMQ_FEW:
+                if not _has_room(deliveries, limit):
+                    break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
@@ -240,6 +238,7 @@ class _Inlet:
         self.is_retired = False  # takes no further receive
         self._fetching: asyncio.Future[Any] | None = None
         self._open_tags: set[int] = set()  # delivered and not settled
+        self._prefetch = 0  # that the broker was told last, for the next consumer
         channel.pika.add_callback(self._nothing, [spec.Basic.GetEmpty], one_shot=False)
         channel.pika.add_on_cancel_callback(self._cancelled)
         self._cancel: asyncio.Future[None] | None = None  # raises when the broker cancels
@@ -295,7 +294,9 @@ class _Inlet:
         self._cancel = loop.create_future()
         tag: str | None = None
         try:
-            await self.channel.call("basic_qos", prefetch_count=wanted)
+            if wanted != self._prefetch:
+                await self.channel.call("basic_qos", prefetch_count=wanted)
+                self._prefetch = wanted
             tag = self.channel.pika.basic_consume(self.path, take)
             if not deliveries:
                 await self._arrival(arrived, wait_s)
@@ -364,7 +365,8 @@ class _Inlet:
     async def wait_until_read(self) -> None:
         """Return when the broker has read everything that was written to the channel."""
         try:
-            await self.channel.call("basic_qos", prefetch_count=1)
+            self._prefetch = max(self._prefetch, 1)
+            await self.channel.call("basic_qos", prefetch_count=self._prefetch)
         except exceptions.AMQPError as error:
             raise refusal_of(error, self.path) from error
 
