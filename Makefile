@@ -48,8 +48,8 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 	$(RUN) examples/demo.py
 
 # Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
-	tests/spark/test_syphon_command.py
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
+	tests/spark/test_kills.py tests/spark/test_syphon_command.py
 
 test: check ## run the checks and every test, in four processes side by side (10 minutes)
 	@mkdir -p build; \
