@@ -19,6 +19,7 @@ HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
+CLUSTER_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs lock clean
@@ -91,6 +92,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.power_cut --cuts $(CUTS)
 	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
 	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
+	$(RUN) -m tests.soak.cluster --seconds $(CLUSTER_SECONDS)
 
 docs: $(READY) ## build the site, with the API reference, in build/docs
 	$(RUN) docs/site/build_site.py

@@ -9,7 +9,8 @@ so each message is in some batch at least once. `spark.read` browses what is the
 nothing.
 
     who calls            where                      what
-    planner process      driver, one per query      initialOffset, latestOffset, partitions, commit
+    planner process      driver, one per query      initialOffset, latestOffset, reportLatestOffset,
+                                                    partitions, commit, stop
     reader task          executors                  read
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -235,6 +237,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._keeper: _Keeper | None = None  # in the planner's process only: it has a thread
         self._left: int | None = None  # rows that an AvailableNow query still takes
         self._limits = (options.max_rows, options.max_bytes)  # of a batch
+        self._report: dict[str, Any] | None = None  # of the last range: messages, and what waits
         self._is_bounded = False
 
     def _kept(self) -> "_Keeper":
@@ -281,6 +284,12 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lease = keeper.lease(start["owner"], rows, size, wait=not self._is_bounded)
         if lease is None:
             return start
+        oldest = lease.oldest_utc
+        self._report = {
+            "messages": lease.message_count,
+            "waiting": lease.left_behind,
+            "oldest_age_s": None if oldest is None else _age_s(oldest),
+        }
         if self._is_bounded:
             here = lease.message_count
             self._left = lease.left_behind if self._left is None else self._left - here
@@ -292,6 +301,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "epoch": lease.epoch,
             "owner": lease.owner,
         }
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return how far behind the stream is; Spark shows it as `latestOffset` of the source."""
+        return self._report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a batch; one that is read again after a restart is leased again."""
@@ -324,6 +337,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give back what is leased: others may have what is not completed."""
         if self._keeper is not None:
             self._keeper.close()
+
+
+def _age_s(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
 
 
 class _Keeper:
