@@ -20,7 +20,7 @@ _BEFORE_THE_FIRST_WORKER = (
 def main() -> None:
     """Import what workers need, and be Spark's daemon."""
     for name in _BEFORE_THE_FIRST_WORKER:
-        with suppress(ImportError):  # the worker that needs it says so
+        with suppress(Exception):  # a worker that needs it raises the same, where it is seen
             import_module(name)
     import_module("pyspark.daemon").manager()
 
