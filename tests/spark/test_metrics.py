@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.spark.test_source import stream
 from tests.spark.test_source_troubles import start
-from tests.spark.twins import QUEUE, Twins, numbered, until
+from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
 from twinbus import BrokeredMessage
 from twinbus.syphon.syphon import Syphon
 
@@ -37,7 +37,7 @@ def test_the_progress_of_a_stream_says_how_far_behind_it_is(
     twins.primary.queue()
     twins.primary.send(QUEUE, *(BrokeredMessage(b"x") for _ in range(250)))
     query = start(stream(spark, twins, maxRowsPerBatch=100), tmp_path, to_the_end=True)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(DEADLINE_S))
     batches = [reported(progress) for progress in query.recentProgress if progress.numInputRows]
     assert [(told["messages"], told["waiting"]) for told in batches] == [
         (100, 150),

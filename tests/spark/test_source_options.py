@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.test_source import stream, table
 from tests.spark.test_source_troubles import start
-from tests.spark.twins import QUEUE, Twins, numbered, until
+from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
 from twinbus import BrokeredMessage
 from twinbus.datasource.source import register
 from twinbus.errors import InvalidOperationError, RangeUnavailableError
@@ -114,7 +114,7 @@ def test_rows_that_foreach_batch_writes_come_once_across_a_restart_in_mid_batch(
             .start()
         )
         with suppress(PySparkException):
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(int(DEADLINE_S))
     assert sorted(twins.primary.ids("bills")) == sorted(ids)
 
 
