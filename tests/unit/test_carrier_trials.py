@@ -30,6 +30,7 @@ class Hanging:
         self.hangs = True
         self.sends: list[int] = []
         self.id = inner.id
+        self.capabilities = inner.capabilities
 
     def submit(self, command: Command[Any]) -> "Future[Any]":
         if isinstance(command, Send) and command.path == SLOW:
