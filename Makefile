@@ -19,6 +19,7 @@ HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
+CLUSTER_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs dist lock clean
@@ -48,8 +49,8 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq,demo).py
 
 # Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
-	tests/spark/test_syphon_command.py
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
+	tests/spark/test_kills.py tests/spark/test_syphon_command.py
 
 test: check ## run the checks and every test, in five processes side by side (10 minutes)
 	@mkdir -p build; \
@@ -94,6 +95,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.power_cut --cuts $(CUTS)
 	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
 	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
+	$(RUN) -m tests.soak.cluster --seconds $(CLUSTER_SECONDS)
 
 docs: $(READY) ## build the site, with the API reference, in build/docs
 	$(RUN) docs/site/build_site.py

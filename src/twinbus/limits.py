@@ -184,6 +184,9 @@ REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when the
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
+TRIAL_TIMEOUT_S: Final = 2.0  # of a destination that failed: it holds its batch no longer
+TRIAL_MESSAGES: Final = 100  # that it gets first, so that one which works answers in that time
+MAX_SPARK_STARTS: Final = 5  # again, without a batch in between, after Spark's Java died
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
 HELD_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
@@ -216,6 +219,7 @@ OLDEST_JAVA: Final = 17  # that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
+MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # Ledgers

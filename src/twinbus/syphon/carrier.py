@@ -28,7 +28,13 @@ from twinbus.errors import (
     QuotaExceededError,
 )
 from twinbus.intervals import runs
-from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
+from twinbus.limits import (
+    CARRIED_BYTES,
+    CARRY_TIMEOUT,
+    MAX_BATCH_MESSAGES,
+    TRIAL_MESSAGES,
+    TRIAL_TIMEOUT_S,
+)
 from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
@@ -162,6 +168,20 @@ def _cheapest(numbers: Int64s) -> range | Int64s:
     return numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Destinations that failed and are tried again, by one queue in one range."""
+
+    passed: frozenset[str] = frozenset()  # tried elsewhere: passed over here
+    tried: frozenset[str] = frozenset()  # tried here
+
+    @classmethod
+    def of(cls, on_trial: Mapping[str, int], epoch: int) -> "Trials":
+        """Return what trials mean for the range of an epoch."""
+        tried = frozenset(name for name, where in on_trial.items() if where == epoch)
+        return cls(frozenset(on_trial) - tried, tried)
+
+
 class Carrier:
     """Carries for one primary and one secondary; used by one thread."""
 
@@ -210,8 +230,7 @@ class Carrier:
             if done and done[-1].unread is not None:
                 done.append(Carried(queue, one, unread=OVERTAKING))
                 continue
-            passed = {name for name, epoch in on_trial.items() if epoch != one.epoch}
-            done.append(self._carry(queue, one, blocked, passed))
+            done.append(self._carry(queue, one, blocked, Trials.of(on_trial, one.epoch)))
         self.write_transfers()  # before anything is settled
         return done
 
@@ -219,7 +238,7 @@ class Carrier:
         """Write down what became of messages."""
         write_transfers(self.transfers)
 
-    def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
+    def _carry(self, queue: str, leased: Range, blocked: set[str], trials: "Trials") -> Carried:
         carried = Carried(queue, leased)
         pieces = self.pieces(queue, leased)
         try:
@@ -231,7 +250,7 @@ class Carrier:
                     break
                 batch = self.own_rows(batch, carried)
                 found = restored(batch)
-                self.deliver(found, _numbers(batch), carried, blocked, passed)
+                self.deliver(found, _numbers(batch), carried, blocked, trials)
                 self.transfers.note(carried, Passed.of(batch, found))
         except MessagingError as error:
             carried.unread = failure_of(error)
@@ -260,10 +279,15 @@ class Carrier:
         numbers: Int64s,
         carried: Carried,
         blocked: set[str],
-        passed: Iterable[str] = (),
+        trials: "Trials | None" = None,
     ) -> None:
-        """Send messages to their destinations; those that fail join the blocked ones."""
-        passed_over = blocked | set(passed)
+        """Send messages to their destinations; those that fail join the blocked ones.
+
+        All destinations wait for the slowest. One on trial, which failed before, begins with a few
+        messages and gets little time for them.
+        """
+        trials = trials or Trials()
+        passed_over = blocked | trials.passed
         carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
         waiting = {}
         for destination, rows in _by_destination(found).items():
@@ -271,13 +295,18 @@ class Carrier:
                 carried.note_kept(destination, len(rows))
             else:
                 waiting[destination] = list(_runs_of(found, numbers, rows))
+                if canonical(destination) in trials.tried:
+                    waiting[destination] = _with_small_first(waiting[destination])
+        first_round = True
         while waiting:
             sent = {
                 destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
                 for destination, left in waiting.items()
             }
-            deadline = time.monotonic() + _TIMEOUT_S  # of all that hang together
+            now = time.monotonic()
             for destination, (run, reply) in sent.items():
+                on_trial = first_round and canonical(destination) in trials.tried
+                deadline = now + (TRIAL_TIMEOUT_S if on_trial else _TIMEOUT_S)
                 done = self._finish(destination, run, reply, carried, deadline)
                 if done == len(run):
                     waiting[destination] = waiting[destination][1:]
@@ -286,6 +315,7 @@ class Carrier:
                     carried.note_kept(destination, sum(map(len, waiting[destination])) - done)
                     waiting[destination] = []
             waiting = {destination: left for destination, left in waiting.items() if left}
+            first_round = False
 
     def _finish(
         self,
@@ -354,8 +384,16 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
         raise
     except TimeoutError:
         raise OperationTimeoutError(
-            f"no answer within {_TIMEOUT_S:.0f} s; whether the work was done is unknown"
+            "no answer in time; whether the work was done is unknown"
         ) from None
+
+
+def _with_small_first(runs: list[Run]) -> list[Run]:
+    """Return runs of which the first is small."""
+    first, *rest = runs
+    if len(first) <= TRIAL_MESSAGES:
+        return runs
+    return [first.slice(0, TRIAL_MESSAGES), first.slice(TRIAL_MESSAGES, len(first)), *rest]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:
