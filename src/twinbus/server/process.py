@@ -179,7 +179,7 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     if settings.tls_folder is not None:
         if certificate is not None or key is not None:
             raise InvalidArgumentError("give --tls, or --tls-certificate and --tls-key, not both")
-        from twinbus.server.certificates import ready_certificate  # noqa: PLC0415 - takes 100 ms
+        from twinbus.server.certificates import ready_certificate  # noqa: PLC0415 - takes 50 ms
 
         held = ready_certificate(settings.tls_folder, datetime.now(UTC))
         certificate, key = held.certificate, held.key
