@@ -41,6 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "use-azure-service-bus",
         "use-rabbitmq",
         "use-service-bus-sdks",
+        "replace-the-emulator",
         "give-and-rotate-keys",
         "restore-a-backup",
         "know-the-cost",

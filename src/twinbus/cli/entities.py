@@ -30,6 +30,7 @@ from twinbus.entities import (
     TopicDescription,
     TrueFilter,
 )
+from twinbus.limits import MAX_MAX_DELIVERY_COUNT, MAX_SIZE_MEGABYTES
 from twinbus.spans import format_span
 
 _NAMES = ("path", "topic_path", "name")
@@ -54,6 +55,10 @@ _HELP = {
 }
 
 
+_MOST = {
+    "max_size_in_megabytes": MAX_SIZE_MEGABYTES,
+    "max_delivery_count": MAX_MAX_DELIVERY_COUNT,
+}
 _FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
@@ -67,7 +72,8 @@ def _change_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
             flag = "--" + f.name.replace("_", "-")
             if f.type is bool:
                 flag = f"{flag}/--no-{flag[2:]}"
-            types: dict[Any, Any] = {timedelta: Span(), int: int, bool: bool}
+            most = click.IntRange(1, _MOST.get(f.name))
+            types: dict[Any, Any] = {timedelta: Span(), int: most, bool: bool}
             types[EntityStatus] = click.Choice([status.value for status in EntityStatus])
             command = click.option(
                 flag, f.name, type=types.get(f.type), default=None, help=_HELP[f.name]

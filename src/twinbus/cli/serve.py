@@ -124,7 +124,6 @@ def serve(
     The first start creates a root key and prints the connection string with it, once.
     """
     require_for_command("serve")
-    from twinbus.server.certificates import folder_of  # noqa: PLC0415 - an extra
     from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
 
     if emulator_config is not None and (config is not None or name is not None):
@@ -141,7 +140,7 @@ def serve(
         config=config,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
-        tls_folder=folder_of(tls) if tls else None,
+        tls_folder=_certificate_folder(tls) if tls else None,
     )
     every = [wanted] if emulator_config is None else _emulated(wanted, emulator_config)
     with ExitStack() as opened:
@@ -181,16 +180,21 @@ def _emulated(wanted: "ServerSettings", file: Path) -> "list[ServerSettings]":
     return found
 
 
+def _certificate_folder(wanted: str) -> Path:
+    """Return the folder that --tls names."""
+    from twinbus.server.certificates import folder_of  # noqa: PLC0415 - takes 50 ms
+
+    return folder_of(wanted)
+
+
 def _announce(settings: "ServerSettings", server: "Server") -> None:
     """Print where a server is reached, and at its first start the keys."""
-    from twinbus.server.certificates import DevCertificate  # noqa: PLC0415 - an extra
-
     if server.root_key is not None:
         click.echo(server.connection_string)
         if settings.tls_certificate is None:
             click.echo(server.service_bus_connection_string)
     if settings.tls_folder is not None:
-        click.echo(f"Programs that use TLS must trust {DevCertificate(settings.tls_folder).ca}")
+        click.echo(f"Programs that use TLS must trust {settings.tls_folder / 'ca.pem'}")
     scheme = "twinbus+tls" if settings.has_tls else "twinbus"
     at = _in_url(settings.host)
     web = f"http{'s' if settings.has_tls else ''}://{at}:{server.door.port}"

@@ -21,7 +21,6 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
 from twinbus.protocol.keys import EMULATOR_SECRET, ROOT_KEY, Claim, SharedAccessKey
 from twinbus.server.addresses import is_loopback
-from twinbus.server.certificates import DevCertificate, ready_certificate
 from twinbus.server.config import Config, apply, read_config
 from twinbus.server.door import Door
 from twinbus.server.reload import Reloader
@@ -149,7 +148,7 @@ class Server(Closable):
             key_name=key.name if key else "",
             key=key.primary if key else "",
             tls=self._settings.has_tls,
-            ca_file=None if dev is None else DevCertificate(dev).ca.absolute(),
+            ca_file=None if dev is None else dev.absolute() / "ca.pem",
         ).to_text()
 
     def close(self) -> None:
@@ -180,6 +179,8 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     if settings.tls_folder is not None:
         if certificate is not None or key is not None:
             raise InvalidArgumentError("give --tls, or --tls-certificate and --tls-key, not both")
+        from twinbus.server.certificates import ready_certificate  # noqa: PLC0415 - takes 50 ms
+
         held = ready_certificate(settings.tls_folder, datetime.now(UTC))
         certificate, key = held.certificate, held.key
     if certificate is None and key is None:
