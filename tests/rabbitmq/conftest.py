@@ -17,6 +17,7 @@ from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
 from twinbus.testing.rabbitmq import RabbitBroker, free_ports
 
@@ -81,6 +82,11 @@ class RabbitWorld:
         if isinstance(command, CreateEntity):
             self.created.append(command)
         return self.namespace.ask(command, 30)
+
+    def need(self, capability: Capability) -> None:
+        """Skip what needs a capability that RabbitMQ lacks."""
+        if capability not in self.namespace.capabilities:
+            pytest.skip(f"RabbitMQ lacks {capability.value}")
 
     def factory(self, **settings: Any) -> MessagingFactory:
         return MessagingFactory.from_connection_string(self.connection_string, **settings)
