@@ -388,6 +388,7 @@ RABBITMQ_WINDOW: Final = 256  # unconfirmed per entity: past 400 RabbitMQ stops 
 RABBITMQ_WINDOW_BYTES: Final = 16 * 1024 * 1024  # unconfirmed per entity
 RABBITMQ_WAITING_MESSAGES: Final = 100_000  # handed over and not published; beyond: ServerBusy
 RABBITMQ_SEND_CHANNELS: Final = 500  # entities that are sent to; a connection has 2047 channels
+RABBITMQ_FREE_CHANNELS: Final = 100  # queues whose channel stays open for the next receive
 RABBITMQ_BLOCKED_S: Final = 30.0  # an alarm of that length is an outage, not a short overload
 RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker sends unasked
 RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB

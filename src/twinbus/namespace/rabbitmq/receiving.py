@@ -29,6 +29,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     RABBITMQ_FEW,
+    RABBITMQ_FREE_CHANNELS,
     RABBITMQ_GATHER_S,
     RABBITMQ_KNOWN_GATHER_S,
     RABBITMQ_LOCKED_BYTES,
@@ -141,14 +142,18 @@ class LockKeeper:
         """Keep one open channel per path for the next receive; close what is not needed."""
         if not inlet.is_retired and inlet.channel.is_open and inlet.path not in self._free:
             self._free[inlet.path] = inlet
-        else:
-            inlet.is_retired = True
-            inlet.close_if_unused()
+            if len(self._free) <= RABBITMQ_FREE_CHANNELS:
+                return
+            inlet = self._free.pop(next(iter(self._free)))
+        inlet.is_retired = True
+        inlet.close_if_unused()
 
     def _note_size(self, path: str, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             average = sum(len(delivery.body) for delivery in deliveries) / len(deliveries)
-            self._sizes[path] = (self._sizes.get(path, average) + average) / 2
+            self._sizes[path] = (self._sizes.pop(path, average) + average) / 2
+            if len(self._sizes) > RABBITMQ_FREE_CHANNELS:
+                del self._sizes[next(iter(self._sizes))]
 
     # -- locks ---------------------------------------------------------------------------------
 
@@ -311,7 +316,8 @@ class _Inlet:
                 self.is_retired = True
             if tag is not None and self.channel.is_open and not self._cancel.done():
                 self.channel.pika.basic_cancel(tag)
-            self._cancel.cancel()
+            if not self._cancel.cancel() and not self._cancel.cancelled():
+                self._cancel.exception()  # the queue was deleted after the last delivery
 
     async def _arrival(self, arrived: asyncio.Event, seconds: float) -> bool:
         """Wait for a delivery; return whether one came. Raise if the queue or channel ends."""
