@@ -45,7 +45,7 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	@touch $@
 
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
-	$(RUN) examples/demo.py
+	$(RUN) examples/demo.py $(if $(PRIMARY),--primary $(PRIMARY))
 
 # Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
 OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
