@@ -41,6 +41,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "use-azure-service-bus",
         "use-rabbitmq",
         "use-service-bus-sdks",
+        "move-from-service-bus",
         "give-and-rotate-keys",
         "restore-a-backup",
         "know-the-cost",
@@ -58,6 +59,7 @@ TITLES = {"how-to": "How-to", "adr": "Decisions"}
 API_MODULES = (
     "twinbus",
     "twinbus.aio",
+    "twinbus.azure",
     "twinbus.testing",
     "twinbus.syphon.syphon",
     "twinbus.datasource.source",
