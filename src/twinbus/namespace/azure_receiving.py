@@ -389,10 +389,12 @@ def renew(link: Link, tokens: Sequence[UUID], timeout_s: float) -> datetime:
 
 def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
     """Return messages without locking them."""
-    body = {
+    body: dict[str, Any] = {
         "from-sequence-number": long(max(command.from_sequence_number, 1)),
         "message-count": min(command.max_messages, AZURE_RECEIVE_MESSAGES),
     }
+    if command.session_id is not None:
+        body["session-id"] = command.session_id
     with link.turn:
         link.open(timeout_s)
         values = request(link.sdk, Operation.PEEK, body, timeout_s)
