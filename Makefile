@@ -45,8 +45,8 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=rabbitmq)
-	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq,demo).py
+demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
+	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq.py,demo.py $(if $(PRIMARY),--primary $(PRIMARY)))
 
 # Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
 OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \

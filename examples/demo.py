@@ -1,6 +1,6 @@
 """The whole story: a broker is killed with -9, and nobody loses an order.
 
-    python examples/demo.py [--seconds 8] [--report outage.html]
+    python examples/demo.py [--seconds 8] [--report outage.html] [--primary servicebus]
 
 Two servers, a fleet of paired applications that send orders, a consumer, and the syphon on Spark.
 The primary is killed and stays down: sends are diverted to the secondary. It is started again:
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from demo_audit import browse_queues, examine
 from demo_display import Display
@@ -54,6 +55,12 @@ def main() -> None:
 def _tell() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8, help="of each act")
+    parser.add_argument(
+        "--primary",
+        choices=["twinbus", "servicebus"],
+        default="twinbus",
+        help="servicebus: reached at sb://, by applications on the SDK of Azure Service Bus",
+    )
     parser.add_argument("--report", type=Path, default=Path("build/outage.html"))
     options = parser.parse_args()
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
@@ -63,7 +70,7 @@ def _tell() -> None:
         folder = Path(made)
         with ExitStack() as stack:
             try:
-                audit = _play(options.seconds, folder, stack)
+                audit = _play(options.seconds, folder, stack, options.primary == "servicebus")
             except KeyboardInterrupt:
                 spark.abandon()  # first: the syphon would finish its batch
                 raise
@@ -84,12 +91,27 @@ def _tell() -> None:
     sys.exit(0 if verdict.is_good else 1)
 
 
-def describe_queue() -> QueueDescription:
+def describe_queue(*, detects_duplicates: bool = False) -> QueueDescription:
     """Return the queue of orders; what a lost reply left locked is delivered again soon."""
-    return QueueDescription(path=QUEUE, lock_duration=LOCK)
+    return QueueDescription(
+        path=QUEUE, lock_duration=LOCK, requires_duplicate_detection=detects_duplicates
+    )
 
 
-def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
+def _people(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], str]]:
+    """Return who sends, who receives, and how they reach the primary."""
+    if not on_sdk:
+        return Fleet, Consumer, str
+    from demo_service_bus import (  # noqa: PLC0415 - needs the extra `azure`
+        ServiceBusConsumer,
+        ServiceBusFleet,
+        service_bus,
+    )
+
+    return ServiceBusFleet, ServiceBusConsumer, service_bus
+
+
+def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit:  # noqa: FBT001
     recorder = Recorder()
     display = stack.enter_context(Display(recorder))
     config = folder / "demo.toml"
@@ -98,16 +120,19 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
     secondary = stack.enter_context(Server(folder / "backup", config))
     recorder.tell("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
-        manager.create_queue(describe_queue())
+        # A Service Bus does not recognise a send that comes again; the queue does, by its id.
+        manager.create_queue(describe_queue(detects_duplicates=on_sdk))
     ledger = folder / "applications"
-    fleet = stack.enter_context(Fleet(primary.connection, secondary.connection, ledger, recorder))
-    consumer = stack.enter_context(Consumer(primary.connection))
+    senders, receivers, address_of = _people(on_sdk=on_sdk)
+    home = address_of(primary.connection)
+    fleet = stack.enter_context(senders(home, secondary.connection, ledger, recorder))
+    consumer = stack.enter_context(receivers(home))
     display.watch(fleet, consumer)
     recorder.tell(
         f"{fleet.size} paired applications send, one consumer receives; the syphon starts"
     )
-    queues = find_backlog(primary.connection, secondary.connection)
-    syphon = stack.enter_context(start_syphon(primary, secondary, queues, ledger))
+    queues = find_backlog(home, secondary.connection)
+    syphon = stack.enter_context(start_syphon(home, secondary.connection, queues, ledger))
     display.watch(fleet, consumer, syphon)
     recorder.tell("the syphon is ready")
     time.sleep(seconds)
@@ -129,7 +154,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> Audit:
     consumer.stop()
     syphon.stop()
     fleet.close()
-    held = browse_queues(primary.connection, secondary.connection, QUEUE, queues)
+    held = browse_queues(home, secondary.connection, QUEUE, queues)
     for server in (primary, secondary):
         server.stop()  # their ledgers are complete then
     return Audit(
@@ -149,13 +174,9 @@ def find_backlog(primary: str, secondary: str) -> tuple[str, ...]:
         return tuple(find_backlog_queues(manager, identity, BACKLOG_QUEUES).paths.values())
 
 
-def start_syphon(
-    primary: Server, secondary: Server, queues: tuple[str, ...], ledger: Path
-) -> Syphon:
+def start_syphon(primary: str, secondary: str, queues: tuple[str, ...], ledger: Path) -> Syphon:
     """Start a syphon, and return when it has looked at the backlog."""
-    settings = SyphonSettings(
-        primary=primary.connection, secondary=secondary.connection, queues=queues, ledger=ledger
-    )
+    settings = SyphonSettings(primary=primary, secondary=secondary, queues=queues, ledger=ledger)
     syphon = Syphon(settings)
     syphon.wait_until_running()
     return syphon

@@ -3,9 +3,12 @@
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from demo_audit import Handovers
@@ -22,9 +25,11 @@ from twinbus import (
     PairingEvent,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
+    SendAvailabilityPairing,
 )
 from twinbus.lifetimes import Closable
 
+Orders = dict[str, bytes]  # bodies by message id
 APPLICATIONS = 4
 BACKLOG_QUEUES = 10
 BATCH = 20  # orders of one send
@@ -78,6 +83,8 @@ class Fleet(Closable):
     """Applications with a paired factory each, sending at a steady pace."""
 
     size = APPLICATIONS
+    pace_s = PACE_S
+    refusals: tuple[type[Exception], ...] = (MessagingError,)  # that a send may raise
 
     def __init__(
         self,
@@ -87,28 +94,39 @@ class Fleet(Closable):
         recorder: Recorder,
         *,
         name: str = "app",
-        pace_s: float = PACE_S,
+        pace_s: float | None = None,
     ) -> None:
-        self._pace_s = pace_s
+        self._pace_s = pace_s or self.pace_s
         self.acknowledged: list[str] = []
         self.longest_wait_s = 0.0
         self.raised = 0
         self._recorder = recorder
         self._stop = threading.Event()
-        self._factories = [
-            MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
-            for _ in range(APPLICATIONS)
-        ]
-        self._pairings = [
-            factory.pair_namespace(_options(secondary, ledger)) for factory in self._factories
-        ]
+        opened = [self.open(primary, secondary, ledger) for _ in range(APPLICATIONS)]
+        self._applications = [application for application, _ in opened]
+        self._pairings = [pairing for _, pairing in opened]
         self._pairings[0].on_event(self._hear)  # the others say the same
         self._threads = [
-            threading.Thread(target=self._send, args=(f"{name}{at}", factory), daemon=True)
-            for at, factory in enumerate(self._factories)
+            threading.Thread(target=self._send, args=(f"{name}{at}", application), daemon=True)
+            for at, application in enumerate(self._applications)
         ]
         for thread in self._threads:
             thread.start()
+
+    def open(
+        self, primary: str, secondary: str, ledger: Path
+    ) -> tuple[Any, SendAvailabilityPairing]:
+        """Return an application and its pairing."""
+        factory = MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
+        return factory, factory.pair_namespace(_options(secondary, ledger))
+
+    @contextmanager
+    def sending(self, application: Any) -> Iterator[Callable[[Orders], None]]:
+        """Give what sends orders of an application."""
+        with application.create_message_sender(QUEUE) as orders:
+            yield lambda batch: orders.send_batch(
+                [BrokeredMessage(body, message_id=name) for name, body in batch.items()]
+            )
 
     def _hear(self, event: PairingEvent) -> None:
         name = type(event).__name__
@@ -119,24 +137,21 @@ class Fleet(Closable):
         if name in words:
             self._recorder.tell(*words[name])
 
-    def _send(self, name: str, factory: MessagingFactory) -> None:
-        with factory.create_message_sender(QUEUE) as orders:
+    def _send(self, name: str, application: Any) -> None:
+        with self.sending(application) as send:
             number = 0
             while not self._stop.wait(self._pace_s):
-                batch = [
-                    BrokeredMessage(os.urandom(1024), message_id=f"{name}.{number + at}")
-                    for at in range(BATCH)
-                ]
+                batch = {f"{name}.{number + at}": os.urandom(1024) for at in range(BATCH)}
                 number += BATCH
                 began = time.monotonic()
                 try:
-                    orders.send_batch(batch)
-                except MessagingError:
+                    send(batch)
+                except self.refusals:
                     self.raised += 1
                     continue
                 finally:
                     self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began)
-                self.acknowledged += [order.message_id for order in batch]
+                self.acknowledged += batch
 
     @property
     def diverted(self) -> int:
@@ -158,8 +173,8 @@ class Fleet(Closable):
     def close(self) -> None:
         """Stop, and let go of the namespaces."""
         self.stop()
-        for factory in self._factories:
-            factory.close()
+        for application in self._applications:
+            application.close()
 
 
 def _options(secondary: str, ledger: Path) -> SendAvailabilityPairedNamespaceOptions:

@@ -42,6 +42,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "use-rabbitmq",
         "use-service-bus-sdks",
         "replace-the-emulator",
+        "move-from-service-bus",
         "give-and-rotate-keys",
         "restore-a-backup",
         "know-the-cost",
@@ -59,6 +60,7 @@ TITLES = {"how-to": "How-to", "adr": "Decisions"}
 API_MODULES = (
     "twinbus",
     "twinbus.aio",
+    "twinbus.azure",
     "twinbus.testing",
     "twinbus.syphon.syphon",
     "twinbus.datasource.source",

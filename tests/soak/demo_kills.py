@@ -104,7 +104,12 @@ class Stage:
         self._queues = find_backlog(self._primary.connection, self._secondary.connection)
         self._consumer = stack.enter_context(Consumer(self._primary.connection))
         self._syphon = stack.enter_context(
-            start_syphon(self._primary, self._secondary, self._queues, self._ledger)
+            start_syphon(
+                self._primary.connection,
+                self._secondary.connection,
+                self._queues,
+                self._ledger,
+            )
         )
 
     def _fleet(self, name: str) -> Fleet:

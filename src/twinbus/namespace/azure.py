@@ -55,7 +55,9 @@ from twinbus.namespace.azure_management import Administration
 from twinbus.namespace.azure_receiving import (
     HeldLocks,
     Reception,
+    delete_messages,
     delivery_batch,
+    list_sessions,
     peek,
     receive_deferred,
     renew,
@@ -406,6 +408,22 @@ class AzureNamespace(Closable):
         )
         return delivery_batch(found)
 
+    def _delete_messages(self, job: Job) -> int:
+        command: c.DeleteMessages = job.command
+
+        def use(link: Link) -> int:
+            return delete_messages(link, command, job.left_s)
+
+        if command.session is not None:
+            return self._with_session(command.session, use)
+        return self._with_link(job, _manages(command.path), use)
+
+    def _list_sessions(self, job: Job) -> list[str]:
+        command: c.ListSessions = job.command
+        return self._with_link(
+            job, _manages(command.path), lambda link: list_sessions(link, command, job.left_s)
+        )
+
     def _settle(self, job: Job) -> None:
         command: c.Settle = job.command
         borrow = partial(self._borrowed, command.path, job.left_s)
@@ -614,6 +632,8 @@ _HANDLERS: dict[type, Callable[[AzureNamespace, Job], Any]] = {
     c.Receive: AzureNamespace._receive,  # noqa: SLF001
     c.ReceiveDeferred: AzureNamespace._receive_deferred,  # noqa: SLF001
     c.Peek: AzureNamespace._peek,  # noqa: SLF001
+    c.DeleteMessages: AzureNamespace._delete_messages,  # noqa: SLF001
+    c.ListSessions: AzureNamespace._list_sessions,  # noqa: SLF001
     c.Settle: AzureNamespace._settle,  # noqa: SLF001
     c.RenewLocks: AzureNamespace._renew_locks,  # noqa: SLF001
     c.AcceptSession: AzureNamespace._accept_session,  # noqa: SLF001

@@ -50,11 +50,15 @@ from twinbus.namespace.azure_sdk import (
     longs,
     request,
     settled_state,
+    timestamp,
     uint,
     uuids,
+    whole,
 )
 from twinbus.protocol.commands import (
+    DeleteMessages,
     Disposition,
+    ListSessions,
     Peek,
     Receive,
     ReceiveDeferred,
@@ -71,6 +75,8 @@ _UPDATES = {  # how management names a disposition
     Disposition.DEAD_LETTER: "suspended",
 }
 _UNREADABLE = "TwinbusCannotRead"
+_LAST_MS = 253_402_300_799_999  # the last moment that a request can name
+_ANY_TIME_MS = 253_402_300_800_000  # with which the service lists sessions whatever their time
 
 
 @dataclass(slots=True)
@@ -383,10 +389,12 @@ def renew(link: Link, tokens: Sequence[UUID], timeout_s: float) -> datetime:
 
 def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
     """Return messages without locking them."""
-    body = {
+    body: dict[str, Any] = {
         "from-sequence-number": long(max(command.from_sequence_number, 1)),
         "message-count": min(command.max_messages, AZURE_RECEIVE_MESSAGES),
     }
+    if command.session_id is not None:
+        body["session-id"] = command.session_id
     with link.turn:
         link.open(timeout_s)
         values = request(link.sdk, Operation.PEEK, body, timeout_s)
@@ -423,6 +431,36 @@ def receive_deferred(
         )
         for entry in ([] if values is None else values[b"messages"])
     ]
+
+
+def delete_messages(link: Link, command: DeleteMessages, timeout_s: float) -> int:
+    """Delete the oldest messages; return how many."""
+    before = command.enqueued_before_utc
+    body: dict[str, Any] = {
+        "message-count": whole(command.max_messages),
+        "enqueued-time-utc": timestamp(_LAST_MS if before is None else moment_us(before) // 1000),
+    }
+    if command.session is not None:
+        body["session-id"] = command.session.session_id
+    with link.turn:
+        link.open(timeout_s)
+        values = request(link.sdk, Operation.DELETE, body, timeout_s)
+    return 0 if values is None else int(values[b"message-count"])
+
+
+def list_sessions(link: Link, command: ListSessions, timeout_s: float) -> list[str]:
+    """Return names of sessions that have messages or a state."""
+    after = command.state_updated_after_utc
+    body = {
+        "last-updated-time": timestamp(_ANY_TIME_MS if after is None else moment_us(after) // 1000),
+        "skip": whole(command.skip),
+        "top": whole(command.max_sessions),
+    }
+    with link.turn:
+        link.open(timeout_s)
+        values = request(link.sdk, Operation.LIST_SESSIONS, body, timeout_s)
+    names = [] if values is None else values[b"sessions-ids"]
+    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
 def _is_dead(path: str) -> bool:

@@ -278,6 +278,8 @@ class Operation(Enum):
     RECEIVE_DEFERRED = REQUEST_RESPONSE_RECEIVE_BY_SEQUENCE_NUMBER
     SETTLE = REQUEST_RESPONSE_UPDATE_DISPOSTION_OPERATION
     RENEW = REQUEST_RESPONSE_RENEWLOCK_OPERATION
+    DELETE = b"com.microsoft:batch-delete-messages"
+    LIST_SESSIONS = b"com.microsoft:get-message-sessions"
 
 
 def request(sdk: Any, operation: Operation, body: dict[str, Any], timeout_s: float) -> Any:
@@ -313,6 +315,16 @@ def longs(numbers: Iterable[int]) -> Any:
 def uuids(values: Iterable[UUID]) -> Any:
     """Return UUIDs as an array for a request."""
     return TypedTransport.AMQP_ARRAY_VALUE(list(values))
+
+
+def timestamp(ms: int) -> Any:
+    """Return a moment for a request, in milliseconds since 1970."""
+    return TypedTransport.AMQP_TIMESTAMP_VALUE(ms)
+
+
+def whole(value: int) -> Any:
+    """Return a number for a request that wants 32 bits."""
+    return TypedTransport.AMQP_INT_VALUE(value)
 
 
 def uint(value: int) -> Any:

@@ -1,0 +1,109 @@
+"""The people of the demo on the SDK of Azure Service Bus: their applications use the drop-in.
+
+The primary is a Twinbus server that they reach at sb://, as they would reach Azure. There is no
+Azure here.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
+from azure.servicebus.exceptions import ServiceBusError
+from demo_audit import Handovers
+from demo_fleet import BACKLOG_QUEUES, QUICK, Fleet, Orders
+from shop import QUEUE
+
+from twinbus import SendAvailabilityPairing
+from twinbus.azure import PairedServiceBusClient, PairedWith
+from twinbus.connection import ConnectionString
+from twinbus.lifetimes import Closable
+
+_RECEIVED = 500  # orders at once
+
+
+def service_bus(text: str, name: str = "shop") -> str:
+    """Return the connection string of a server as one of a Service Bus."""
+    native = ConnectionString.parse(text)
+    return (
+        f"Endpoint=sb://localhost:{native.port};Name={name};SharedAccessKeyName={native.key_name};"
+        f"SharedAccessKey={native.key};UseDevelopmentEmulator=true"
+    )
+
+
+class ServiceBusFleet(Fleet):
+    """Applications that are written on the SDK, each with a paired client."""
+
+    pace_s = 0.5  # the SDK completes one order after the other: the consumer must keep up
+    refusals = (ServiceBusError,)
+
+    def open(
+        self, primary: str, secondary: str, ledger: Path
+    ) -> tuple[Any, SendAvailabilityPairing]:
+        """Return an application and its pairing."""
+        pair = PairedWith(
+            secondary,
+            BACKLOG_QUEUES,
+            timedelta(0),
+            timedelta(seconds=1),
+            retry_policy=QUICK,
+            ledger=ledger,
+        )
+        client = PairedServiceBusClient.from_connection_string(primary, paired_with=pair)
+        return client, client.pairing
+
+    @contextmanager
+    def sending(self, application: Any) -> Iterator[Callable[[Orders], None]]:
+        """Give what sends orders of an application."""
+        with application.get_queue_sender(QUEUE) as sender:
+            yield lambda batch: sender.send_messages(
+                [ServiceBusMessage(body, message_id=name) for name, body in batch.items()]
+            )
+
+
+class ServiceBusConsumer(Closable):
+    """Receives from the primary with the SDK, through all its troubles."""
+
+    def __init__(self, primary: str) -> None:
+        self.handovers = Handovers()
+        self._stop = threading.Event()
+        plain = ";".join(part for part in primary.split(";") if not part.startswith("Name="))
+        self._client = ServiceBusClient.from_connection_string(plain, retry_total=0)
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._client.get_queue_receiver(QUEUE) as orders:
+                    while not self._stop.is_set():
+                        self._take(orders)
+            except (ServiceBusError, ValueError):
+                time.sleep(0.2)
+
+    def _take(self, orders: ServiceBusReceiver) -> None:
+        """Count orders, then complete them: a reply that is lost leaves an order completed."""
+        found = orders.receive_messages(_RECEIVED, max_wait_time=0.5)
+        self.handovers.add(
+            [one.sequence_number or 0 for one in found], [one.message_id or "" for one in found]
+        )
+        for message in found:
+            orders.complete_message(message)
+
+    def has_all(self, acknowledged: list[str]) -> bool:
+        """Whether every acknowledged order was delivered."""
+        return all(order in self.handovers.places for order in acknowledged)
+
+    def stop(self) -> None:
+        """Finish the receive under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and let go of the namespace."""
+        self.stop()
+        self._client.close()
