@@ -51,7 +51,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "concepts": ("index", "pairing", "turn", "way-home", "acknowledgements", "losses"),
     "reference": ("pairing", "syphon", "client", "broker", "rules", "connection-strings", "cli"),
-    "operations": ("index", "deploy", "monitor", "capacity", "upgrade", "security"),
+    "operations": ("index", "deploy", "monitor", "backup", "capacity", "upgrade", "security"),
     "migration": (),
     "adr": ("index", "architecture", "contributing"),
 }
@@ -59,6 +59,7 @@ TITLES = {"how-to": "How-to", "adr": "Decisions"}
 API_MODULES = (
     "twinbus",
     "twinbus.aio",
+    "twinbus.azure",
     "twinbus.testing",
     "twinbus.syphon.syphon",
     "twinbus.datasource.source",
