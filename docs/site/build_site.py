@@ -8,6 +8,7 @@ or file of the site raises. New pages need no entry here: a folder of docs/ is a
 only says which come first.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -52,7 +53,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "concepts": ("index", "pairing", "turn", "way-home", "acknowledgements", "losses"),
     "reference": ("pairing", "syphon", "client", "broker", "rules", "connection-strings", "cli"),
-    "operations": ("index", "deploy", "monitor", "capacity", "upgrade", "security"),
+    "operations": ("index", "deploy", "monitor", "backup", "capacity", "upgrade", "security"),
     "migration": (),
     "adr": ("index", "architecture", "contributing"),
 }
@@ -99,7 +100,7 @@ def title_of(text: str) -> str:
     """Return the first heading of a page."""
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     assert heading is not None, text[:80]
-    return heading[1]
+    return heading[1].replace("`", "")
 
 
 def link_targets(text: str) -> list[str]:
@@ -193,10 +194,20 @@ def decisions(texts: dict[str, str]) -> str:
 def modules() -> str:
     """Return the page that leads to the API reference."""
     rows = [
-        f'| <a href="../api/{name.replace(".", "/")}.html">`{name}`</a> |' for name in API_MODULES
+        f'| <a href="../api/{name.replace(".", "/")}.html">`{name}`</a> | {_summary(name)} |'
+        for name in API_MODULES
     ]
     head = "# The API\n\nEvery public class and function, from the docstrings.\n"
-    return "\n".join([head, "| module |", "|---|", *rows, ""])
+    return "\n".join([head, "| module | |", "|---|---|", *rows, ""])
+
+
+def _summary(module: str) -> str:
+    """Return the first line of a module's docstring, without importing it."""
+    path = ROOT / "src" / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    assert text is not None, module
+    return text.splitlines()[0]
 
 
 def as_toml(value: object) -> str:

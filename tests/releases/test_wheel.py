@@ -177,7 +177,7 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
 
 
 def test_a_shell_can_complete_commands(tmp_path: Path) -> None:
-    asked = {"_TWINBUS_COMPLETE": "bash_complete", "COMP_WORDS": "twinbus se", "COMP_CWORD": "1"}
+    asked = {"_TWINBUS_COMPLETE": "bash_complete", "COMP_WORDS": "twinbus sy", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", "from twinbus.cli import main; main()"],
         env={**os.environ, **asked},
@@ -186,4 +186,4 @@ def test_a_shell_can_complete_commands(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.split() == ["plain,send", "plain,serve"]
+    assert done.stdout.split() == ["plain,syphon"]
