@@ -128,7 +128,7 @@ def serve(
     from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
 
     if emulator_config is not None and (config is not None or name is not None):
-        raise click.UsageError("--emulator-config takes the place of --config and --name")
+        raise click.UsageError("--emulator-config cannot be combined with --config or --name")
     configure_logging(LogFormat(log_format), verbose=verbose)
     signals = _Signals()
     wanted = ServerSettings(
@@ -152,7 +152,7 @@ def serve(
         signals.wait_for_stop([server.reload for server in servers])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a client that is still connected must not keep the process; all is on disk
+    os._exit(0)  # connected clients must not keep the process alive; all data is on disk
 
 
 def _emulated(wanted: "ServerSettings", file: Path) -> "list[ServerSettings]":

@@ -109,7 +109,7 @@ class BusyGate:
 
     def __init__(self) -> None:
         self._closed: dict[str, tuple[int, ServerBusyError]] = {}  # scope -> until when, and why
-        self.may_be_closed = False  # for somebody; it never was if not
+        self.may_be_closed = False  # False: the gate has never been closed for any scope
 
     def note(self, error: MessagingError, now: int) -> None:
         """Close the gate for the scope of a ServerBusyError; ignore other errors."""

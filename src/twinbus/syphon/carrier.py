@@ -348,11 +348,15 @@ class Carrier:
 
 
 def write_transfers(transfers: TransferLedger) -> None:
-    """Write a ledger; whatever goes wrong there stops no syphon."""
+    """Write the ledger of transfers; an error there must not stop the syphon."""
     try:
         transfers.write()
-    except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
-        _log.warning("the ledger of transfers cannot be written: %s", error)
+    except Exception as error:  # noqa: BLE001 - see above; the rows are kept for the next write
+        _log.warning(
+            "the ledger of transfers cannot be written: %s. The syphon goes on, and writes the "
+            "rows with the next batch",
+            error,
+        )
 
 
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:
