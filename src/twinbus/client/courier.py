@@ -221,8 +221,9 @@ class Submitted:
             error = refusal
         except TimeoutError:
             error = OperationTimeoutError(
-                f"the send to {self.command.path} got no reply in time; the messages may or may "
-                "not have been enqueued. Send them again"
+                f"the send to {self.command.path} got no reply in time, and its messages may or "
+                "may not be enqueued. If you send them again, keep their message ids: an entity "
+                "with duplicate detection then enqueues them once"
             )
         courier.note(error)
         if not is_worth_a_retry(error):
