@@ -35,22 +35,22 @@ from twinbus.spans import format_span
 
 _NAMES = ("path", "topic_path", "name")
 _HELP = {
-    "max_size_in_megabytes": "How much it may hold.",
+    "max_size_in_megabytes": "Maximum size of all its messages.",
     "max_delivery_count": "Failed deliveries before a message is dead-lettered.",
-    "default_message_time_to_live": "How long messages live at most.",
-    "auto_delete_on_idle": "Delete it when nobody has used it for this long.",
+    "default_message_time_to_live": "Maximum time to live of a message.",
+    "auto_delete_on_idle": "Delete the entity after it was unused for this long.",
     "lock_duration": "How long a lock lasts before it must be renewed.",
-    "enable_dead_lettering_on_message_expiration": "Keep expired messages as dead letters.",
+    "enable_dead_lettering_on_message_expiration": "Dead-letter expired messages.",
     "enable_dead_lettering_on_filter_evaluation_exceptions": (
-        "Keep messages that a rule fails for as dead letters."
+        "Dead-letter messages for which a rule fails."
     ),
-    "enable_batched_operations": "Kept for compatibility: sends are always batched.",
+    "enable_batched_operations": "No effect, for compatibility: sends are always batched.",
     "requires_session": "Messages belong to sessions; fixed at creation.",
     "requires_duplicate_detection": "Ignore repeated message ids; fixed at creation.",
     "duplicate_detection_history_time_window": "How long message ids are remembered.",
     "enable_partitioning": "Several message stores; fixed at creation.",
-    "forward_to": "Queue or topic that gets every message.",
-    "status": "Which operations it allows.",
+    "forward_to": "Queue or topic to which every message is forwarded.",
+    "status": "Which operations the entity accepts.",
     "user_metadata": "Any text.",
 }
 
@@ -96,7 +96,7 @@ def _changed(description: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
-    """Give a command one option for each setting of a kind of entity."""
+    """Add an option to a command for each setting of a kind of entity."""
 
     def decorate(command: Any) -> Any:
         for f in reversed(fields(kind)):
@@ -104,33 +104,31 @@ def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
                 continue
             flag = "--" + f.name.replace("_", "-")
             default: Any = f.default
-            explained = _HELP[f.name]
+            text = _HELP[f.name]
             if f.type is bool:
                 flags = f"{flag}/--no-{flag[2:]}"
-                command = click.option(flags, f.name, default=default, help=explained)(command)
+                command = click.option(flags, f.name, default=default, help=text)(command)
             elif f.type is timedelta:
                 shown = format_span(default)
                 command = click.option(
-                    flag, type=Span(), default=shown, show_default=True, help=explained
+                    flag, type=Span(), default=shown, show_default=True, help=text
                 )(command)
             elif f.type is EntityStatus:
                 choice = click.Choice([status.value for status in EntityStatus])
-                command = click.option(flag, type=choice, default=default.value, help=explained)(
-                    command
-                )
+                command = click.option(flag, type=choice, default=default.value, help=text)(command)
             elif f.type is int:
                 command = click.option(
-                    flag, type=int, default=default, show_default=True, help=explained
+                    flag, type=int, default=default, show_default=True, help=text
                 )(command)
             else:
-                command = click.option(flag, help=explained)(command)
+                command = click.option(flag, help=text)(command)
         return command
 
     return decorate
 
 
 _exist_ok = click.option(
-    "--exist-ok", is_flag=True, help="If it exists already, leave it as it is and show it."
+    "--exist-ok", is_flag=True, help="If it already exists, show it unchanged; not an error."
 )
 
 
@@ -151,25 +149,25 @@ def _show(settings: Settings, manager: NamespaceManager, description: EntityDesc
 def _list(
     settings: Settings, manager: NamespaceManager, found: Sequence[EntityDescription]
 ) -> None:
-    runtimes = [manager.get_runtime_properties(one.path) for one in found]
+    runtimes = [manager.get_runtime_properties(entity.path) for entity in found]
     if settings.as_json:
         print_json(
             [
-                {"description": one, "runtime": runtime}
-                for one, runtime in zip(found, runtimes, strict=True)
+                {"description": entity, "runtime": runtime}
+                for entity, runtime in zip(found, runtimes, strict=True)
             ]
         )
         return
     rows = (
         (
-            one.path,
-            one.status,
+            entity.path,
+            entity.status,
             runtime.active_message_count,
             runtime.dead_letter_message_count,
             runtime.scheduled_message_count,
             runtime.size_in_bytes,
         )
-        for one, runtime in zip(found, runtimes, strict=True)
+        for entity, runtime in zip(found, runtimes, strict=True)
     )
     columns = ["path", "status", "active", "dead-letter", "scheduled", "bytes"]
     print_table(columns, rows, "there are none")
@@ -179,7 +177,7 @@ def _list(
 
 
 def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescription]) -> Any:
-    """Return the commands of queues, or of topics: only their settings differ."""
+    """Return the commands for queues or for topics; only the settings of these differ."""
 
     @click.group(kind, help=f"Create, list, show, update and delete {kind}s.")
     def group() -> None:
@@ -202,7 +200,7 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
 
     @group.command(
         "list",
-        help=f"List {kind}s and what they hold.",
+        help=f"List {kind}s and their message counts.",
         epilog=examples(f"twinbus {kind} list --json"),
     )
     @talks_to_namespace
@@ -212,7 +210,7 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
 
     @group.command(
         "show",
-        help=f"Show the settings of a {kind} and what it holds.",
+        help=f"Show the settings and message counts of a {kind}.",
         epilog=examples(f"twinbus {kind} show orders"),
     )
     @click.argument("path")
@@ -236,11 +234,11 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
 
     @group.command(
         "delete",
-        help=f"Delete a {kind} and all it holds.",
+        help=f"Delete a {kind} and its messages.",
         epilog=examples(f"twinbus {kind} delete orders --yes"),
     )
     @click.argument("path")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @talks_to_namespace
     def delete(settings: Settings, path: str, yes: bool) -> None:
         _confirm(path, yes)
@@ -273,7 +271,7 @@ def subscription() -> None:
 )
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
-@click.option("--sql", help="Condition of the first rule, in place of the catch-all.")
+@click.option("--sql", help="SQL condition of the first rule; it replaces the catch-all rule.")
 @_exist_ok
 @_settings_options(SubscriptionDescription)
 @talks_to_namespace
@@ -297,7 +295,7 @@ def create_subscription(
 @click.argument("topic_path", metavar="TOPIC")
 @talks_to_namespace
 def list_subscriptions(settings: Settings, topic_path: str) -> None:
-    """List the subscriptions of TOPIC and what they hold."""
+    """List the subscriptions of TOPIC and their message counts."""
     with settings.manager() as manager:
         found = manager.list_subscriptions(topic_path)
         _list(settings, manager, found)
@@ -308,7 +306,7 @@ def list_subscriptions(settings: Settings, topic_path: str) -> None:
 @click.argument("name")
 @talks_to_namespace
 def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
-    """Show the settings of a subscription and what it holds."""
+    """Show the settings and message counts of a subscription."""
     with settings.manager() as manager:
         _show(settings, manager, manager.get_subscription(topic_path, name))
 
@@ -330,10 +328,10 @@ def update_subscription(settings: Settings, topic_path: str, name: str, **option
 @subscription.command("delete", epilog=examples("twinbus subscription delete news sport --yes"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @talks_to_namespace
 def delete_subscription(settings: Settings, topic_path: str, name: str, yes: bool) -> None:
-    """Delete a subscription and all it holds."""
+    """Delete a subscription and its messages."""
     _confirm(f"{name} of {topic_path}", yes)
     with settings.manager() as manager:
         manager.delete_subscription(topic_path, name)
@@ -431,7 +429,7 @@ def _correlation(match: Sequence[str]) -> CorrelationFilter:
     for pair in match:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--match {pair!r:.80} is not FIELD=TEXT")
+            raise click.UsageError(f"--match {pair!r:.80} must be written as FIELD=TEXT")
         (own if name in known else properties)[name] = text
     return CorrelationFilter(**own, properties=properties)
 
@@ -448,8 +446,8 @@ def list_rules(settings: Settings, topic_path: str, subscription_name: str) -> N
         print_json(list(found))
     else:
         rows = (
-            (one.name, _described_filter(one.filter), one.action and one.action.expression)
-            for one in found
+            (known.name, _described_filter(known.filter), known.action and known.action.expression)
+            for known in found
         )
         print_table(["rule", "selects", "action"], rows, "there are none")
 

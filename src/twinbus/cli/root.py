@@ -1,4 +1,4 @@
-"""The root command: every command of `twinbus`, and what turns errors into exit codes."""
+"""The root command: registers every command of `twinbus`, and turns errors into exit codes."""
 
 import io
 import os
@@ -36,7 +36,7 @@ Ten minutes from nothing: docs/tutorial.md"""
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="twinbus")
 def root() -> None:
-    """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
+    """Twinbus: a durable message broker, and pairing that keeps sends going during an outage."""
 
 
 root.add_command(estimate_command, "estimate")
@@ -73,10 +73,10 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 def _check_texts() -> None:
     """Make every text argument and option refuse bytes that are not UTF-8.
 
-    Doing this in one place covers options that are added later, too.
+    Done in one place, so that options that are added later are covered.
     """
-    for each in _commands(root):
-        for parameter in each.params:
+    for known in _commands(root):
+        for parameter in known.params:
             if parameter.type is click.STRING:
                 parameter.type = Text()
 
@@ -85,7 +85,7 @@ _check_texts()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; return its exit code. KeyboardInterrupt is left to the caller."""
+    """Run a command line; return its exit code. The caller handles KeyboardInterrupt."""
     _print_anything()
     completing = os.environ.get(_COMPLETE)
     if completing is not None:  # a shell asks what may follow
@@ -105,12 +105,12 @@ def run(arguments: Sequence[str]) -> int:
     except MessagingError as error:
         click.echo(f"twinbus: {error.text}", err=True)
         return exit_code(error)
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.DONE
 
 
 def _print_anything() -> None:
-    """Print characters that the encoding of standard output does not have as escapes."""
+    """Make standard output print characters that its encoding lacks as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
