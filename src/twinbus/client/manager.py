@@ -1,4 +1,4 @@
-"""Manages a namespace: entities, rules, runtime properties and access keys. Thread-safe."""
+"""Manages a namespace: entities, rules, runtime properties and access keys."""
 
 import base64
 from collections.abc import Sequence

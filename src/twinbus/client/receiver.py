@@ -1,7 +1,7 @@
 """Receives from one queue, subscription or dead-letter queue, and settles received messages.
 
 A receiver may fetch messages ahead (prefetch) and renew their locks (`auto_renew_for`). Closing it
-releases the prefetched messages. A receiver is thread-safe.
+releases the prefetched messages.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Sends to one queue or topic, through the route of the factory. Thread-safe."""
+"""Sends to one queue or topic, through the route of the factory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
