@@ -91,17 +91,20 @@ class FaultSwitch:
         lowered = path.lower() if path else None
         self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
 
-    def fault_for(self, command: Command[Any]) -> Injectable | None:
-        """Return the fault for a request, and count it; None if there is none."""
+    def fault_for(self, command: Command[Any]) -> tuple[Injectable | None, str]:
+        """Return the fault for a request and its scope, and count it; None if there is none.
+
+        The scope is the entity that the fault was injected for; empty: the namespace.
+        """
         injected = next((i for i in self._injected if i.applies_to(command)), None)
         if injected is None:
-            return None
+            return None, ""
         self.failed += 1
         if injected.times is not None:
             injected.times -= 1
             if injected.times == 0:
                 self._injected.remove(injected)
-        return injected.fault
+        return injected.fault, injected.path or ""
 
 
 class FaultyNamespace(FaultSwitch):
@@ -123,12 +126,12 @@ class FaultyNamespace(FaultSwitch):
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Pass a command on, unless a fault applies to it."""
-        fault = self.fault_for(command)
+        fault, scope = self.fault_for(command)
         if fault is None:
             return self.inner.submit(command)
         if fault is Fault.REPLY_LOST:
             return _lose_reply(self.inner, command)
-        return _failed(error_of_fault(fault, getattr(command, "path", "")))
+        return _failed(error_of_fault(fault, scope))
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Pass a command on and return its reply, or raise its error."""
@@ -162,7 +165,7 @@ def _lose_reply(inner: Namespace, command: Command[Any]) -> "Future[Any]":
     return lost
 
 
-def error_of_fault(fault: Injectable, path: str) -> MessagingError:
+def error_of_fault(fault: Injectable, scope: str) -> MessagingError:
     """Return the error that a caller gets for a fault."""
     if isinstance(fault, MessagingError):
         return fault
@@ -172,9 +175,9 @@ def error_of_fault(fault: Injectable, path: str) -> MessagingError:
         return TransientError("a transient failure; try again")
     if fault is Fault.SERVER_BUSY:
         return ServerBusyError(
-            f"{path or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",
+            f"{scope or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",
             retry_after_s=SERVER_BUSY_RETRY_S,
-            scope=path,
+            scope=scope,
         )
     if isinstance(fault, Delay):
         raise InvalidArgumentError("only a server delays requests; see server_faults.py")

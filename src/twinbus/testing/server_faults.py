@@ -20,7 +20,7 @@ from twinbus.protocol.commands import GetEntity
 from twinbus.protocol.requests import Request
 from twinbus.server.amqp import ServiceBusConnection
 from twinbus.server.door import Door
-from twinbus.testing.faults import Delay, Fault, FaultSwitch, Injectable, error_of_fault
+from twinbus.testing.faults import Delay, Fault, FaultSwitch, error_of_fault
 
 _UNANSWERED: Final = (Fault.TIMEOUT, Fault.REPLY_LOST)
 
@@ -69,12 +69,12 @@ class FaultyServer(FaultSwitch):
 
     def attaching(self, path: str) -> None:
         """Raise the error that `refuse_links` has set for this entity, if there is one."""
-        fault = self._links.fault_for(GetEntity(path))
+        fault, _ = self._links.fault_for(GetEntity(path))
         if isinstance(fault, MessagingError):
             raise fault
 
     def _takes(self, request: Request) -> bool:
-        fault = self.fault_for(request.command)
+        fault, scope = self.fault_for(request.command)
         if fault is None:
             return False
         if fault is Fault.REPLY_LOST:
@@ -82,10 +82,9 @@ class FaultyServer(FaultSwitch):
         elif isinstance(fault, Delay):
             self._door.turns.call_later(fault.seconds, [request])
         elif fault not in _UNANSWERED:
-            self._fail(request, fault)
+            self._fail(request, error_of_fault(fault, scope))
         return True
 
-    def _fail(self, request: Request, fault: Injectable) -> None:
+    def _fail(self, request: Request, error: MessagingError) -> None:
         """Answer with an error, after the connection has passed on all its requests."""
-        error = error_of_fault(fault, getattr(request.command, "path", ""))
         self._door.turns.call_in_loop(lambda: request.fail(error))
