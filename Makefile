@@ -19,9 +19,10 @@ HOSTILE_SECONDS ?= 120
 CUTS ?= 300
 FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
+CLUSTER_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak docs lock clean
+.PHONY: help setup demo test check format bench soak docs dist lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -44,23 +45,25 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home
-	$(RUN) examples/demo.py $(if $(PRIMARY),--primary $(PRIMARY))
+demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
+	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq.py,demo.py $(if $(PRIMARY),--primary $(PRIMARY)))
 
 # Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_kills.py \
-	tests/spark/test_syphon_command.py
+OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
+	tests/spark/test_kills.py tests/spark/test_syphon_command.py
 
-test: check ## run the checks and every test, in four processes side by side (10 minutes)
+test: check ## run the checks and every test, in five processes side by side (10 minutes)
 	@mkdir -p build; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser tests/rabbitmq $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/rabbitmq >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
+	$(RUN) -m pytest tests/unit tests/browser tests/releases $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
-	exit $$((spark + scenarios + contracts + others))
+	wait $$rabbitmq; rabbitmq=$$?; cat build/test-rabbitmq.txt; \
+	exit $$((spark + scenarios + contracts + rabbitmq + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .
@@ -78,6 +81,7 @@ bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a 
 soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many clients (KILLS=300 ...)
 	$(RUN) -m tests.soak.outages --schedules $(SCHEDULES)
 	$(RUN) -m tests.soak.pairing_outage --rounds $(OUTAGES)
+	$(RUN) -m tests.soak.rabbitmq_outage --outages $(OUTAGES)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
@@ -91,9 +95,13 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.power_cut --cuts $(CUTS)
 	$(RUN) -m tests.soak.command_fuzz --rounds $(FUZZ_ROUNDS)
 	$(RUN) -m tests.soak.wire --runs $(WIRE_RUNS)
+	$(RUN) -m tests.soak.cluster --seconds $(CLUSTER_SECONDS)
 
 docs: $(READY) ## build the site, with the API reference, in build/docs
 	$(RUN) docs/site/build_site.py
+
+dist: $(READY) ## build the wheel and the source distribution in dist
+	$(VENV)/bin/hatchling build
 
 lock: ## pin and hash the dependencies (needs uv)
 	for name in runtime azure cli metrics server spark rabbitmq java dev docs proton bench; do \

@@ -4,8 +4,10 @@
 
 The unmodified Python SDK sends one by one, sends batches of 100, and receives and completes; in
 turns on `twinbus serve` and on a server that speaks the same frames and stores nothing
-(bare_amqp.py). The ratio tells what the broker costs a client. 20 senders in 4 processes then send
-one by one to Twinbus and, with pika and publisher confirms, to RabbitMQ. The CPU of the server is
+(bare_amqp.py). The ratio tells what the broker costs a client. Twinbus flushes every send and every
+completion to the disk; a second ratio has the time of as many flushes of 1 KB, taken in turns with
+both, added to the server that stores nothing. 20 senders in 4 processes then send one by one to
+Twinbus and, with pika and publisher confirms, to RabbitMQ. The CPU of the server is
 that of its process. The memory of an idle link is that of a connection of its own with a receiver
 that waits, as SDKs have.
 """
@@ -19,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from client import QUEUE, started_process
+from client import QUEUE, Disk, started_process
 from connections import ServerProcess
 from measure import Report, processes, ratio, side_by_side
 from peers import LOOPBACK, RabbitMQ
@@ -66,7 +68,9 @@ def sdk_string(port: int, name: str = "any", key: str = "any") -> str:
     )
 
 
-def against_bare(report: Report, stack: ExitStack, ours: str, pid: int, rounds: int) -> None:
+def against_bare(
+    report: Report, stack: ExitStack, ours: str, pid: int, disk: Disk, rounds: int
+) -> None:
     """Measure one client on both servers, in turns."""
     bare_command = [sys.executable, Path(__file__).with_name("bare_amqp.py")]
     port, bare_pid = stack.enter_context(started_process(bare_command))
@@ -78,26 +82,32 @@ def against_bare(report: Report, stack: ExitStack, ours: str, pid: int, rounds: 
         stack.callback(senders[name].close)
         stack.callback(receivers[name].close)
     pids = {"Twinbus": pid, "bare": bare_pid}
-    shapes: dict[str, tuple[int, Callable[[str], object]]] = {
-        "one by one": (ONE_BY_ONE, lambda name: senders[name].send(ONE_BY_ONE)),
+    shapes: dict[str, tuple[int, int, Callable[[str], object]]] = {  # messages, flushes, work
+        "one by one": (ONE_BY_ONE, ONE_BY_ONE, lambda name: senders[name].send(ONE_BY_ONE)),
         f"batches of {BATCH}": (
             BATCHES * BATCH,
+            BATCHES,
             lambda name: senders[name].send_batches(BATCHES, BATCH),
         ),
-        "receive and complete": (RECEIVED, lambda name: receivers[name].take(RECEIVED)),
+        "receive and complete": (RECEIVED, RECEIVED, lambda name: receivers[name].take(RECEIVED)),
     }
-    for shape, (count, work) in shapes.items():
+    for shape, (count, flushes, work) in shapes.items():
         for name in servers:  # connect, and warm up
             work(name)
         before = {name: cpu_s(pids[name]) for name in servers}
-        works = [partial(work, name) for name in servers]
-        seconds = dict(zip(servers, side_by_side(works, rounds), strict=True))
+        works: list[Callable[[], object]] = [partial(work, name) for name in servers]
+        works.append(partial(disk.flush, flushes))
+        *both, flush_s = side_by_side(works, rounds)
+        seconds = dict(zip(servers, both, strict=True))
         for name in servers:
             cpu_us = (cpu_s(pids[name]) - before[name]) / (rounds * count) * 1e6
             rate = rounds * count / sum(seconds[name])
             print(f"{shape:<24} {name:<10} {rate:>9,.0f} /s   CPU of the server {cpu_us:>7.1f} us")
         figure = ratio(seconds["bare"], seconds["Twinbus"])
         report.add(f"SDK {shape}: Twinbus / a server that stores nothing", figure, GOAL)
+        durable_s = [a + b for a, b in zip(seconds["bare"], flush_s, strict=True)]
+        figure = ratio(durable_s, seconds["Twinbus"])
+        report.add(f"SDK {shape}: Twinbus / that server and as many flushes", figure, GOAL)
 
 
 def against_rabbit(report: Report, stack: ExitStack, ours: str, rounds: int) -> None:
@@ -191,7 +201,7 @@ def main() -> None:
         with MessagingFactory.from_connection_string(native) as factory:
             sender = factory.create_message_sender(QUEUE)
             sender.send_batch([BrokeredMessage(BODY) for _ in range((rounds + 2) * RECEIVED)])
-        against_bare(report, stack, ours, pid, rounds)
+        against_bare(report, stack, ours, pid, Disk(Path(place) / "disk"), rounds)
         against_rabbit(report, stack, ours, rounds)
     report.finish()
 

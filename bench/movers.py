@@ -23,7 +23,7 @@ COPY = "home"  # the stream of NATS that copies the others: QUEUE has a subject 
 PREFETCH = 1000
 LOOK_S = 0.02
 PATIENCE_S = 120.0  # longer moves are cut off, and their rate is of what was moved
-_SHOVEL = """
+SHOVEL = """
 [ok = rabbit_runtime_parameters:set_any(<<"/">>, <<"shovel">>, Queue, [
     {{<<"src-uri">>, <<"amqp://{host}:{port}">>}}, {{<<"src-queue">>, Queue}},
     {{<<"dest-uri">>, <<"amqp://">>}}, {{<<"dest-queue">>, <<"{home}">>}},
@@ -88,7 +88,7 @@ class Shovel:
                 away.declare(queue)
                 away.send_pipelined(messages // len(BACKLOG), body, PREFETCH, queue)
             home.evaluate(
-                _SHOVEL.format(
+                SHOVEL.format(
                     host=LOOPBACK,
                     port=away.port,
                     home=QUEUE,

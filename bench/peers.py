@@ -187,9 +187,16 @@ class RabbitMQ:
         """Send a batch, wait for all its acknowledgements, then send the next."""
         self._send(count, body, batch, 0)
 
-    def purge(self) -> None:
+    def purge(self, queue: str = QUEUE) -> None:
         """Drop everything that was sent."""
-        self._ask(lambda done: self._channel.queue_purge(QUEUE, callback=done))
+        self._ask(lambda done: self._channel.queue_purge(queue, callback=done))
+
+    def count(self, queue: str) -> int:
+        """Return how many messages wait in a queue of any type."""
+        found = self._ask(
+            lambda done: self._channel.queue_declare(queue, passive=True, callback=done)
+        )
+        return int(found.method.message_count)
 
     def declare(self, queue: str) -> int:
         """Make a durable queue if it is not there; return how many messages wait in it."""

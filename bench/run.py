@@ -17,9 +17,11 @@ BENCHMARKS = (
     "client",
     "connections",
     "amqp",
+    "amqp_transport",
     "pairing",
     "service_bus",
     "syphon",
+    "rabbitmq",
     "report",
 )
 

@@ -1,11 +1,12 @@
-"""The whole story: a broker is killed with -9, and nobody loses an order.
+"""Demo of an outage: the primary is killed with -9, and no order is lost.
 
     python examples/demo.py [--seconds 8] [--report outage.html] [--primary servicebus]
 
-Two servers, a fleet of paired applications that send orders, a consumer, and the syphon on Spark.
-The primary is killed and stays down: sends are diverted to the secondary. It is started again:
-pings find it, sends return, the syphon brings the diverted orders home. At the end every order is
-counted, and the report of Twinbus, a job on Spark, tells from the ledgers what happened and cost.
+The demo starts two servers, a fleet of paired applications that send orders, a consumer, and the
+syphon on Spark. It kills the primary, and the applications divert their sends to the secondary. It
+starts the primary again: a ping succeeds, sends go to the primary again, and the syphon brings the
+diverted orders home. At the end the demo counts every order, and writes the report of Twinbus, a
+Spark job that computes from the ledgers what happened and what it cost.
 """
 
 import argparse
@@ -36,23 +37,23 @@ from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
-LOCK = timedelta(seconds=10)  # far below PATIENCE_S
-PATIENCE_S = 60.0  # for anything here to happen: far longer than it takes
+LOCK = timedelta(seconds=10)  # much shorter than PATIENCE_S
+PATIENCE_S = 60.0  # how long to wait for each condition; each takes a few seconds
 
 
 INTERRUPTED = 130  # the exit code of Ctrl-C, as shells report it
 
 
 def main() -> None:
-    """Tell the story, and say by the exit code how it ended."""
+    """Run the demo; the exit code is 0 if the audit found no problem."""
     try:
-        _tell()
+        _run_demo()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
-def _tell() -> None:
+def _run_demo() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=8, help="of each act")
     parser.add_argument(
@@ -63,7 +64,7 @@ def _tell() -> None:
     )
     parser.add_argument("--report", type=Path, default=Path("build/outage.html"))
     options = parser.parse_args()
-    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
+    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display shows the same events
     silence_py4j()
     print("starting Spark ...", flush=True)
     with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}) as spark:
@@ -72,7 +73,7 @@ def _tell() -> None:
             try:
                 audit = _play(options.seconds, folder, stack, options.primary == "servicebus")
             except KeyboardInterrupt:
-                spark.abandon()  # first: the syphon would finish its batch
+                spark.abandon()  # before the stack closes: the syphon would finish its batch
                 raise
         print("the report is made from the ledgers ...")
         report = make_report(
@@ -115,7 +116,8 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     recorder = Recorder()
     display = stack.enter_context(Display(recorder))
     config = folder / "demo.toml"
-    config.write_text('[ledger]\nroll_interval = "1s"\n', encoding="utf-8")  # a kill is to come
+    # Ledger files every second: the kill then loses little of the ledger.
+    config.write_text('[ledger]\nroll_interval = "1s"\n', encoding="utf-8")
     primary = stack.enter_context(Server(folder / "shop", config))
     secondary = stack.enter_context(Server(folder / "backup", config))
     recorder.tell("two servers are up, a primary and a secondary")
@@ -156,7 +158,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     fleet.close()
     held = browse_queues(home, secondary.connection, QUEUE, queues)
     for server in (primary, secondary):
-        server.stop()  # their ledgers are complete then
+        server.stop()  # completes its ledger
     return Audit(
         recorder=recorder,
         findings=examine(fleet.acknowledged, consumer.handovers, held),
@@ -183,7 +185,7 @@ def start_syphon(primary: str, secondary: str, queues: tuple[str, ...], ledger: 
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Wait until a condition holds, with patience; return whether it does."""
+    """Wait up to PATIENCE_S until a condition is true; return whether it is."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:

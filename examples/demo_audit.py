@@ -1,16 +1,17 @@
-"""The audit of the demo: what became of every order.
+"""The audit of the demo: accounts for every acknowledged order.
 
-An order counts as seen when a receive hands it over, before its completion is sent. A kill can lose
-the reply to a completion that the broker has written: that order is never delivered again.
+The consumer counts an order when a receive returns it, before it sends the completion. A kill can
+lose the reply to a completion that the broker has written; the broker never delivers that order
+again.
 
-The sequence number of a message is its place in the queue, and a message keeps it for ever. So the
-audit can tell two things apart that look alike to a consumer, which gets an order twice:
+A message keeps its sequence number, here called its place in the queue. When a consumer receives an
+order twice, the place shows the cause:
 
-    the same order at the same place      delivered again, because its completion was lost
+    the same order at the same place      redelivered, because its completion was lost
     the same order at another place       enqueued twice
 
-An order that nobody was handed is lost only if no queue holds it. While the primary, the backlog or
-a dead-letter queue has it, it is on its way.
+An order that was not delivered is lost only if no queue contains it. If the primary, the backlog or
+a dead-letter queue contains it, the order is late.
 """
 
 from collections import Counter
@@ -19,20 +20,20 @@ from dataclasses import dataclass, field
 
 from twinbus import BrokeredMessage, MessagingFactory, dead_letter_path
 
-_PAGE = 1000  # messages of one request
+_PAGE = 1000  # messages per request
 
 
 @dataclass(slots=True)
 class Handovers:
-    """What a consumer was handed, by place in the queue."""
+    """The orders that a consumer received, by place in the queue."""
 
-    places: Counter[str] = field(default_factory=Counter)  # how many places each order had
-    redelivered: int = 0  # orders that were handed over once more from the same place
-    renumbered: int = 0  # places that had two different orders: a fault of the broker
+    places: Counter[str] = field(default_factory=Counter)  # order -> number of its places
+    redelivered: int = 0  # orders that were received again from the same place
+    renumbered: int = 0  # places with two different orders: a fault of the broker
     _orders: dict[int, str] = field(default_factory=dict)  # by sequence number
 
     def add(self, numbers: Iterable[int], orders: Iterable[str]) -> None:
-        """Count orders that were handed over, by sequence number and message id."""
+        """Count received orders, given their sequence numbers and message ids."""
         for number, order in zip(numbers, orders, strict=True):
             known = self._orders.get(number)
             if known is None:
@@ -44,13 +45,13 @@ class Handovers:
                 self.renumbered += 1
 
     def order_at(self, number: int) -> str | None:
-        """Return the order that was handed over from a place."""
+        """Return the order that was received from a place."""
         return self._orders.get(number)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the queues hold at the end."""
+    """The orders that are in the queues at the end."""
 
     on_primary: Mapping[int, str] = field(default_factory=dict)  # orders by sequence number
     elsewhere: frozenset[str] = frozenset()  # in the backlog and in dead-letter queues
@@ -58,19 +59,19 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What became of every acknowledged order."""
+    """The result of the audit."""
 
     acknowledged: int
     delivered: int  # orders, each counted once
-    lost: tuple[str, ...]  # acknowledged, not handed over, and in no queue
-    late: tuple[str, ...]  # acknowledged, not handed over yet, and in a queue
-    doubled: tuple[str, ...]  # at two places of the queue or more
+    lost: tuple[str, ...]  # acknowledged, not received, and in no queue
+    late: tuple[str, ...]  # acknowledged, not received yet, and in a queue
+    doubled: tuple[str, ...]  # at two or more places of the queue
     redelivered: int
     renumbered: int
 
 
 def examine(acknowledged: Sequence[str], handovers: Handovers, held: Held) -> Findings:
-    """Compare what was acknowledged with what was handed over and with what is still there."""
+    """Compare the acknowledged orders with those received and those still in a queue."""
     places = handovers.places.copy()
     for number, order in held.on_primary.items():
         if handovers.order_at(number) is None:
@@ -89,17 +90,18 @@ def examine(acknowledged: Sequence[str], handovers: Handovers, held: Held) -> Fi
 
 
 def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[str]) -> Held:
-    """Return the orders that a queue of the primary, the backlog and dead-letter queues hold."""
+    """Return the orders in a queue of the primary, in the backlog and in dead-letter queues."""
     with (
-        MessagingFactory.from_connection_string(primary) as home,
-        MessagingFactory.from_connection_string(secondary) as away,
+        MessagingFactory.from_connection_string(primary) as at_primary,
+        MessagingFactory.from_connection_string(secondary) as at_secondary,
     ):
-        elsewhere = {message.message_id for message in _browse(home, dead_letter_path(queue))}
+        dead = _browse(at_primary, dead_letter_path(queue))
+        elsewhere = {message.message_id for message in dead}
         for path in backlog:
-            for each in (path, dead_letter_path(path)):
-                elsewhere |= {message.message_id for message in _browse(away, each)}
-        # Last: an order may go home from the backlog in the meantime.
-        on_primary = {m.sequence_number or 0: m.message_id for m in _browse(home, queue)}
+            for source in (path, dead_letter_path(path)):
+                elsewhere |= {message.message_id for message in _browse(at_secondary, source)}
+        # The queue comes last: an order may move there from the backlog in the meantime.
+        on_primary = {m.sequence_number or 0: m.message_id for m in _browse(at_primary, queue)}
     return Held(on_primary, frozenset(elsewhere))
 
 

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: counters and a timeline, or plain lines where no one looks."""
+"""Displays the running demo: counters and a timeline on a terminal, plain lines elsewhere."""
 
 import itertools
 import sys
@@ -16,11 +16,11 @@ from twinbus.syphon.syphon import Syphon
 _SAMPLE_S = 0.5
 _LINE_EVERY = 6  # samples
 _BARS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 60  # samples of a picture
+_WIDTH = 60  # samples in a chart
 
 
 class Display:
-    """Samples the run, and shows it."""
+    """Samples the counters of the run in a thread, and shows them."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -28,12 +28,12 @@ class Display:
         self._fleet: Fleet | None = None
         self._consumer: Consumer | None = None
         self._syphon: Syphon | None = None
-        self._told = 0
+        self._printed = 0  # entries of the timeline
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def watch(self, fleet: Fleet, consumer: Consumer, syphon: Syphon | None = None) -> None:
-        """Take these into the picture."""
+        """Show the counters of these from now on."""
         self._fleet, self._consumer, self._syphon = fleet, consumer, syphon
 
     def __enter__(self) -> Self:
@@ -74,9 +74,9 @@ class Display:
         if self._live is not None:
             self._live.update(self._picture())
             return
-        for one in self._recorder.told[self._told :]:
-            print(f"{one.at:6.1f} s  {one.text}", flush=True)
-        self._told = len(self._recorder.told)
+        for entry in self._recorder.timeline[self._printed :]:
+            print(f"{entry.at:6.1f} s  {entry.text}", flush=True)
+        self._printed = len(self._recorder.timeline)
         if self._recorder.samples and count % _LINE_EVERY == 0:
             print(f"{'':8}  {_counters(self._recorder.samples[-1])}", flush=True)
 
@@ -93,8 +93,8 @@ class Display:
             steps = [after - before for before, after in itertools.pairwise(totals)]
             last = f"{totals[-1]:,}" if totals else "0"
             table.add_row(name, last, Text(_bars(steps), style=color))
-        story = [Text(f"{one.at:6.1f} s  {one.text}") for one in self._recorder.told]
-        return Group(*story, Text(""), table)
+        timeline = [Text(f"{e.at:6.1f} s  {e.text}") for e in self._recorder.timeline]
+        return Group(*timeline, Text(""), table)
 
 
 def _counters(sample: Sample) -> str:

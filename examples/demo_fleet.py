@@ -1,4 +1,4 @@
-"""The people of the demo: paired applications that send, a consumer, and who writes it all down."""
+"""The participants of the demo: paired applications that send, a consumer, and a recorder."""
 
 import os
 import threading
@@ -32,23 +32,23 @@ from twinbus.lifetimes import Closable
 Orders = dict[str, bytes]  # bodies by message id
 APPLICATIONS = 4
 BACKLOG_QUEUES = 10
-BATCH = 20  # orders of one send
+BATCH = 20  # orders per send
 PACE_S = 0.05  # between the sends of one application
 QUICK = RetryPolicy(operation_timeout=timedelta(seconds=1))  # how long a send may try the primary
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Something that happened."""
+class TimelineEntry:
+    """An event of the demo."""
 
-    at: float  # seconds since the beginning
+    at: float  # seconds since the start
     text: str
-    mark: str | None = None  # its name on charts
+    mark: str | None = None  # its label on charts
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Totals at a moment."""
+    """The totals at a time."""
 
     at: float
     acknowledged: int
@@ -59,28 +59,28 @@ class Sample:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes down what happens."""
+    """Records the timeline and the samples of a run."""
 
     began: float = field(default_factory=time.monotonic)
-    told: list[Told] = field(default_factory=list)
+    timeline: list[TimelineEntry] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
     @property
     def now(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     def tell(self, text: str, mark: str | None = None) -> None:
-        """Note something that happened."""
-        self.told.append(Told(self.now, text, mark))
+        """Add an event to the timeline."""
+        self.timeline.append(TimelineEntry(self.now, text, mark))
 
     def at(self, mark: str) -> float:
-        """Return when something marked happened; the end when it did not."""
-        return next((one.at for one in self.told if one.mark == mark), self.now)
+        """Return the time of the event with a mark; the current time if there is none."""
+        return next((entry.at for entry in self.timeline if entry.mark == mark), self.now)
 
 
 class Fleet(Closable):
-    """Applications with a paired factory each, sending at a steady pace."""
+    """Applications that send at a steady pace, each with its own paired factory."""
 
     size = APPLICATIONS
     pace_s = PACE_S
@@ -130,12 +130,12 @@ class Fleet(Closable):
 
     def _hear(self, event: PairingEvent) -> None:
         name = type(event).__name__
-        words = {
+        entries = {
             "FailedOver": ("sends are diverted to the backlog", "diverted"),
             "Returned": ("a ping got through: sends go to the primary again", "returned"),
         }
-        if name in words:
-            self._recorder.tell(*words[name])
+        if name in entries:
+            self._recorder.tell(*entries[name])
 
     def _send(self, name: str, application: Any) -> None:
         with self.sending(application) as send:
@@ -155,13 +155,13 @@ class Fleet(Closable):
 
     @property
     def diverted(self) -> int:
-        """How many orders went to the backlog."""
-        return sum(one.diverted for pairing in self._pairings for one in pairing.status())
+        """How many orders were diverted to the backlog."""
+        return sum(status.diverted for pairing in self._pairings for status in pairing.status())
 
     @property
     def is_healthy(self) -> bool:
         """Whether every application sends to the primary."""
-        states = [one.state for pairing in self._pairings for one in pairing.status()]
+        states = [status.state for pairing in self._pairings for status in pairing.status()]
         return all(state is HealthState.HEALTHY for state in states)
 
     def stop(self) -> None:
@@ -171,7 +171,7 @@ class Fleet(Closable):
             thread.join()
 
     def close(self) -> None:
-        """Stop, and let go of the namespaces."""
+        """Stop, and close the factories."""
         self.stop()
         for application in self._applications:
             application.close()
@@ -190,7 +190,7 @@ def _options(secondary: str, ledger: Path) -> SendAvailabilityPairedNamespaceOpt
 
 
 class Consumer(Closable):
-    """Receives from the primary, through all its troubles."""
+    """Receives from the primary, and goes on after every error."""
 
     def __init__(self, primary: str) -> None:
         self.handovers = Handovers()
@@ -210,7 +210,7 @@ class Consumer(Closable):
                     time.sleep(0.2)
 
     def _take(self, orders: MessageReceiver, batch: pa.RecordBatch) -> None:
-        """Count a batch, then complete it: a reply that is lost leaves the batch completed."""
+        """Count a batch before completing it: the completion may succeed but lose its reply."""
         self.handovers.add(
             batch.column("sequence_number").to_pylist(), batch.column("message_id").to_pylist()
         )
@@ -221,11 +221,11 @@ class Consumer(Closable):
         return all(order in self.handovers.places for order in acknowledged)
 
     def stop(self) -> None:
-        """Finish the receive under way."""
+        """Wait for the current receive, then stop."""
         self._stop.set()
         self._thread.join()
 
     def close(self) -> None:
-        """Stop, and let go of the namespace."""
+        """Stop, and close the factory."""
         self.stop()
         self._factory.close()

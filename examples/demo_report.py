@@ -15,7 +15,7 @@ _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What became of every order, and how the outage went."""
+    """The findings about every order, and the numbers of the outage."""
 
     recorder: Recorder
     findings: Findings
@@ -26,21 +26,21 @@ class Audit:
 
     @property
     def problems(self) -> list[str]:
-        """Every promise that was broken, and every part of the story that did not happen."""
+        """The guarantees that were broken, and the parts of the demo that did not happen."""
         found = self.findings
-        every = [
+        counts = [
             (len(found.lost), "acknowledged order(s) lost"),
             (len(found.doubled), "order(s) enqueued twice"),
             (len(found.late), "order(s) not delivered in time"),
             (found.renumbered, "sequence number(s) given to two orders"),
             (max(self.diverted - self.moved, 0), "diverted order(s) not brought home"),
         ]
-        problems = [f"{count:,} {what}" for count, what in every if count]
+        problems = [f"{count:,} {what}" for count, what in counts if count]
         return problems if self.diverted else [*problems, "no order was diverted"]
 
     @property
     def drain_s(self) -> float:
-        """How long the syphon took, from the primary's return to the last order."""
+        """How long the syphon took, from the restart of the primary to the last diverted order."""
         return max(self.recorder.at("home") - self.recorder.at("started"), 0.001)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -64,7 +64,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the demo ended, in the words of its page."""
+    """The result of the demo, with the texts of its page."""
 
     is_good: bool
     title: str
@@ -72,7 +72,7 @@ class Verdict:
 
     @classmethod
     def of(cls, audit: Audit, not_reconciled: int) -> "Verdict":
-        """Judge by the audit, and by how many messages the ledgers do not account for."""
+        """Return the verdict on an audit and the number of messages the ledgers cannot explain."""
         problems = audit.problems
         if not_reconciled:
             problems.append(f"{not_reconciled:,} message(s) not accounted for by the ledgers")
@@ -87,23 +87,23 @@ class Verdict:
 
 
 def stage_rows(report: Report) -> list[tuple[str, str]]:
-    """Return what was billed, by stage, as names and values."""
+    """Return the billed operations of each stage, as names and values."""
     return [(f"operations: {row.stage}", f"{row.operations:,}") for row in report.money]
 
 
 def demo_page(audit: Audit, report: Report) -> str:
-    """Return the page: the verdict, what was watched, and what the ledgers report."""
+    """Return the page: the verdict, the charts of the run, and the report from the ledgers."""
     samples = audit.recorder.samples
     marks = [
-        Mark(one.at, one.mark, _RED if one.mark == "killed" else "#6b7a89")
-        for one in audit.recorder.told
-        if one.mark
+        Mark(entry.at, entry.mark, _RED if entry.mark == "killed" else "#6b7a89")
+        for entry in audit.recorder.timeline
+        if entry.mark
     ]
 
     def total(name: str) -> list[tuple[float, float]]:
         return [(sample.at, float(getattr(sample, name))) for sample in samples]
 
-    backlog = [(one.at, float(max(one.diverted - one.moved, 0))) for one in samples]
+    backlog = [(sample.at, float(max(sample.diverted - sample.moved, 0))) for sample in samples]
     flow = [
         Series("acknowledged", _GREEN, rates(total("acknowledged"))),
         Series("diverted", _AMBER, rates(total("diverted"))),
@@ -111,14 +111,14 @@ def demo_page(audit: Audit, report: Report) -> str:
     ]
     verdict = Verdict.of(audit, report.suspect_count)
     style = "good" if verdict.is_good else "bad"
-    story = [(f"{one.at:.1f} s", one.text) for one in audit.recorder.told]
+    timeline = [(f"{entry.at:.1f} s", entry.text) for entry in audit.recorder.timeline]
     parts = [
         "<p>The primary was killed with -9 while a fleet of paired applications sent orders.</p>",
         f'<p class="{style}">{escape(verdict.headline)}</p>',
         line_chart("Orders a second", "orders/s", flow, marks),
         line_chart("Waiting in the backlog", "orders", [Series("orders", _PURPLE, backlog)], marks),
         "<h2>What happened</h2>",
-        grid(("after", "what"), story),
+        grid(("after", "what"), timeline),
         "<h2>Every order, counted</h2>",
         table(audit.rows()),
         "<h2>What the ledgers tell</h2>",

@@ -1,4 +1,4 @@
-"""What the examples share: a server that can be killed, senders that count, and an audit."""
+"""Shared by the examples: a server that can be killed, senders that count, and an audit."""
 
 import os
 import socket
@@ -18,13 +18,13 @@ SENDERS = 8
 
 
 def free_port() -> int:
-    """Return a port nobody uses."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
 class Server(Closable):
-    """A server process that can be killed and started again where it was."""
+    """A server process that can be killed and started again on the same directory and port."""
 
     def __init__(self, folder: Path, config: Path | None = None) -> None:
         serve = "from twinbus.cli import main; main()"
@@ -36,14 +36,14 @@ class Server(Closable):
         self.connection = self.start()
 
     def start(self) -> str:
-        """Start it; return the first line it prints."""
+        """Start the process, wait until it is ready, and return the first line of its output."""
         with self._log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                process_group=0,  # Ctrl-C in a terminal is for the example, which ends its servers
+                process_group=0,  # Ctrl-C must reach only the example, which stops its servers
             )
         assert self._process.stdout is not None
         first = line = self._process.stdout.readline()
@@ -52,16 +52,16 @@ class Server(Closable):
         return first.strip()
 
     def close(self) -> None:
-        """Leave no process behind, however this ends."""
+        """Kill the process if it still runs."""
         self.kill()
 
     def stop(self) -> None:
-        """Let it finish, as an operator would."""
+        """Stop the process with SIGTERM, as an operator would."""
         self._process.terminate()
         self._process.wait()
 
     def kill(self) -> None:
-        """Kill it with -9."""
+        """Kill the process with SIGKILL."""
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:
@@ -69,7 +69,7 @@ class Server(Closable):
 
 
 class Traffic:
-    """Senders that know what was acknowledged, and how long they had to wait."""
+    """Senders in threads; they record the acknowledged orders and the longest send."""
 
     def __init__(self, factory: MessagingFactory) -> None:
         self.acknowledged: list[str] = []
@@ -94,14 +94,14 @@ class Traffic:
                 self.acknowledged.append(order.message_id)
 
     def stop(self) -> None:
-        """Let every sender finish its order."""
+        """Wait until every sender has finished its current send."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
 
 def delivered(factory: MessagingFactory) -> Counter[str]:
-    """Receive everything; return how often each order is there."""
+    """Receive all orders; return how often each was received."""
     found: Counter[str] = Counter()
     with factory.create_message_receiver(QUEUE) as orders:
         while (batch := orders.receive_columns(1000, timedelta(0))).num_rows:
@@ -111,7 +111,7 @@ def delivered(factory: MessagingFactory) -> Counter[str]:
 
 
 def audit(acknowledged: list[str], factory: MessagingFactory) -> bool:
-    """Print how many orders were lost or doubled; say whether all is well."""
+    """Print how many orders were lost or doubled; return whether none was."""
     found = delivered(factory)
     lost = sum(order not in found for order in acknowledged)
     doubled = sum(count > 1 for count in found.values())

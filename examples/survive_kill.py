@@ -1,11 +1,11 @@
-"""A server is killed with -9 in the middle of traffic, and everything it acknowledged is there.
+"""Kills a server with -9 while clients send, and checks that no acknowledged order is lost.
 
     python examples/survive_kill.py [--seconds 2] [--kills 3]
 
-Eight threads send orders to a server process. This program kills it, more than once, and starts it
-again on the same directory. The senders notice nothing but a pause: the client connects again by
-itself. At the end every order is counted. An order whose acknowledgement was lost with the server
-and that was sent again is there once: the server recognises it.
+Eight threads send orders to a server process. The program kills the server several times and starts
+it again on the same directory. The senders only see a pause, because the client reconnects by
+itself. At the end the program counts every order. If a kill lost the acknowledgement of an order,
+the client sends that order again; the server recognises it and enqueues it once.
 """
 
 import argparse
@@ -23,10 +23,10 @@ PATIENT = RetryPolicy(min_backoff=timedelta(milliseconds=50), max_backoff=timede
 
 
 def main() -> None:
-    """Send, kill, start, count."""
+    """Run the example; the exit code is 0 if no order was lost or doubled."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=2, help="between two kills")
-    parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2, help="time between two kills")
+    parser.add_argument("--kills", type=int, default=3, help="how often to kill the server")
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -44,8 +44,8 @@ def main() -> None:
         time.sleep(arguments.seconds)
         traffic.stop()
         print(f"the longest send took {traffic.longest_wait_s:.1f} s; none failed")
-        is_well = audit(traffic.acknowledged, factory)
-    sys.exit(0 if is_well else 1)
+        is_complete = audit(traffic.acknowledged, factory)
+    sys.exit(0 if is_complete else 1)
 
 
 if __name__ == "__main__":

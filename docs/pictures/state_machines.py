@@ -72,20 +72,20 @@ def message_machine() -> Machine:
     )
     places = {
         "pending": (110, 214),
-        "scheduled": (370, 66),
-        "active": (370, 214),
-        "transferring": (370, 366),
-        "locked": (700, 214),
-        "leased": (700, 366),
-        "deferred": (970, 214),
-        "deferred locked": (970, 366),
+        "scheduled": (410, 66),
+        "active": (410, 214),
+        "transferring": (410, 366),
+        "locked": (760, 214),
+        "leased": (760, 366),
+        "deferred": (1050, 214),
+        "deferred locked": (1050, 366),
     }
     bends = {
         ("deferred", "deferred locked"): 80.0,
         ("deferred locked", "deferred"): 140.0,
         ("active", "leased"): 22.0,
     }
-    return Machine("The life of a message", (1080, 430), places, steps, "gone", bends)
+    return Machine("The life of a message", (1160, 430), places, steps, "gone", bends)
 
 
 def amqp_machine() -> Machine:

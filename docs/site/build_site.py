@@ -8,6 +8,7 @@ or file of the site raises. New pages need no entry here: a folder of docs/ is a
 only says which come first.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -41,6 +42,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "use-azure-service-bus",
         "use-rabbitmq",
         "use-service-bus-sdks",
+        "replace-the-emulator",
         "move-from-service-bus",
         "give-and-rotate-keys",
         "restore-a-backup",
@@ -51,7 +53,7 @@ ORDER: dict[str, tuple[str, ...]] = {
     ),
     "concepts": ("index", "pairing", "turn", "way-home", "acknowledgements", "losses"),
     "reference": ("pairing", "syphon", "client", "broker", "rules", "connection-strings", "cli"),
-    "operations": ("index", "deploy", "monitor", "capacity", "upgrade", "security"),
+    "operations": ("index", "deploy", "monitor", "backup", "capacity", "upgrade", "security"),
     "migration": (),
     "adr": ("index", "architecture", "contributing"),
 }
@@ -98,7 +100,7 @@ def title_of(text: str) -> str:
     """Return the first heading of a page."""
     heading = re.search(r"^# (.+)$", text, re.MULTILINE)
     assert heading is not None, text[:80]
-    return heading[1]
+    return heading[1].replace("`", "")
 
 
 def link_targets(text: str) -> list[str]:
@@ -152,7 +154,7 @@ def _plain_fence(fence: str) -> str:
 def navigation(texts: dict[str, str]) -> list[dict[str, object]]:
     """Return the navigation for the pages of the site, given by their path."""
     entries: list[dict[str, object]] = [{"Home": "index.md"}, {"Tutorial": "tutorial.md"}]
-    folders = {path.split("/")[0] for path in texts if "/" in path}
+    folders = {_folder_of(path) for path in texts if "/" in path}
     for folder in [*(name for name in ORDER if name in folders), *sorted(folders - set(ORDER))]:
         title = TITLES.get(folder, folder.capitalize())
         entries.append({title: _section(folder, texts)})
@@ -162,9 +164,15 @@ def navigation(texts: dict[str, str]) -> list[dict[str, object]]:
     return entries
 
 
+def _folder_of(path: str) -> str:
+    """Return the section of a page; those that say how to move here have one of their own."""
+    folder, _, name = path.rpartition("/")
+    return "migration" if name.startswith("move-from-") else folder
+
+
 def _section(folder: str, texts: dict[str, str]) -> list[object]:
     first = [f"{folder}/{name}.md" for name in ORDER.get(folder, ())]
-    inside = sorted(path for path in texts if path.startswith(f"{folder}/"))
+    inside = sorted(path for path in texts if _folder_of(path) == folder)
     ordered = [path for path in first if path in inside]
     ordered += [path for path in inside if path not in first]
     return [{title_of(texts[path]): path} for path in ordered]
@@ -186,10 +194,20 @@ def decisions(texts: dict[str, str]) -> str:
 def modules() -> str:
     """Return the page that leads to the API reference."""
     rows = [
-        f'| <a href="../api/{name.replace(".", "/")}.html">`{name}`</a> |' for name in API_MODULES
+        f'| <a href="../api/{name.replace(".", "/")}.html">`{name}`</a> | {_summary(name)} |'
+        for name in API_MODULES
     ]
     head = "# The API\n\nEvery public class and function, from the docstrings.\n"
-    return "\n".join([head, "| module |", "|---|", *rows, ""])
+    return "\n".join([head, "| module | |", "|---|---|", *rows, ""])
+
+
+def _summary(module: str) -> str:
+    """Return the first line of a module's docstring, without importing it."""
+    path = ROOT / "src" / module.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    assert text is not None, module
+    return text.splitlines()[0]
 
 
 def as_toml(value: object) -> str:

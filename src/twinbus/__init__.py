@@ -89,6 +89,8 @@ if typing.TYPE_CHECKING:
     from twinbus.protocol.commands import Disposition, ReceiveMode
     from twinbus.protocol.keys import Claim, SharedAccessKey
 
+__version__ = "0.1.0"  # the only place that says it: pyproject.toml reads it from here
+
 __all__ = [
     "BacklogQueueBack",
     "BacklogQueuePulled",

@@ -481,6 +481,7 @@ class NamespaceManager(_NamespaceUser[manager.NamespaceManager]):
     subscription_exists = _awaited(manager.NamespaceManager.subscription_exists)
     list_subscriptions = _awaited(manager.NamespaceManager.list_subscriptions)
     create_rule = _awaited(manager.NamespaceManager.create_rule)
+    update_rule = _awaited(manager.NamespaceManager.update_rule)
     get_rule = _awaited(manager.NamespaceManager.get_rule)
     delete_rule = _awaited(manager.NamespaceManager.delete_rule)
     rule_exists = _awaited(manager.NamespaceManager.rule_exists)

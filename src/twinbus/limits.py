@@ -161,6 +161,8 @@ PIPELINE_BACKLOG: Final = 100_000  # messages that wait for their turn before `s
 WAITING_AIO_THREADS: Final = 512  # each receive that waits in an asyncio factory takes one
 WORKING_AIO_THREADS: Final = 64  # for everything else: many requests share one connection
 RENEWAL_MARGIN: Final = 0.5  # a lock is renewed when this part of it is left
+REMEMBERED_ORIGINS: Final = 100_000  # of a consumer that drops repeats; some 15 MB
+MAX_REMEMBERED_ORIGINS: Final = 10_000_000  # some 1.5 GB of memory, or 1 GB on disk
 
 # Pairing
 DEFAULT_BACKLOG_QUEUES: Final = 10  # a busy or broken one leaves nine
@@ -182,6 +184,9 @@ REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when the
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
+TRIAL_TIMEOUT_S: Final = 2.0  # of a destination that failed: it holds its batch no longer
+TRIAL_MESSAGES: Final = 100  # that it gets first, so that one which works answers in that time
+MAX_SPARK_STARTS: Final = 5  # again, without a batch in between, after Spark's Java died
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
 HELD_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
@@ -214,6 +219,7 @@ OLDEST_JAVA: Final = 17  # that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
+MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # Ledgers
@@ -345,6 +351,7 @@ EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official em
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
+SERVICE_BUS_HELD_REQUESTS: Final = 100  # for whose replies there is no room yet
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
@@ -381,6 +388,7 @@ RABBITMQ_WINDOW: Final = 256  # unconfirmed per entity: past 400 RabbitMQ stops 
 RABBITMQ_WINDOW_BYTES: Final = 16 * 1024 * 1024  # unconfirmed per entity
 RABBITMQ_WAITING_MESSAGES: Final = 100_000  # handed over and not published; beyond: ServerBusy
 RABBITMQ_SEND_CHANNELS: Final = 500  # entities that are sent to; a connection has 2047 channels
+RABBITMQ_FREE_CHANNELS: Final = 100  # queues whose channel stays open for the next receive
 RABBITMQ_BLOCKED_S: Final = 30.0  # an alarm of that length is an outage, not a short overload
 RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker sends unasked
 RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB

@@ -1,4 +1,4 @@
-"""One browser for all tests of this folder.
+"""A browser for the tests of a module of this folder.
 
 Needs Chromium or Chrome: TWINBUS_BROWSER names it, or it is found by its usual names. Where there
 is none these tests are skipped, unless TWINBUS_NEEDS_BROWSER says that there must be one.
@@ -19,7 +19,7 @@ def _found() -> str | None:
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # a running one keeps asyncio.run from working
 def browser() -> Iterator[Browser]:
     path = _found()
     if path is None and "TWINBUS_NEEDS_BROWSER" not in os.environ:

@@ -471,7 +471,7 @@ def test_options_are_of_one_pairing_whoever_is_first(local: Pair) -> None:
     options = local.options(backlog_queue_count=1)
     local.primary.factory.pair_namespace(options)
     other = MessagingFactory(local.primary.connect(), name="fabrikam", clock=local.clock)
-    with pytest.raises(InvalidOperationError, match="make new ones"):
+    with pytest.raises(InvalidOperationError, match="Create new options"):
         other.pair_namespace(options)
 
 

@@ -531,7 +531,7 @@ def owe(pair: Pair, *paths: str) -> None:
 
 
 def owed(pair: Pair) -> list[Any]:
-    return pair.pairing._route.cancellations._owed
+    return pair.pairing._route.cancellations._postponed
 
 
 def test_a_cancellation_owed_to_the_primary_is_done_when_it_is_back(local: Pair) -> None:

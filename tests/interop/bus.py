@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twinbus import MessagingFactory, NamespaceManager, QueueDescription
@@ -30,6 +32,7 @@ _numbers = count(1)
 class Reachable(Protocol):
     """A server, as far as clients need it."""
 
+    folder: Path  # with its certificate, if it has one
     connection: str  # for native clients
     port: int
 
@@ -63,7 +66,6 @@ class Bus:
         self._administrations: list[ServiceBusAdministrationClient] = []
         self.sdk = self.client()
         self.hasty = self.client(retry_total=0)  # reports an error that others would try again
-        self.admin = self.administration()
 
     # -- entities ------------------------------------------------------------------------------
 
@@ -93,7 +95,14 @@ class Bus:
     @property
     def ca_file(self) -> str:
         """The file with the certificate that clients must trust."""
-        return str(self.server.folder / "certificate" / "ca.pem")
+        found = ConnectionString.parse(self.server.connection).ca_file
+        assert found is not None
+        return str(found)
+
+    @cached_property
+    def admin(self) -> "ServiceBusAdministrationClient":
+        """A client of the SDK for entities, with the root key."""
+        return self.administration()
 
     def administration(
         self, key_name: str = "", key: str = "", **options: Any

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +90,7 @@ def error_of(condition: str) -> AmqpError:
 class Local:
     """A server in this process, with its faults."""
 
+    folder: Path
     connection: str
     port: int
     faults: FaultyServer
@@ -102,7 +104,8 @@ class Local:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    settings = EngineSettings(directory=tmp_path_factory.mktemp("faulty"), ledger=NO_LEDGER)
+    folder = tmp_path_factory.mktemp("faulty")
+    settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
     with EmbeddedNamespace(settings) as namespace:
         namespace.ask(PutKey(ROOT))
         with closing(Door(namespace, SystemClock())) as door:
@@ -113,7 +116,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
                 key_name=ROOT.name,
                 key=ROOT.primary,
             )
-            yield Local(connection.to_text(), door.port, FaultyServer(door))
+            yield Local(folder, connection.to_text(), door.port, FaultyServer(door))
 
 
 @pytest.fixture(scope="module")

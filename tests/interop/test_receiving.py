@@ -234,6 +234,20 @@ def test_browsing_goes_on_from_a_number(bus: Bus, path: str) -> None:
     assert bodies(found) == [b"b", b"c"]
 
 
+def test_browsing_large_messages_gives_as_many_as_fit(bus: Bus, path: str) -> None:
+    sender = bus.factory.create_message_sender(path)
+    for number in range(30):
+        sender.send(BrokeredMessage(bytes(200_000), message_id=str(number)))
+    receiver = bus.receiver(path)
+    found: list[str | None] = []
+    first = 1
+    while page := receiver.peek_messages(30, sequence_number=first):
+        found += [message.message_id for message in page]
+        assert page[-1].sequence_number is not None
+        first = page[-1].sequence_number + 1
+    assert found == [str(number) for number in range(30)]
+
+
 def test_two_receivers_share_the_messages_of_a_queue(bus: Bus, path: str) -> None:
     send(bus, path, *(f"{n}" for n in range(40)))
     pair = [bus.receiver(path) for _ in range(2)]

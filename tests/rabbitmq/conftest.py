@@ -1,35 +1,61 @@
 """One real broker for all tests here; each test leaves it empty."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pika
 import pytest
+import trustme
 
-from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
+from tests.rabbitmq.brokers import require_rabbitmq
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
-
+from twinbus.testing.rabbitmq import RabbitBroker, free_ports
 
 SYNC_S = 2  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
 
 
+@dataclass(frozen=True)
+class TlsDoor:
+    """The TLS listener of the broker, and the authority that signed its certificate."""
+
+    port: int
+    ca_file: Path
+
+
 @pytest.fixture(scope="session")
-def broker() -> Iterator[RabbitBroker]:
-    why = missing()
-    if why is not None:
-        if os.environ.get(NEEDED):
-            pytest.fail(why)
-        pytest.skip(why)
-    with RabbitBroker() as broker:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsDoor:
+    folder = tmp_path_factory.mktemp("tls")
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    for number, part in enumerate(issued.cert_chain_pems):
+        part.write_to_path(str(folder / "cert.pem"), append=bool(number))
+    (port,) = free_ports(1)
+    return TlsDoor(port, folder / "ca.pem")
+
+
+@pytest.fixture(scope="session")
+def broker(tls: TlsDoor) -> Iterator[RabbitBroker]:
+    require_rabbitmq()
+    folder = tls.ca_file.parent
+    settings = (
+        f"listeners.ssl.1 = 127.0.0.1:{tls.port}",
+        f"ssl_options.cacertfile = {folder / 'ca.pem'}",
+        f"ssl_options.certfile = {folder / 'cert.pem'}",
+        f"ssl_options.keyfile = {folder / 'key.pem'}",
+    )
+    with RabbitBroker(settings=settings) as broker:
         yield broker
 
 
@@ -56,6 +82,11 @@ class RabbitWorld:
         if isinstance(command, CreateEntity):
             self.created.append(command)
         return self.namespace.ask(command, 30)
+
+    def need(self, capability: Capability) -> None:
+        """Skip what needs a capability that RabbitMQ lacks."""
+        if capability not in self.namespace.capabilities:
+            pytest.skip(f"RabbitMQ lacks {capability.value}")
 
     def factory(self, **settings: Any) -> MessagingFactory:
         return MessagingFactory.from_connection_string(self.connection_string, **settings)

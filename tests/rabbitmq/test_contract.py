@@ -86,8 +86,8 @@ from tests.contracts.test_topics import (
     test_an_unknown_subscription_is_refused,
     test_everything_a_message_has_reaches_the_subscription,
 )
-from tests.rabbitmq.brokers import RabbitBroker
 from tests.rabbitmq.conftest import ContractWorld, RabbitWorld, opened
+from twinbus.testing.rabbitmq import RabbitBroker
 
 
 @pytest.fixture

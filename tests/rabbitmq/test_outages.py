@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rabbitmq.brokers import GUEST, RabbitBroker, until
+from tests.rabbitmq.brokers import until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription
@@ -33,6 +33,7 @@ from twinbus.protocol.commands import (
     Send,
     Settle,
 )
+from twinbus.testing.rabbitmq import GUEST, RabbitBroker
 
 PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
 ONCE = RetryPolicy.once(timedelta(seconds=10))

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.rabbitmq.brokers import RabbitBroker, until
+from tests.rabbitmq.brokers import until
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,
@@ -30,6 +30,7 @@ from twinbus.protocol.commands import DeleteEntity, Disposition, GetEntity, Rece
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier
 from twinbus.testing import Fault, FaultyNamespace, Mover
+from twinbus.testing.rabbitmq import RabbitBroker
 
 PATIENCE = RetryPolicy(operation_timeout=timedelta(seconds=20), try_timeout=timedelta(seconds=2))
 SOON = timedelta(seconds=1)
@@ -164,7 +165,7 @@ def test_a_rabbitmq_is_the_backlog_of_another_rabbitmq(
         assert Counter(names(came)) == Counter(["before", "first", "second", "third", "after"])
         for message in came:
             assert "x-ms-path" not in message.application_properties
-            assert message.application_properties["x-twinbus-origin"].startswith("sender/")
+            assert str(message.application_properties["x-twinbus-origin"]).startswith("sender/")
     finally:
         maker.forget(site.secondary, site.queues)
 
@@ -193,10 +194,9 @@ def test_a_twinbus_primary_gets_each_message_once_from_a_rabbitmq_backlog(
 ) -> None:
     primary = embedded(tmp_path / "shop")
     front = FaultyNamespace(maker.namespace(primary))
-    site = maker.site(primary, broker.connection_string(), front)
-    later = datetime.now(UTC) + timedelta(hours=1)
+    site = maker.site(primary, broker.connection_string(), front, count=1)
     try:
-        front.fail(Fault.UNAVAILABLE)
+        front.inject(Fault.UNAVAILABLE)
         site.send(*map(str, range(20)), application_properties={"ratio": 0.5})
         site.send("in a session", session_id="s")
         site.send("for an hour", time_to_live=timedelta(hours=1))
@@ -212,7 +212,6 @@ def test_a_twinbus_primary_gets_each_message_once_from_a_rabbitmq_backlog(
         assert by_name["in a session"].session_id == "s"
         assert by_name["for an hour"].time_to_live == timedelta(hours=1)
         assert dict(by_name["3"].application_properties) == {"ratio": 0.5}
-        assert later
     finally:
         maker.forget(site.secondary, site.queues)
 
@@ -247,7 +246,7 @@ def test_the_backlog_of_another_primary_is_refused(
     site = maker.site(first, broker.connection_string(), count=1)
     try:
         owner = site.secondary.ask(GetEntity(site.queues[0]), 10).user_metadata
-        assert "twinbus-primary Name=shop" in owner
+        assert "twinbus-primary Name=shop" in str(owner)
         other = embedded(tmp_path / "another" / "shop")
         with pytest.raises(InvalidOperationError, match="belongs to another primary"):
             maker.site(other, broker.connection_string(), count=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.rabbitmq.brokers import RabbitBroker, until
+from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld
 from tests.rabbitmq.test_sends import make, received
 from twinbus import BrokeredMessage
@@ -31,6 +31,7 @@ from twinbus.protocol.commands import (
     Send,
     Settle,
 )
+from twinbus.testing.rabbitmq import RabbitBroker
 
 HOUR = timedelta(hours=1)
 

@@ -1,5 +1,6 @@
 """Sends to a real RabbitMQ: durable, confirmed, and refused with the right error."""
 
+import os
 import threading
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime, timedelta
@@ -8,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.rabbitmq.brokers import RabbitBroker, until
-from tests.rabbitmq.conftest import RabbitWorld
+from tests.rabbitmq.brokers import until
+from tests.rabbitmq.conftest import RabbitWorld, TlsDoor
 from twinbus import BrokeredMessage, RetryPolicy
 from twinbus.connection import ConnectionString
 from twinbus.entities import (
@@ -21,6 +22,7 @@ from twinbus.entities import (
     TopicDescription,
 )
 from twinbus.errors import (
+    CommunicationError,
     EntityNotFoundError,
     MessageSizeExceededError,
     MessagingError,
@@ -39,6 +41,7 @@ from twinbus.protocol.commands import (
     Send,
 )
 from twinbus.protocol.origins import message_id_of, sender_source
+from twinbus.testing.rabbitmq import RabbitBroker
 
 SENDER = sender_source(7)
 
@@ -336,3 +339,38 @@ def test_deleting_a_topic_with_subscriptions_is_refused(world: RabbitWorld) -> N
     world.ask(CreateEntity(SubscriptionDescription(topic_path="news", name="all")))
     with pytest.raises(MessagingError, match="delete the subscriptions"):
         world.ask(DeleteEntity("news"))
+
+
+def test_a_broker_is_reached_through_tls(world: RabbitWorld, tls: TlsDoor) -> None:
+    make(world)
+    text = f"Endpoint=amqps://localhost:{tls.port}/;Name=shop;CaFile={tls.ca_file}"
+    with RabbitNamespace(ConnectionString.parse(text)) as namespace:
+        namespace.ask(Send("orders", [BrokeredMessage(b"a")]), 20)
+    assert [message.body for message in received(world)] == [b"a"]
+
+
+def test_a_certificate_of_a_stranger_is_refused(world: RabbitWorld, tls: TlsDoor) -> None:
+    make(world)
+    text = f"Endpoint=amqps://localhost:{tls.port}/;Name=shop"
+    with (
+        RabbitNamespace(ConnectionString.parse(text)) as namespace,
+        pytest.raises(CommunicationError, match=r"(?i)certificate"),
+    ):
+        namespace.ask(Send("orders", [BrokeredMessage(b"a")]), 20)
+
+
+def test_a_forked_process_has_connections_of_its_own(world: RabbitWorld) -> None:
+    make(world)
+    with RabbitNamespace(ConnectionString.parse(world.connection_string)) as namespace:
+        namespace.ask(Send("orders", [BrokeredMessage(b"before")]), 20)
+        child = os.fork()
+        if not child:
+            try:
+                namespace.ask(Send("orders", [BrokeredMessage(b"child")]), 20)
+            except BaseException:  # noqa: BLE001 - told by the exit code
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        namespace.ask(Send("orders", [BrokeredMessage(b"parent")]), 20)
+    assert status == 0
+    assert [message.body for message in received(world)] == [b"before", b"child", b"parent"]

@@ -469,6 +469,57 @@ def test_rules_are_created_listed_shown_and_deleted() -> None:
 # -- messages --------------------------------------------------------------------------------------
 
 
+def test_an_update_changes_what_is_given_and_nothing_else() -> None:
+    name = queue("--lock-duration", "30s", "--user-metadata", "mine")
+    target = queue()
+    done = ok("queue", "update", name, "--status", "send_disabled", "--forward-to", target)
+    assert done.code == 0
+    shown = ok("queue", "show", name, "--json").json["description"]
+    found = [shown[one] for one in ("status", "forward_to", "lock_duration", "user_metadata")]
+    assert found[:2] == ["send_disabled", target]
+    assert found[3] == "mine"
+    ok("queue", "update", name, "--forward-to", "", "--no-enable-batched-operations")
+    changed = ok("queue", "show", name, "--json").json["description"]
+    assert (changed["forward_to"], changed["enable_batched_operations"]) == (None, False)
+    assert changed["lock_duration"] == shown["lock_duration"]
+    assert run("queue", "update", name).code == 2
+    assert run("queue", "update", name, "--lock-duration", "9h").code == 2
+    assert run("queue", "update", "nothing", "--status", "active").code == 3
+
+
+def test_topics_subscriptions_and_rules_are_updated() -> None:
+    name = topic()
+    ok("subscription", "create", name, "sport")
+    ok("topic", "update", name, "--user-metadata", "new")
+    assert ok("topic", "show", name, "--json").json["description"]["user_metadata"] == "new"
+    ok("subscription", "update", name, "sport", "--max-delivery-count", 3)
+    shown = ok("subscription", "show", name, "sport", "--json").json["description"]
+    assert shown["max_delivery_count"] == 3
+    ok("rule", "update", name, "sport", "$Default", "--sql", "colour = 'red'")
+    ok("send", name, "blue", "--property", "colour=blue")
+    ok("send", name, "red", "--property", "colour=red")
+    assert taken(f"{name}/Subscriptions/sport") == ["red"]
+    assert run("rule", "update", name, "sport", "none").code == 3
+
+
+def test_a_queue_is_purged() -> None:
+    name = queue()
+    for text in "abcd":
+        ok("send", name, text)
+    assert ok("purge", name, "--max", 1, "--yes", "--json").json == {"purged": 1}
+    assert run("purge", name, stdin="n\n").code == 1
+    assert ok("purge", name, "--yes").err == "purged 3\n"
+    assert taken(name) == []
+
+
+def test_sessions_are_listed() -> None:
+    name = queue("--requires-session")
+    for session in ("b", "a"):
+        ok("send", name, "text", "--session-id", session)
+    assert sorted(ok("sessions", name, "--json").json) == ["a", "b"]
+    assert "a" in ok("sessions", name).out
+
+
 def test_a_message_arrives_as_it_was_sent() -> None:
     name = queue()
     properties = ("table=7", "price=2.5", "paid=true", "note=a=b")

@@ -1,25 +1,69 @@
 """One client cannot harm another (G11): what a bad peer does at the Service Bus door."""
 
+import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from tests.scenarios.service_bus_site import OTHER, QUEUE, ServiceBusSite, SocketPeer
-from twinbus.amqp.events import Attached, LinkDetached
+from tests.scenarios.service_bus_site import (
+    OTHER,
+    QUEUE,
+    SECRET,
+    Reply,
+    ServiceBusSite,
+    SocketPeer,
+    encoded,
+    key,
+)
+from twinbus.amqp.events import (
+    Attached,
+    ConnectionClosed,
+    Delivery,
+    LinkDetached,
+    OutcomeReported,
+)
 from twinbus.amqp.options import LinkOptions
-from twinbus.amqp.performatives import Source, Target
+from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.amqp.types import Array, Int, UInt
+from twinbus.clock import ManualClock
+from twinbus.connection import sign_token
+from twinbus.entities import QueueDescription
 from twinbus.errors import MessageSizeExceededError
-from twinbus.limits import MAX_UNREAD_BYTES, SERVICE_BUS_FETCH_BYTES
-from twinbus.message import BrokeredMessage, to_batch
-from twinbus.protocol.commands import Receive, Send
+from twinbus.limits import (
+    AMQP_MESSAGE_BYTES,
+    MAX_AMQP_LINKS,
+    MAX_AMQP_SESSION_LINKS,
+    MAX_UNREAD_BYTES,
+    SERVICE_BUS_FETCH_BYTES,
+)
+from twinbus.message import BrokeredMessage, to_batch, to_messages, tokens_of
+from twinbus.protocol.commands import (
+    AcceptSession,
+    CreateEntity,
+    Disposition,
+    GetSessionState,
+    Peek,
+    PutKey,
+    Receive,
+    Send,
+    SetSessionState,
+    Settle,
+)
+from twinbus.protocol.keys import Claim
+from twinbus.protocol.requests import Request
+from twinbus.protocol.table import largest_reply
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000
 PEEK = {"operation": "com.microsoft:peek-message"}
+ONE = {"from-sequence-number": 0, "message-count": Int(1)}
 
 
 @pytest.fixture
@@ -52,9 +96,64 @@ def test_without_a_token_no_link_is_accepted(site: ServiceBusSite, address: str)
         assert site.door.connections == 0
 
 
-def test_a_forged_token_is_refused(site: ServiceBusSite) -> None:
+def good_token(path: str = QUEUE, name: str = "app") -> str:
+    return sign_token(f"sb://localhost/{path}", name, SECRET, int(time.time()) + 600)
+
+
+FORGED = {
+    "another secret": sign_token(f"sb://localhost/{QUEUE}", "app", "no secret", 2_000_000_000),
+    "a later expiry": good_token().replace("se=", "se=9"),
+    "another queue": good_token().replace(QUEUE, OTHER),
+    "another key": good_token().replace("skn=app", "skn=nobody"),
+    "no signature": good_token().replace("sig=", "gis="),
+    "a cut signature": good_token().replace("%3D&", "&"),
+    "a token of Entra": "eyJhbGciOiJub25lIn0.e30.",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_a_forged_token_is_refused(site: ServiceBusSite, how: str) -> None:
     with SocketPeer(site.door.port) as peer:
-        assert peer.show_token(QUEUE, "not the secret") == 401
+        for path in (QUEUE, OTHER, ""):
+            assert peer.show(f"sb://localhost/{path}", FORGED[how]) == 401
+        link = peer.session.attach_receiver("link", LinkOptions(source=Source(address=QUEUE)))
+        assert peer.detached(link).condition == "amqp:unauthorized-access"
+        assert site.door.connections == 0
+
+
+def test_a_token_is_good_for_what_it_names_and_no_more(site: ServiceBusSite) -> None:
+    with SocketPeer(site.door.port) as peer:
+        of_root = good_token(QUEUE, "root")  # whose key may do everything
+        for path in (OTHER, "", f"{QUEUE}-2", f"{OTHER}/$management"):
+            assert peer.show(f"sb://localhost/{path}", of_root) == 401
+        for path in (QUEUE, f"{QUEUE}/$management", f"{QUEUE}/$DeadLetterQueue"):
+            assert peer.show(f"sb://localhost/{path}", of_root) == 202
+        link = peer.session.attach_sender("link", LinkOptions(target=Target(address=OTHER)))
+        assert peer.detached(link).condition == "amqp:unauthorized-access"
+
+
+def test_an_expired_token_ends_links_and_refuses_operations(tmp_path: Path) -> None:
+    clock = ManualClock(datetime.now(UTC))
+    with ExitStack() as stack:
+        site = ServiceBusSite.open(tmp_path, stack, clock)
+        peer = stack.enter_context(SocketPeer(site.door.port))
+        assert peer.show_token(QUEUE, seconds=-1) == 401
+        assert peer.show_token(QUEUE, seconds=600) == 202
+        sender, receiver = peer.sender(QUEUE), peer.receiver(QUEUE)
+        receiver.grant(1)
+        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
+        clock.advance(timedelta(seconds=601))
+        reply = peer.manage(QUEUE, "peek-message", ONE)
+        assert (reply.status, reply.condition) == (401, "amqp:unauthorized-access")
+        refused = peer.detached(receiver), peer.detached(sender)
+        assert {one.condition for one in refused} == {"amqp:unauthorized-access"}
+        assert site.namespace.snapshot().open_receives == 0
+        token = sign_token(
+            f"sb://localhost/{QUEUE}", "app", SECRET, int(clock.now().timestamp()) + 600
+        )
+        assert peer.show(f"sb://localhost/{QUEUE}", token) == 202  # and the client goes on
+        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
 
 
 def test_a_token_of_one_queue_opens_no_other(site: ServiceBusSite) -> None:
@@ -86,11 +185,243 @@ def test_a_client_that_asks_and_takes_no_answer_loses_its_link(site: ServiceBusS
     with SocketPeer(site.door.port) as peer:
         assert peer.show_token(QUEUE) == 202
         sender, receiver = peer.node(f"{QUEUE}/$management")
-        for _ in range(2 * MAX_UNREAD_BYTES // SERVICE_BUS_FETCH_BYTES):
+        for _ in range(3 * MAX_UNREAD_BYTES // AMQP_MESSAGE_BYTES):
             peer.ask(sender, PEEK, {"from-sequence-number": 0, "message-count": 100})
         ended = peer.wait_for(LinkDetached, lambda event: event.link is receiver)
         assert ended.error is not None
         assert ended.error.condition == "amqp:resource-limit-exceeded"
+
+
+# -- what a client can make grow -------------------------------------------------------------------
+
+
+class Watcher:
+    """Measures what the requests that arrive together may bring."""
+
+    def __init__(self) -> None:
+        self.most = 0  # bytes of replies, of one turn
+        self.requests = 0
+
+    def arrived(self, requests: Iterable[Request]) -> list[Request]:
+        found = list(requests)
+        fetches = [one.command for one in found if isinstance(one.command, Peek | Receive)]
+        self.most = max(self.most, sum(map(largest_reply, fetches)))
+        self.requests += len(fetches)
+        return found
+
+    def attaching(self, path: str) -> None:
+        """Let it."""
+
+
+def test_a_flood_of_peeks_brings_a_bounded_number_of_bytes_at_once(site: ServiceBusSite) -> None:
+    fill(site, 5)
+    site.door.turns.interceptor = watcher = Watcher()
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        sender, receiver = peer.node(f"{QUEUE}/$management")
+        receiver.grant(1_000_000)
+        for _ in range(60):
+            peer.ask(sender, PEEK, {"from-sequence-number": 0, "message-count": 100})
+        peer.write()  # and reads nothing for a while
+        amqp = site.connection.conversation.amqp
+        unread = settled(lambda: amqp.unread_bytes)
+        assert unread <= MAX_UNREAD_BYTES + AMQP_MESSAGE_BYTES
+        for _ in range(60):
+            peer.wait_for(Delivery, lambda event: event.link is receiver)
+    assert watcher.requests == 60
+    assert watcher.most <= MAX_UNREAD_BYTES
+
+
+def test_many_receivers_share_a_bound(site: ServiceBusSite) -> None:
+    site.door.turns.interceptor = watcher = Watcher()
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        for number in range(200):
+            peer.receiver(QUEUE, f"link {number}").grant(1000)
+        peer.manage(QUEUE, "peek-message", ONE)
+    assert watcher.requests == 201
+    assert watcher.most <= 8 * MAX_UNREAD_BYTES  # one after the other: a harmonic sum
+
+
+def test_tokens_for_many_entities_are_bounded(site: ServiceBusSite) -> None:
+    with SocketPeer(site.door.port) as peer:
+        everything = good_token("", "root")
+        statuses = [
+            peer.show(f"sb://localhost/queue-{number}", everything)
+            for number in range(MAX_AMQP_LINKS + 2)
+        ]
+        assert statuses == [202] * MAX_AMQP_LINKS + [403] * 2
+        assert peer.show(f"sb://localhost/{'x' * 10_000}", everything) == 400
+        assert peer.show("sb://localhost/queue-7", everything) == 202
+
+
+def test_nodes_that_come_and_go_leave_nothing_behind(site: ServiceBusSite) -> None:
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token("", name="root") == 202
+        for number in range(50):
+            for link in peer.node(f"nothing-{number}/$management"):
+                link.detach()
+                peer.wait_for(LinkDetached, lambda event, link=link: event.link is link)  # type: ignore[misc]
+        assert not site.connection.conversation._management
+
+
+def test_a_flood_of_attaches_ends_its_own_connection_alone(site: ServiceBusSite) -> None:
+    with SocketPeer(site.door.port) as other, SocketPeer(site.door.port) as flood:
+        for peer in (other, flood):
+            assert peer.show_token(QUEUE) == 202
+        sender = other.sender(QUEUE)
+        assert flood.session.peer is not None
+        ignored = replace(flood.session.peer, handle_max=2**32 - 1)  # how many links there may be
+        flood.session.peer = ignored
+        for number in range(MAX_AMQP_SESSION_LINKS + 1):
+            options = LinkOptions(source=Source(address=QUEUE))
+            flood.session.attach_receiver(f"link {number}", options)
+        assert flood.wait_for(ConnectionClosed).error is not None
+        assert isinstance(other.send(sender, b"goes on"), Accepted)
+
+
+# -- bytes that nobody should send -----------------------------------------------------------------
+
+HEADER = b"AMQP\x00\x01\x00\x00"
+BAD_BYTES = {
+    "another version": b"AMQP\x00\x02\x00\x00",
+    "a frame that is no performative": HEADER + b"\x00\x00\x00\x09\x02\x00\x00\x00\x45",
+    "a huge frame": HEADER + b"\x7f\xff\xff\xff\x02\x00\x00\x00",
+    "a frame shorter than its head": HEADER + b"\x00\x00\x00\x03\x02\x00\x00\x00",
+    "noise": HEADER + bytes(range(256)) * 100,
+}
+
+
+@pytest.mark.parametrize("what", BAD_BYTES)
+def test_bytes_that_make_no_sense_end_their_connection_alone(
+    site: ServiceBusSite, what: str
+) -> None:
+    with SocketPeer(site.door.port) as other:
+        assert other.show_token(QUEUE) == 202
+        sender = other.sender(QUEUE)
+        bad = socket.create_connection(("127.0.0.1", site.door.port), timeout=20)
+        with closing(bad), suppress(ConnectionError):
+            bad.sendall(BAD_BYTES[what])
+            while bad.recv(65536):
+                pass
+        assert isinstance(other.send(sender, b"goes on"), Accepted)
+
+
+def nested(depth: int) -> bytes:
+    """Return a list in a list in a list, as a value of AMQP."""
+    value = b"\x45"
+    for _ in range(depth):
+        value = b"\xd0" + (len(value) + 4).to_bytes(4) + (1).to_bytes(4) + value
+    return value
+
+
+HOSTILE_VALUES = {
+    "deep nesting": nested(5000),
+    "an endless array": b"\xf0\x00\x00\x00\x05\x7f\xff\xff\xff\x40",
+    "a list that is longer than its message": b"\xd0\x7f\xff\xff\xff\x7f\xff\xff\xff",
+    "a decimal": b"\x94" + bytes(16),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE_VALUES)
+def test_a_message_that_cannot_be_decoded_is_rejected_alone(
+    site: ServiceBusSite, what: str
+) -> None:
+    entries = b"\xa1\x01a" + HOSTILE_VALUES[what]
+    section = b"\x00\x53\x74\xd1" + (len(entries) + 4).to_bytes(4) + (2).to_bytes(4) + entries
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.sender(QUEUE)
+        peer.write()
+        while not link.may_send:
+            peer.read()
+        link.send(section + encoded(b"body"), tag=b"1", is_settled=False)
+        outcome = peer.wait_for(OutcomeReported).state
+        assert isinstance(outcome, Rejected)
+        assert outcome.error is not None
+        assert outcome.error.condition in ("amqp:decode-error", "amqp:not-implemented")
+        assert isinstance(peer.send(link, b"good"), Accepted)
+
+
+# -- what belongs to others ------------------------------------------------------------------------
+
+
+def complete(peer: SocketPeer, path: str, token: UUID) -> Reply:
+    """Complete a message by its lock token."""
+    body = {"disposition-status": "completed", "lock-tokens": Array(UUID, (token,))}
+    return peer.manage(path, "update-disposition", body)
+
+
+def test_the_lock_of_another_queue_settles_nothing(site: ServiceBusSite) -> None:
+    site.namespace.ask(PutKey(key("other", Claim.LISTEN, path=OTHER)))
+    site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"x")]))
+    [message] = to_messages(site.namespace.ask(Receive(QUEUE)))
+    assert message.lock_token is not None
+    with SocketPeer(site.door.port) as thief:
+        assert thief.show_token(OTHER, name="other") == 202
+        reply = complete(thief, OTHER, message.lock_token)
+        assert (reply.status, reply.condition) == (410, "com.microsoft:message-lock-lost")
+        link = thief.session.attach_sender(
+            "link", LinkOptions(target=Target(address=f"{QUEUE}/$management"))
+        )
+        assert thief.detached(link).condition == "amqp:unauthorized-access"
+    site.namespace.ask(Settle(QUEUE, tokens_of([message.lock_token]), Disposition.COMPLETE))
+
+
+def test_a_key_that_only_sends_neither_sees_nor_settles(site: ServiceBusSite) -> None:
+    site.namespace.ask(PutKey(key("sends", Claim.SEND, path=QUEUE)))
+    site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"x")]))
+    [message] = to_messages(site.namespace.ask(Receive(QUEUE)))
+    assert message.lock_token is not None
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE, name="sends") == 202
+        refused = [
+            complete(peer, QUEUE, message.lock_token),
+            peer.manage(QUEUE, "peek-message", ONE),
+            peer.manage(QUEUE, "batch-delete-messages", {"message-count": Int(10)}),
+            peer.manage(QUEUE, "get-message-sessions", {"top": Int(10)}),
+            peer.manage(QUEUE, "renew-lock", {"lock-tokens": Array(UUID, (message.lock_token,))}),
+        ]
+        assert {(one.status, one.condition) for one in refused} == {
+            (401, "amqp:unauthorized-access")
+        }
+        link = peer.session.attach_receiver("link", LinkOptions(source=Source(address=QUEUE)))
+        assert peer.detached(link).condition == "amqp:unauthorized-access"
+        assert isinstance(peer.send(peer.sender(QUEUE), b"y"), Accepted)
+
+
+def test_a_session_of_another_connection_cannot_be_used(site: ServiceBusSite) -> None:
+    path = "talks"
+    site.namespace.ask(CreateEntity(QueueDescription(path=path, requires_session=True)))
+    lock = site.namespace.ask(AcceptSession(path, "s")).lock
+    site.namespace.ask(SetSessionState(path, lock, b"secret"))
+    with SocketPeer(site.door.port) as thief:
+        assert thief.show_token(path, name="root") == 202
+        for operation in ("get-session-state", "set-session-state", "renew-session-lock"):
+            reply = thief.manage(path, operation, {"session-id": "s"})
+            assert (reply.status, reply.condition) == (410, "com.microsoft:session-lock-lost")
+    assert site.namespace.ask(GetSessionState(path, lock)) == b"secret"
+
+
+def test_an_answer_that_a_link_cannot_take_is_an_error_and_locks_nothing(
+    site: ServiceBusSite,
+) -> None:
+    fill(site, 1)
+    numbers = []
+    for message in to_messages(site.namespace.ask(Receive(QUEUE, 10))):
+        assert message.lock_token is not None
+        numbers.append(message.sequence_number)
+        tokens = tokens_of([message.lock_token])
+        site.namespace.ask(Settle(QUEUE, tokens, Disposition.DEFER))
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        body = {"sequence-numbers": Array(int, tuple(numbers)), "receiver-settle-mode": UInt(1)}
+        reply = peer.manage(QUEUE, "receive-by-sequence-number", body)  # 2 MB; it takes one
+        assert (reply.status, reply.condition) == (400, "amqp:link:message-size-exceeded")
+        peeked = peer.manage(QUEUE, "peek-message", ONE | {"message-count": Int(10)})
+        assert 1 < len(peeked.body["messages"]) < 10
+        few = body | {"sequence-numbers": Array(int, tuple(numbers[:3]))}
+        assert len(peer.manage(QUEUE, "receive-by-sequence-number", few).body["messages"]) == 3
 
 
 @pytest.mark.parametrize("convert", [list, to_batch], ids=["objects", "columns"])

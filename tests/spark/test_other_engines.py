@@ -3,14 +3,13 @@
 There is no Azure here: sb:// is the door of a Twinbus server, reached through the official SDK.
 """
 
-import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.rabbitmq.brokers import NEEDED, RabbitBroker, missing
+from tests.rabbitmq.brokers import require_rabbitmq
 from tests.scenarios.server_process import Server
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, numbered, until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, UnsupportedCapabilityError
@@ -23,6 +22,7 @@ from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Origin, Send
 from twinbus.protocol.origins import sender_source
 from twinbus.syphon.syphon import Syphon, SyphonSettings
+from twinbus.testing.rabbitmq import RabbitBroker
 
 pytestmark = [
     pytest.mark.usefixtures("spark"),
@@ -146,11 +146,7 @@ def test_a_transform_of_messages_without_ranges_is_refused(
 @pytest.fixture(scope="module")
 def rabbit() -> Iterator[str]:
     """Give the connection string of a real broker."""
-    why = missing()
-    if why is not None:
-        if os.environ.get(NEEDED):
-            pytest.fail(why)
-        pytest.skip(why)
+    require_rabbitmq()
     with RabbitBroker() as broker:
         yield broker.connection_string()
 

@@ -86,6 +86,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "auto_delete_on_idle": st.timedeltas(timedelta(minutes=5)),
     "lock_duration": st.timedeltas(timedelta(seconds=1), timedelta(minutes=5)),
     "enable_dead_lettering_on_message_expiration": st.booleans(),
+    "enable_dead_lettering_on_filter_evaluation_exceptions": st.booleans(),
     "enable_batched_operations": st.booleans(),
     "enable_partitioning": st.booleans(),
     "requires_session": st.booleans(),

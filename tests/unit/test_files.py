@@ -99,5 +99,5 @@ def test_a_page_can_be_written_to_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_a_wrong_argument(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"cannot be written: .*; name another file"):
+    with pytest.raises(InvalidArgumentError, match=r"cannot be written: .*\. Choose another file"):
         write_page(tmp_path, "<html>")

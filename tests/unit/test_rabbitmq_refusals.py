@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("pika")
 
-from pika import exceptions  # noqa: E402
-from pika.adapters.utils.connection_workflow import (  # noqa: E402
+from pika import exceptions
+from pika.adapters.utils.connection_workflow import (
     AMQPConnectionWorkflowFailed,
     AMQPConnectorSocketConnectError,
 )
 
-from twinbus.errors import (  # noqa: E402
+from twinbus.errors import (
     CommunicationError,
     EntityAlreadyExistsError,
     EntityNotFoundError,
@@ -22,7 +22,7 @@ from twinbus.errors import (  # noqa: E402
     ServerBusyError,
     UnauthorizedError,
 )
-from twinbus.namespace.rabbitmq.refusals import (  # noqa: E402
+from twinbus.namespace.rabbitmq.refusals import (
     blocked,
     blocked_too_long,
     lost,
@@ -32,7 +32,7 @@ from twinbus.namespace.rabbitmq.refusals import (  # noqa: E402
     refused,
     unreachable,
 )
-from twinbus.pairing.failures import says_unavailable  # noqa: E402
+from twinbus.pairing.failures import says_unavailable
 
 REPLIES = [
     (403, "ACCESS_REFUSED - access to queue 'q' refused", UnauthorizedError, "not accepted"),

@@ -90,3 +90,16 @@ def test_sections_that_are_none_do_no_harm(spoilt: bytes) -> None:
     assert [bytes(one) for one in found.data_sections] == [b"body"]
     assert found.properties is not None
     assert found.properties.subject == "a"
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("given", [None, Properties(subject="a")], ids=["none", "others"])
+def test_a_message_without_an_id_gets_one_that_receivers_see(
+    body: str, given: Properties | None
+) -> None:
+    kind, content = BODIES[body]
+    beside = {} if given is None else {SectionKind.PROPERTIES: given}
+    message = read_message(AmqpMessage(encode_message({**beside, kind: content})))
+    found = AmqpMessage(b"".join(write_message(message)))
+    assert found.properties == replace(given or Properties(), message_id=message.message_id)
+    assert AmqpMessage(b"".join(write_message(message))).properties == found.properties

@@ -99,7 +99,8 @@ def test_bytes_that_are_one_frame_are_read_like_any_others(some: list[bytes], cu
 def test_a_large_frame_is_the_same_however_its_bytes_are_read(cuts: list[tuple[int, bool]]) -> None:
     body = bytes(range(256)) * 1024
     sent = joined(wire.frame([3, "x"], [body], len(body)))
-    reader, at, found = wire.FrameReader(), 0, []
+    reader, at = wire.FrameReader(), 0
+    found: list[wire.Frame] = []
     for count, into_room in cycle(cuts):
         if reader.own is not None and into_room:
             room = reader.room()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.properties import replayed
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import UNLIMITED
-from twinbus.spans import format_span, parse_span
+from twinbus.spans import format_iso_span, format_span, parse_iso_span, parse_span
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,49 @@ def test_a_length_of_time_survives_being_written_and_read(span: timedelta) -> No
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(InvalidArgumentError):
         assert parse_span(text) >= timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("PT0S", timedelta(0)),
+        ("PT0.5S", timedelta(milliseconds=500)),
+        ("PT30S", timedelta(seconds=30)),
+        ("PT1H30M", timedelta(hours=1, minutes=30)),
+        ("P7D", timedelta(days=7)),
+        ("P1DT2H3M4.000005S", timedelta(1, 4, 5, 0, 3, 2)),
+        ("P10675199DT2H48M5.4775807S", UNLIMITED),
+    ],
+)
+def test_iso_spans_are_read_and_written(text: str, span: timedelta) -> None:
+    assert parse_iso_span(text) == span
+    assert format_iso_span(span) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("P2W", timedelta(weeks=2)),
+        ("pt300s", timedelta(minutes=5)),
+        ("PT90M", timedelta(minutes=90)),
+        ("P10675199DT2H48M5.477581S", UNLIMITED),
+        ("PT" + "9" * 30 + "H", UNLIMITED),
+        ("PT0.123456789S", timedelta(microseconds=123456)),
+    ],
+)
+def test_iso_spans_may_be_written_in_other_ways(text: str, span: timedelta) -> None:
+    assert parse_iso_span(text) == span
+
+
+@pytest.mark.parametrize(
+    "text", ["", "P", "PT", "P1Y", "P1M", "1D", "-P1D", "PT1.S", "PT1D", "P1DT"]
+)
+def test_what_is_no_iso_span_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="ISO 8601"):
+        parse_iso_span(text)
+
+
+@replayed
+@given(st.timedeltas(timedelta(0), timedelta(days=10_000_000)))
+def test_an_iso_span_comes_back_as_it_was(span: timedelta) -> None:
+    assert parse_iso_span(format_iso_span(span)) == span

@@ -1,7 +1,7 @@
-"""What every command shares: types of parameters, the connection, exit codes, tables and JSON.
+"""Shared by all commands: parameter types, the connection, exit codes, tables and JSON.
 
-A value on the command line is checked while it is parsed: a text is valid UTF-8, a number is finite
-and in its range, a length of time is in its range. No command meets any other value.
+The parameter types check each value while it is parsed: a text is valid UTF-8, a number is finite
+and in its range, a length of time is in its range. So a command never gets an invalid value.
 """
 
 import json
@@ -57,7 +57,7 @@ class ExitCode:
     USAGE = 2  # the command line or a value is wrong
     NOT_FOUND = 3
     UNAUTHORIZED = 4
-    TRY_AGAIN = 5  # not reached, busy, or no answer in time
+    TRY_AGAIN = 5  # not reached, busy, or no reply in time
 
 
 def exit_code(error: MessagingError) -> int:
@@ -74,8 +74,8 @@ def exit_code(error: MessagingError) -> int:
 class Text(click.ParamType[str]):
     """A text on the command line, which must be valid UTF-8.
 
-    Python decodes other bytes to lone surrogates, which no message, name or filter can hold. The
-    error does not show the text: it may be a connection string.
+    Python decodes other bytes to lone surrogates, which no message, name or filter may contain. The
+    error does not show the text, because it may be a connection string.
     """
 
     name = "text"
@@ -97,7 +97,7 @@ class Text(click.ParamType[str]):
 
 
 class Number(click.FloatRange):
-    """A finite number on the command line; click's own range lets nan pass."""
+    """A finite number on the command line; click's own range accepts nan."""
 
     def __init__(self, low: float, high: float) -> None:
         super().__init__(low, high)
@@ -176,7 +176,7 @@ class Settings:
 
         To close, a client of a server sends a request and waits for the reply. After Ctrl-C, or
         after an operation that got no reply in time, the user must not wait a second time. The end
-        of the process closes the connection, and the locks of the client lapse on the server.
+        of the process closes the connection, and the locks of the client expire on the server.
         """
         may_hang = False
         try:
@@ -225,7 +225,7 @@ def _read_connection(file: Path, option: str) -> str:
     if len(found) > MAX_CONNECTION_BYTES:
         raise click.UsageError(
             f"{option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not a connection "
-            "string. Give a file that holds nothing else"
+            "string. Give a file that contains only the connection string"
         )
     try:
         return found.decode("utf-8").strip()
@@ -254,7 +254,7 @@ def talks_to_namespace(command: _F) -> _F:
     @click.option(
         "--connection-file",
         type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-        help="File that holds the connection string; - reads a line from standard input.",
+        help="File with the connection string; - reads a line from standard input.",
     )
     @click.option(
         "--timeout",
@@ -285,7 +285,7 @@ def talks_to_namespace(command: _F) -> _F:
 
 
 def check_spark() -> None:
-    """Refuse a command that cannot run here, before it connects to a server or starts anything."""
+    """Raise if Spark cannot run here, before the command connects to a server or starts a JVM."""
     try:
         check_installed()
     except InvalidOperationError as error:
@@ -299,18 +299,18 @@ def spark_conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -
     """Read settings of Spark, each name=value."""
     pairs = [value.partition("=") for value in values]
     if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("a setting of Spark must be written as NAME=VALUE")
+        raise click.BadParameter("write each setting of Spark as NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 
 def prices_by(default: str) -> Callable[[_F], _F]:
-    """Return the options that say what operations cost."""
+    """Return the options that choose the price sheet."""
 
     def add(command: _F) -> _F:
         command = click.option(
             "--bill-completions/--no-bill-completions",
             default=None,
-            help="Whether a completion is an operation of its own [default: as the sheet says].",
+            help="Whether completions are billed as operations [default: as the sheet says].",
         )(command)
         return click.option(
             "--prices",
@@ -338,11 +338,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     if isinstance(value, Mapping):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not isfinite(value):
-        return str(value)  # JSON has no such numbers
+        return str(value)  # JSON has neither nan nor infinity
     return value
 
 
@@ -394,5 +394,5 @@ def write_page(path: Path, page: str) -> None:
             write_whole(path.resolve(), page.encode(), is_private=False)
     except OSError as error:
         raise InvalidArgumentError(
-            f"the page {path} cannot be written: {error.strerror}; name another file"
+            f"the page {path} cannot be written: {error.strerror}. Choose another file"
         ) from error

@@ -30,7 +30,7 @@ Examples:
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where to put it [default: a folder of this user, which `serve --tls dev` reads].",
+    help="Folder for the files [default: a folder of this user, which `serve --tls dev` reads].",
 )
 @click.option(
     "--name",
@@ -38,12 +38,12 @@ Examples:
     multiple=True,
     help="A further host name or address of this machine; repeat it for more.",
 )
-@click.option("--force", is_flag=True, help="Replace the certificate that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing certificate.")
 def dev_certificate(folder: Path | None, names: tuple[str, ...], force: bool) -> None:
-    """Make a certificate for development, and say how each client comes to trust it.
+    """Create a certificate for development, and print how to make each client trust it.
 
-    It is for localhost and lasts for a year. Its authority signs nothing else: the key of the
-    authority is not kept.
+    The certificate is for localhost and valid for a year. Its authority cannot sign anything else,
+    because the key of the authority is not stored.
     """
     require_for_command("dev-certificate")
     from twinbus.server import certificates  # noqa: PLC0415 - an extra
@@ -52,7 +52,7 @@ def dev_certificate(folder: Path | None, names: tuple[str, ...], force: bool) ->
     found = certificates.DevCertificate(where)
     if found.is_there and not force:
         raise InvalidOperationError(
-            f"{where} has a certificate already, valid until {found.expires_at():%Y-%m-%d}. "
+            f"{where} already has a certificate, valid until {found.expires_at():%Y-%m-%d}. "
             "Replace it with --force"
         )
     wanted = tuple(dict.fromkeys((*certificates.LOCAL_NAMES, *names)))

@@ -1,7 +1,7 @@
 """`twinbus queue`, `topic`, `subscription` and `rule`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -30,32 +30,73 @@ from twinbus.entities import (
     TopicDescription,
     TrueFilter,
 )
+from twinbus.limits import MAX_MAX_DELIVERY_COUNT, MAX_SIZE_MEGABYTES
 from twinbus.spans import format_span
 
 _NAMES = ("path", "topic_path", "name")
 _HELP = {
-    "max_size_in_megabytes": "How much it may hold.",
+    "max_size_in_megabytes": "Maximum size of all its messages.",
     "max_delivery_count": "Failed deliveries before a message is dead-lettered.",
-    "default_message_time_to_live": "How long messages live at most.",
-    "auto_delete_on_idle": "Delete it when nobody has used it for this long.",
+    "default_message_time_to_live": "Maximum time to live of a message.",
+    "auto_delete_on_idle": "Delete the entity after it was unused for this long.",
     "lock_duration": "How long a lock lasts before it must be renewed.",
-    "enable_dead_lettering_on_message_expiration": "Keep expired messages as dead letters.",
+    "enable_dead_lettering_on_message_expiration": "Dead-letter expired messages.",
     "enable_dead_lettering_on_filter_evaluation_exceptions": (
-        "Keep messages that a rule fails for as dead letters."
+        "Dead-letter messages for which a rule fails."
     ),
-    "enable_batched_operations": "Kept for compatibility: sends are always batched.",
+    "enable_batched_operations": "No effect, for compatibility: sends are always batched.",
     "requires_session": "Messages belong to sessions; fixed at creation.",
     "requires_duplicate_detection": "Ignore repeated message ids; fixed at creation.",
     "duplicate_detection_history_time_window": "How long message ids are remembered.",
     "enable_partitioning": "Several message stores; fixed at creation.",
-    "forward_to": "Queue or topic that gets every message.",
-    "status": "Which operations it allows.",
+    "forward_to": "Queue or topic to which every message is forwarded.",
+    "status": "Which operations the entity accepts.",
     "user_metadata": "Any text.",
 }
 
 
+_MOST = {
+    "max_size_in_megabytes": MAX_SIZE_MEGABYTES,
+    "max_delivery_count": MAX_MAX_DELIVERY_COUNT,
+}
+_FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+
+def _change_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
+    """Give a command one option for each setting that can be changed; none has a default."""
+
+    def decorate(command: Any) -> Any:
+        for f in reversed(fields(kind)):
+            if f.name in (*_NAMES, *_FIXED):
+                continue
+            flag = "--" + f.name.replace("_", "-")
+            if f.type is bool:
+                flag = f"{flag}/--no-{flag[2:]}"
+            most = click.IntRange(1, _MOST.get(f.name))
+            types: dict[Any, Any] = {timedelta: Span(), int: most, bool: bool}
+            types[EntityStatus] = click.Choice([status.value for status in EntityStatus])
+            command = click.option(
+                flag, f.name, type=types.get(f.type), default=None, help=_HELP[f.name]
+            )(command)
+        return command
+
+    return decorate
+
+
+def _changed(description: Any, options: Mapping[str, Any]) -> Any:
+    """Return a description with the settings that were given; an empty text takes one away."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not given:
+        raise click.UsageError(
+            "nothing is to be changed; give an option for each setting to change"
+        )
+    if "status" in given:
+        given["status"] = EntityStatus(given["status"])
+    return replace(description, **{n: None if value == "" else value for n, value in given.items()})
+
+
 def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
-    """Give a command one option for each setting of a kind of entity."""
+    """Add an option to a command for each setting of a kind of entity."""
 
     def decorate(command: Any) -> Any:
         for f in reversed(fields(kind)):
@@ -63,33 +104,31 @@ def _settings_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
                 continue
             flag = "--" + f.name.replace("_", "-")
             default: Any = f.default
-            explained = _HELP[f.name]
+            text = _HELP[f.name]
             if f.type is bool:
                 flags = f"{flag}/--no-{flag[2:]}"
-                command = click.option(flags, f.name, default=default, help=explained)(command)
+                command = click.option(flags, f.name, default=default, help=text)(command)
             elif f.type is timedelta:
                 shown = format_span(default)
                 command = click.option(
-                    flag, type=Span(), default=shown, show_default=True, help=explained
+                    flag, type=Span(), default=shown, show_default=True, help=text
                 )(command)
             elif f.type is EntityStatus:
                 choice = click.Choice([status.value for status in EntityStatus])
-                command = click.option(flag, type=choice, default=default.value, help=explained)(
-                    command
-                )
+                command = click.option(flag, type=choice, default=default.value, help=text)(command)
             elif f.type is int:
                 command = click.option(
-                    flag, type=int, default=default, show_default=True, help=explained
+                    flag, type=int, default=default, show_default=True, help=text
                 )(command)
             else:
-                command = click.option(flag, help=explained)(command)
+                command = click.option(flag, help=text)(command)
         return command
 
     return decorate
 
 
 _exist_ok = click.option(
-    "--exist-ok", is_flag=True, help="If it exists already, leave it as it is and show it."
+    "--exist-ok", is_flag=True, help="If it already exists, show it unchanged; not an error."
 )
 
 
@@ -110,25 +149,25 @@ def _show(settings: Settings, manager: NamespaceManager, description: EntityDesc
 def _list(
     settings: Settings, manager: NamespaceManager, found: Sequence[EntityDescription]
 ) -> None:
-    runtimes = [manager.get_runtime_properties(one.path) for one in found]
+    runtimes = [manager.get_runtime_properties(entity.path) for entity in found]
     if settings.as_json:
         print_json(
             [
-                {"description": one, "runtime": runtime}
-                for one, runtime in zip(found, runtimes, strict=True)
+                {"description": entity, "runtime": runtime}
+                for entity, runtime in zip(found, runtimes, strict=True)
             ]
         )
         return
     rows = (
         (
-            one.path,
-            one.status,
+            entity.path,
+            entity.status,
             runtime.active_message_count,
             runtime.dead_letter_message_count,
             runtime.scheduled_message_count,
             runtime.size_in_bytes,
         )
-        for one, runtime in zip(found, runtimes, strict=True)
+        for entity, runtime in zip(found, runtimes, strict=True)
     )
     columns = ["path", "status", "active", "dead-letter", "scheduled", "bytes"]
     print_table(columns, rows, "there are none")
@@ -138,9 +177,9 @@ def _list(
 
 
 def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescription]) -> Any:
-    """Return the commands of queues, or of topics: only their settings differ."""
+    """Return the commands for queues or for topics; only the settings of these differ."""
 
-    @click.group(kind, help=f"Create, list, show and delete {kind}s.")
+    @click.group(kind, help=f"Create, list, show, update and delete {kind}s.")
     def group() -> None:
         pass
 
@@ -161,7 +200,7 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
 
     @group.command(
         "list",
-        help=f"List {kind}s and what they hold.",
+        help=f"List {kind}s and their message counts.",
         epilog=examples(f"twinbus {kind} list --json"),
     )
     @talks_to_namespace
@@ -171,7 +210,7 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
 
     @group.command(
         "show",
-        help=f"Show the settings of a {kind} and what it holds.",
+        help=f"Show the settings and message counts of a {kind}.",
         epilog=examples(f"twinbus {kind} show orders"),
     )
     @click.argument("path")
@@ -181,12 +220,25 @@ def _entity_group(kind: Literal["queue", "topic"], description: type[EntityDescr
             _show(settings, manager, getattr(manager, f"get_{kind}")(path))
 
     @group.command(
+        "update",
+        help=f"Change the settings of the {kind} PATH that are given, and no others.",
+        epilog=examples(f"twinbus {kind} update orders --status disabled"),
+    )
+    @click.argument("path")
+    @_change_options(description)
+    @talks_to_namespace
+    def update(settings: Settings, path: str, **options: Any) -> None:
+        with settings.manager() as manager:
+            wanted = _changed(getattr(manager, f"get_{kind}")(path), options)
+            print_fields(getattr(manager, f"update_{kind}")(wanted), settings)
+
+    @group.command(
         "delete",
-        help=f"Delete a {kind} and all it holds.",
+        help=f"Delete a {kind} and its messages.",
         epilog=examples(f"twinbus {kind} delete orders --yes"),
     )
     @click.argument("path")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @talks_to_namespace
     def delete(settings: Settings, path: str, yes: bool) -> None:
         _confirm(path, yes)
@@ -210,7 +262,7 @@ topic = _entity_group("topic", TopicDescription)
 
 @click.group()
 def subscription() -> None:
-    """Create, list, show and delete subscriptions of a topic."""
+    """Create, list, show, update and delete subscriptions of a topic."""
 
 
 @subscription.command(
@@ -219,7 +271,7 @@ def subscription() -> None:
 )
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
-@click.option("--sql", help="Condition of the first rule, in place of the catch-all.")
+@click.option("--sql", help="SQL condition of the first rule; it replaces the catch-all rule.")
 @_exist_ok
 @_settings_options(SubscriptionDescription)
 @talks_to_namespace
@@ -243,7 +295,7 @@ def create_subscription(
 @click.argument("topic_path", metavar="TOPIC")
 @talks_to_namespace
 def list_subscriptions(settings: Settings, topic_path: str) -> None:
-    """List the subscriptions of TOPIC and what they hold."""
+    """List the subscriptions of TOPIC and their message counts."""
     with settings.manager() as manager:
         found = manager.list_subscriptions(topic_path)
         _list(settings, manager, found)
@@ -254,18 +306,32 @@ def list_subscriptions(settings: Settings, topic_path: str) -> None:
 @click.argument("name")
 @talks_to_namespace
 def show_subscription(settings: Settings, topic_path: str, name: str) -> None:
-    """Show the settings of a subscription and what it holds."""
+    """Show the settings and message counts of a subscription."""
     with settings.manager() as manager:
         _show(settings, manager, manager.get_subscription(topic_path, name))
+
+
+@subscription.command(
+    "update", epilog=examples("twinbus subscription update news sport --lock-duration 30s")
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("name")
+@_change_options(SubscriptionDescription)
+@talks_to_namespace
+def update_subscription(settings: Settings, topic_path: str, name: str, **options: Any) -> None:
+    """Change the settings of a subscription that are given, and no others."""
+    with settings.manager() as manager:
+        wanted = _changed(manager.get_subscription(topic_path, name), options)
+        print_fields(manager.update_subscription(wanted), settings)
 
 
 @subscription.command("delete", epilog=examples("twinbus subscription delete news sport --yes"))
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @talks_to_namespace
 def delete_subscription(settings: Settings, topic_path: str, name: str, yes: bool) -> None:
-    """Delete a subscription and all it holds."""
+    """Delete a subscription and its messages."""
     _confirm(f"{name} of {topic_path}", yes)
     with settings.manager() as manager:
         manager.delete_subscription(topic_path, name)
@@ -276,7 +342,32 @@ def delete_subscription(settings: Settings, topic_path: str, name: str, yes: boo
 
 @click.group()
 def rule() -> None:
-    """Create, list, show and delete rules of a subscription."""
+    """Create, list, show, update and delete rules of a subscription."""
+
+
+def _rule_options(command: Any) -> Any:
+    """Give a command the options that say what a rule selects and does."""
+    for option in (
+        click.option("--action", help="SQL action on the selected copy."),
+        click.option(
+            "--match", multiple=True, metavar="FIELD=TEXT", help="Field that must equal a text."
+        ),
+        click.option("--sql", help="SQL condition."),
+    ):
+        command = option(command)
+    return command
+
+
+def _rule(name: str, sql: str | None, match: Sequence[str], action: str | None) -> RuleDescription:
+    """Return the rule that options describe."""
+    if sql and match:
+        raise click.UsageError("--sql and --match cannot be combined; give one of them")
+    selects: RuleFilter = TrueFilter()
+    if sql:
+        selects = SqlFilter(sql)
+    elif match:
+        selects = _correlation(match)
+    return RuleDescription(name, selects, SqlAction(action) if action else None)
 
 
 @rule.command(
@@ -289,9 +380,7 @@ def rule() -> None:
 @click.argument("topic_path", metavar="TOPIC")
 @click.argument("subscription_name", metavar="SUBSCRIPTION")
 @click.argument("name")
-@click.option("--sql", help="SQL condition.")
-@click.option("--match", multiple=True, metavar="FIELD=TEXT", help="Field that must equal a text.")
-@click.option("--action", help="SQL action on the selected copy.")
+@_rule_options
 @talks_to_namespace
 def create_rule(
     settings: Settings,
@@ -303,16 +392,33 @@ def create_rule(
     action: str | None,
 ) -> None:
     """Add the rule NAME: a SQL condition, fields to match, or neither for all messages."""
-    if sql and match:
-        raise click.UsageError("--sql and --match cannot be combined; give one of them")
-    selects: RuleFilter = TrueFilter()
-    if sql:
-        selects = SqlFilter(sql)
-    elif match:
-        selects = _correlation(match)
-    made = RuleDescription(name, selects, SqlAction(action) if action else None)
+    made = _rule(name, sql, match, action)
     with settings.manager() as manager:
         manager.create_rule(topic_path, subscription_name, made)
+    print_fields(made, settings)
+
+
+@rule.command(
+    "update", epilog=examples('twinbus rule update news sport urgent --sql "priority > 7"')
+)
+@click.argument("topic_path", metavar="TOPIC")
+@click.argument("subscription_name", metavar="SUBSCRIPTION")
+@click.argument("name")
+@_rule_options
+@talks_to_namespace
+def update_rule(
+    settings: Settings,
+    topic_path: str,
+    subscription_name: str,
+    name: str,
+    sql: str | None,
+    match: Sequence[str],
+    action: str | None,
+) -> None:
+    """Replace the condition and the action of the rule NAME."""
+    made = _rule(name, sql, match, action)
+    with settings.manager() as manager:
+        manager.update_rule(topic_path, subscription_name, made)
     print_fields(made, settings)
 
 
@@ -323,7 +429,7 @@ def _correlation(match: Sequence[str]) -> CorrelationFilter:
     for pair in match:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise click.UsageError(f"--match {pair!r:.80} is not FIELD=TEXT")
+            raise click.UsageError(f"--match {pair!r:.80} must be written as FIELD=TEXT")
         (own if name in known else properties)[name] = text
     return CorrelationFilter(**own, properties=properties)
 
@@ -340,8 +446,8 @@ def list_rules(settings: Settings, topic_path: str, subscription_name: str) -> N
         print_json(list(found))
     else:
         rows = (
-            (one.name, _described_filter(one.filter), one.action and one.action.expression)
-            for one in found
+            (known.name, _described_filter(known.filter), known.action and known.action.expression)
+            for known in found
         )
         print_table(["rule", "selects", "action"], rows, "there are none")
 

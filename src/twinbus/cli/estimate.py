@@ -1,4 +1,4 @@
-"""`twinbus estimate`: what an outage will cost, and whether the backlog holds it."""
+"""`twinbus estimate`: what an outage costs, and whether its messages fit the backlog queues."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -26,14 +26,14 @@ _SWEPT = (
 def _sweep(
     _: click.Context, __: click.Parameter, given: str | None
 ) -> tuple[str, list[tuple[str, Any]]] | None:
-    """Read NAME=VALUE,VALUE,...: the parameter, and each value as text and as it is used."""
+    """Parse NAME=VALUE,VALUE,...; return the name, and each value as text and converted."""
     if given is None:
         return None
     name, equals, values = given.partition("=")
     name = name.strip().replace("-", "_")
     texts = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or name not in _SWEPT or not texts:
-        names = ", ".join(one.replace("_", "-") for one in _SWEPT)
+        names = ", ".join(known.replace("_", "-") for known in _SWEPT)
         raise click.BadParameter(f"write NAME=VALUE,VALUE,...; NAME is one of {names}")
     try:
         return name, [(text, _value(name, text)) for text in texts]
@@ -48,7 +48,7 @@ def _value(name: str, text: str) -> Any:
     kind = _NUMBERS.get(name, int)
     try:
         return kind(text)
-    except ValueError:  # also for a number of thousands of digits
+    except ValueError:  # Python also raises it for integers of thousands of digits
         wanted = "a number" if kind is float else "a whole number"
         raise InvalidArgumentError(f"{name} is {text!r:.40}; it must be {wanted}") from None
 
@@ -104,7 +104,7 @@ Examples:
     type=Span(),
     default=format_span(_DEFAULTS.try_timeout),
     show_default=True,
-    help="Timeout of one try, which a silent primary costs before a failure counts.",
+    help="Timeout of one try: if the primary does not answer, a failure counts after this time.",
 )
 @click.option(
     "--ping-interval",
@@ -123,14 +123,15 @@ Examples:
     "--queue-megabytes",
     default=_DEFAULTS.queue_megabytes,
     show_default=True,
-    help="Room of each backlog queue.",
+    help="Maximum size of each backlog queue.",
 )
 @prices_by("azure-standard")
+@click.option("--used", default=0, show_default=True, help="Operations already used in this month.")
 @click.option(
-    "--used", default=0, show_default=True, help="Operations of the month used up before."
-)
-@click.option(
-    "--sweep", callback=_sweep, metavar="NAME=V,V,...", help="Repeat it with these values."
+    "--sweep",
+    callback=_sweep,
+    metavar="NAME=V,V,...",
+    help="Repeat the estimate with these values of an option.",
 )
 @click.option(
     "--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts."
@@ -154,14 +155,14 @@ def estimate_command(
         (text, estimate(replace(base, **{swept: value}), sheet, used)) for text, value in values
     ]
     if as_json:
-        for one in [found, *(one for _, one in rows)]:
-            print_json(_plain(one))
+        for result in [found, *(swept_result for _, swept_result in rows)]:
+            print_json(_plain(result))
     else:
         print_table(["", "estimate"], figures(found), "")
         if rows:
             click.echo()
             name = swept.replace("_", "-")
-            print_table([name, *SWEEP_COLUMNS], [(t, *sweep_row(one)) for t, one in rows], "")
+            print_table([name, *SWEEP_COLUMNS], [(text, *sweep_row(e)) for text, e in rows], "")
         click.echo(f"\nprices: {sheet.name}, as of {sheet.as_of}, from {sheet.source}")
     if page is not None:
         write_page(page, estimate_page(found, swept.replace("_", "-"), rows))

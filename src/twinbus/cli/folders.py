@@ -9,7 +9,7 @@ from twinbus.locations import folder_of
 
 
 class Folder(click.ParamType["Path | str"]):
-    """A folder; whether one with a URI exists is found out when Spark runs."""
+    """A folder on the command line. A URI is not checked here: only Spark can open it."""
 
     name = "folder"
 

@@ -1,4 +1,4 @@
-"""`twinbus keys`: who may use the namespace."""
+"""`twinbus keys`: manages the access keys of a namespace."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ _CLAIM = click.Choice([claim.value for claim in Claim])
 
 @click.group()
 def keys() -> None:
-    """Make, list, show, rotate and delete access keys."""
+    """Create, list, show, rotate and delete access keys."""
 
 
 def _print(settings: Settings, found: Sequence[SharedAccessKey], *, secrets: bool) -> None:
@@ -64,14 +64,24 @@ def list_keys(settings: Settings) -> None:
 @keys.command("create", epilog=examples("twinbus keys create shop --claim send --on orders"))
 @click.argument("name")
 @click.option(
-    "--claim", "claims", type=_CLAIM, multiple=True, required=True, help="What it allows; repeat."
+    "--claim",
+    "claims",
+    type=_CLAIM,
+    multiple=True,
+    required=True,
+    help="A right of the key; may be given several times.",
 )
-@click.option("--on", "entity_path", metavar="PATH", help="One queue or topic [default: all].")
+@click.option(
+    "--on",
+    "entity_path",
+    metavar="PATH",
+    help="Limit the key to this queue or topic [default: the whole namespace].",
+)
 @talks_to_namespace
 def create_key(
     settings: Settings, name: str, claims: Sequence[str], entity_path: str | None
 ) -> None:
-    """Make a key and print its connection string."""
+    """Create a key and print its connection string."""
     with settings.manager() as manager:
         made = manager.create_key(name, [Claim(claim) for claim in claims], entity_path)
     _print(settings, [made], secrets=True)
@@ -79,7 +89,7 @@ def create_key(
 
 @keys.command("show", epilog=examples("twinbus keys show shop --on orders"))
 @click.argument("name")
-@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic of the key.")
 @talks_to_namespace
 def show_key(settings: Settings, name: str, entity_path: str | None) -> None:
     """Print the connection string of a key."""
@@ -96,7 +106,7 @@ def show_key(settings: Settings, name: str, entity_path: str | None) -> None:
 )
 @click.argument("name")
 @click.argument("secret", type=click.Choice(["primary", "secondary"]))
-@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic of the key.")
 @talks_to_namespace
 def regenerate_key(
     settings: Settings,
@@ -104,7 +114,7 @@ def regenerate_key(
     secret: Literal["primary", "secondary"],
     entity_path: str | None,
 ) -> None:
-    """Replace one of the two secrets of a key; tokens of the other stay good."""
+    """Replace one of the two secrets of a key; tokens signed with the other stay valid."""
     with settings.manager() as manager:
         made = manager.regenerate_key(name, secret, entity_path)
     _print(settings, [made], secrets=True)
@@ -112,9 +122,9 @@ def regenerate_key(
 
 @keys.command("delete", epilog=examples("twinbus keys delete shop --on orders"))
 @click.argument("name")
-@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic it belongs to.")
+@click.option("--on", "entity_path", metavar="PATH", help="The queue or topic of the key.")
 @talks_to_namespace
 def delete_key(settings: Settings, name: str, entity_path: str | None) -> None:
-    """Delete a key; its tokens are no longer good."""
+    """Delete a key; its tokens are no longer valid."""
     with settings.manager() as manager:
         manager.delete_key(name, entity_path)

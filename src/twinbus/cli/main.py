@@ -1,11 +1,11 @@
 """Runs the command line, and turns every error into one line and an exit code.
 
 Importing the commands takes some tenths of a second, because they need pyarrow and numpy. This
-module therefore imports nothing of the kind: `main` imports the commands itself, so that Ctrl-C
-during the imports ends the process as it does at any other time: exit code 130, at most one line.
+module therefore imports neither: `main` imports the commands itself, so that Ctrl-C during the
+imports ends the process as it does at any other time, with exit code 130 and at most one line.
 
-Before that, `main` checks that the extras of the command are installed. A command whose extra is
-missing ends with exit code 2 and one line, and touches no file and no server.
+Before that, `main` checks that the extras of the command are installed. If one is missing, the
+process ends with exit code 2 and one line, before it opens any file or connection.
 """
 
 import os
@@ -39,19 +39,19 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201 - click may not be imported yet
         code = INTERRUPTED
-    if owns_process:  # Python shuts down from here on, and would print a traceback for Ctrl-C
+    if owns_process:  # during its shutdown Python would print a traceback for Ctrl-C
         signal.signal(signal.SIGINT, lambda *_: os._exit(code))
     if code:
         sys.exit(code)
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """Return the command that is to run; empty for help, which needs no more than click."""
+    """Return the name of the command to run; empty for help, which needs only click."""
     return arguments[0] if arguments and _HELP.isdisjoint(arguments) else ""
 
 
 def _has_default_interrupt() -> bool:
-    """Whether Ctrl-C raises KeyboardInterrupt here: nobody ignores it or handles it already."""
+    """Whether Ctrl-C raises KeyboardInterrupt here: the signal has Python's default handler."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -60,8 +60,8 @@ def _has_default_interrupt() -> bool:
 def _ending_at_once(*, is_on: bool) -> Iterator[None]:
     """Let Ctrl-C end the process immediately while modules are imported.
 
-    A KeyboardInterrupt inside the initialisation of an extension module is printed, wrapped or lost
-    by that module. Nothing is open yet, so nothing has to be cleaned up.
+    An extension module may print, wrap or lose a KeyboardInterrupt during its initialisation.
+    Ending at once is safe, because nothing is open yet.
     """
     if not is_on:
         yield

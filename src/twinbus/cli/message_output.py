@@ -1,7 +1,7 @@
-"""Prints messages for people: as a table where it fits, else one field per line.
+"""Prints messages for people: as a table if it fits the terminal, else one field per line.
 
-Message ids and session ids are copied from the output into other commands, so they are never cut
-and never broken over two lines. A line that is longer than the terminal is left to the terminal.
+Users copy message ids and session ids from the output into other commands, so an id is never cut
+and never split over two lines. The terminal wraps a line that is too long for it.
 """
 
 import sys
@@ -16,7 +16,7 @@ from rich.text import Text
 from twinbus.cli.context import UNBOUNDED, plain
 from twinbus.message import BrokeredMessage, PropertyValue
 
-_LONGEST = 60  # characters of a text that is no identifier
+_LONGEST = 60  # characters that are shown of a text that is not an identifier
 _COLUMNS = {
     "number": "sequence_number",
     "enqueued": "enqueued_time_utc",
@@ -32,12 +32,12 @@ _IN_ONE_PIECE = ("message_id", "session_id")
 
 
 def print_messages(messages: Sequence[BrokeredMessage], width: int | None = None) -> None:
-    """Print messages on lines of at most so many characters; None: as the terminal has."""
+    """Print messages on lines of at most `width` characters; None for the terminal's width."""
     if not messages:
         click.echo("no messages", err=True)
         return
     if width is None and not sys.stdout.isatty():
-        width = UNBOUNDED  # lines in a pipe are not broken
+        width = UNBOUNDED  # do not wrap lines in a pipe
     console = Console(width=width, markup=False, emoji=False, highlight=False)
     table = _table(messages)
     if _width_of(table) <= console.width:

@@ -44,7 +44,7 @@ from twinbus.protocol.commands import NO_WAIT, ReceiveMode
 
 
 class Body(click.ParamType[bytes]):
-    """The body of a message as an argument: the bytes that were typed, whatever their encoding."""
+    """The body of a message as an argument: the bytes as typed, in any encoding."""
 
     name = "text"
 
@@ -54,15 +54,15 @@ class Body(click.ParamType[bytes]):
         """Return the bytes."""
         try:
             return value if isinstance(value, bytes) else os.fsencode(value)
-        except UnicodeEncodeError:  # of a caller in this process; a shell passes bytes
+        except UnicodeEncodeError:  # only from a caller in this process; a shell passes bytes
             self.fail("the body cannot be encoded; send bytes with --file", param, ctx)
 
 
 def _property(text: str) -> tuple[str, PropertyValue]:
-    """Return a property from name=value; a number or true and false keep their type."""
+    """Parse name=value; numbers, true and false become typed values, anything else is text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.UsageError(f"--property {text!r:.80} is not NAME=VALUE")
+        raise click.UsageError(f"--property {text!r:.80} must be written as NAME=VALUE")
     if value in ("true", "false"):
         return name, value == "true"
     for kind in (int, float):
@@ -91,16 +91,19 @@ Examples:
 @click.option("--file", type=click.File("rb"), help="File whose bytes are the body.")
 @click.option("--lines", type=click.File("rb"), help="File with one message per line; - is stdin.")
 @click.option(
-    "--count", type=click.IntRange(1, MAX_CLI_COUNT), default=1, help="Send it so many times."
+    "--count",
+    type=click.IntRange(1, MAX_CLI_COUNT),
+    default=1,
+    help="How many times to send the message.",
 )
 @click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Property.")
-@click.option("--message-id", help="Identifier; one is made up where it is missing.")
+@click.option("--message-id", help="Message id [default: a random one].")
 @click.option("--session-id", help="Session the message belongs to.")
 @click.option("--subject", help="Subject (label).")
 @click.option("--correlation-id", help="Correlation identifier.")
 @click.option("--content-type", help="Content type.")
-@click.option("--time-to-live", type=Span(), help="How long it lives.")
-@click.option("--in", "delay", type=Span(), help="Let it appear so much later.")
+@click.option("--time-to-live", type=Span(), help="When the message expires after the send.")
+@click.option("--in", "delay", type=Span(), help="Schedule the message this long from now.")
 @talks_to_namespace
 def send(
     settings: Settings,
@@ -146,7 +149,7 @@ def send(
         factory.create_message_sender(path) as sender,
         progress("sending", total) as advance,
     ):
-        for chunk in _chunks(BrokeredMessage(one, **fields) for one in bodies):
+        for chunk in _chunks(BrokeredMessage(content, **fields) for content in bodies):
             try:
                 sender.send_batch(chunk)
             except MessageSizeExceededError as error:
@@ -177,7 +180,7 @@ def _counting(settings: Settings, path: str) -> Iterator[_Sent]:
 
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Return the lines of a file without their ends; a line is never longer than a message."""
+    """Yield the lines of a file without line ends; raise if one is too long for a message."""
     for number in itertools.count(1):
         line = _read(file.readline, MAX_RECEIVE_BYTES + len(b"\r\n"))
         if not line:
@@ -193,7 +196,7 @@ def _lines_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _content_of(file: BinaryIO) -> bytes:
-    """Return the content of a file that fits one message."""
+    """Return the content of a file; raise if it is too large for a message."""
     content = _read(file.read, MAX_RECEIVE_BYTES + 1)
     if len(content) > MAX_RECEIVE_BYTES:
         raise MessageSizeExceededError(
@@ -213,10 +216,10 @@ def _read(read: Callable[[int], bytes], limit: int) -> bytes:
 def _located(
     error: MessageSizeExceededError, chunk: Sequence[BrokeredMessage], sent: int
 ) -> MessageSizeExceededError:
-    """Return the error with the number of the line that is too long: the longest of its batch."""
+    """Return the error with the number of the line that is too long: the longest of the chunk."""
     size, limit = error.facts.get("size"), error.facts.get("limit")
     if not isinstance(limit, int) or limit >= MAX_BATCH_BYTES:
-        return error  # it is about the batch, not about one message
+        return error  # the batch is too large, not a single message
     longest = max(range(len(chunk)), key=lambda at: len(chunk[at].body))
     return MessageSizeExceededError(
         f"line {sent + longest + 1} of --lines has {size} bytes with its properties; the namespace "
@@ -238,7 +241,7 @@ def _chunks(messages: Iterable[BrokeredMessage]) -> Iterator[list[BrokeredMessag
 
 
 def _print(messages: Sequence[BrokeredMessage], settings: Settings) -> None:
-    """Print messages: each as a line of JSON with all fields, or for people."""
+    """Print messages: as lines of JSON with all fields, or formatted for people."""
     if settings.as_json:
         for message in messages:
             printed = plain(message)
@@ -262,7 +265,7 @@ Examples:
     type=click.IntRange(1, MAX_CLI_COUNT),
     default=1,
     show_default=True,
-    help="At most so many.",
+    help="Maximum number of messages.",
 )
 @click.option(
     "--wait",
@@ -272,7 +275,7 @@ Examples:
     help="How long to wait for the first message.",
 )
 @click.option("--session-id", help="Receive from this session.")
-@click.option("--keep", is_flag=True, help="Give the messages back after printing.")
+@click.option("--keep", is_flag=True, help="Release the messages after printing: they stay.")
 @talks_to_namespace
 def receive(
     settings: Settings, path: str, most: int, wait: timedelta, session_id: str | None, keep: bool
@@ -311,10 +314,10 @@ def _accept_session(
 
 
 def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> Iterator[list[Any]]:
-    """Return batches until the entity is empty, or until so many messages were received.
+    """Yield batches until the entity is empty, or until `most` messages were received.
 
-    The first request does not wait, and a second one does if there is nothing: a server that does
-    not answer is then reported after --timeout, and not after --timeout and --wait together.
+    The first request does not wait; if it returns nothing, a second request waits. So a server that
+    does not answer is reported after --timeout, and not after --timeout plus --wait.
     """
     left = most
     while left is None or left > 0:
@@ -325,7 +328,7 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
         if not messages:
             return
         yield messages
-        wait = NO_WAIT  # only the first message is waited for
+        wait = NO_WAIT  # wait only for the first message
         if left is not None:
             left -= len(messages)
 
@@ -338,7 +341,7 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
     type=click.IntRange(1, CLI_BATCH_MESSAGES),
     default=10,
     show_default=True,
-    help="At most so many.",
+    help="Maximum number of messages.",
 )
 @click.option(
     "--from",
@@ -349,14 +352,14 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
 )
 @talks_to_namespace
 def peek(settings: Settings, path: str, most: int, first: int) -> None:
-    """Look at messages of PATH without taking them."""
+    """Browse messages of PATH without locking or removing them."""
     with settings.factory() as factory, factory.create_message_receiver(path) as receiver:
         _print(receiver.peek(first, most), settings)
 
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """Look at, send again, or throw away what could not be delivered."""
+    """List, resubmit or purge dead-lettered messages."""
 
 
 @dead_letter.command("list", epilog=examples("twinbus dead-letter list orders"))
@@ -367,11 +370,11 @@ def dead_letter() -> None:
     type=click.IntRange(1, CLI_BATCH_MESSAGES),
     default=100,
     show_default=True,
-    help="At most so many.",
+    help="Maximum number of messages.",
 )
 @talks_to_namespace
 def list_dead(settings: Settings, path: str, most: int) -> None:
-    """List the dead messages of the queue or subscription PATH, and why they died."""
+    """List the dead-lettered messages of the queue or subscription PATH, with their reasons."""
     with (
         settings.factory() as factory,
         factory.create_message_receiver(dead_letter_path(path)) as receiver,
@@ -382,11 +385,14 @@ def list_dead(settings: Settings, path: str, most: int) -> None:
 @dead_letter.command("resubmit", epilog=examples("twinbus dead-letter resubmit orders"))
 @click.argument("path")
 @click.option(
-    "--max", "most", type=click.IntRange(1, MAX_CLI_COUNT), help="At most so many [default: all]."
+    "--max",
+    "most",
+    type=click.IntRange(1, MAX_CLI_COUNT),
+    help="Maximum number of messages [default: all].",
 )
 @talks_to_namespace
 def resubmit(settings: Settings, path: str, most: int | None) -> None:
-    """Send dead messages of PATH again: to the queue, or to the subscription's topic."""
+    """Send dead-lettered messages of PATH again: to the queue, or to the subscription's topic."""
     target = path[: path.lower().find(SUBSCRIPTIONS.lower())] if _is_subscription(path) else path
     done = 0
     with (
@@ -397,14 +403,14 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
     ):
         for messages in _batches(dead, most, NO_WAIT):
             sender.send_batch([_renamed(message) for message in messages])
-            dead.complete(messages)  # only now: a crash in between sends twice, never loses
+            dead.complete(messages)  # after the send: a crash in between sends twice, loses nothing
             done += len(messages)
             advance(len(messages))
     _report_count(settings, "resubmitted", done)
 
 
 def _renamed(message: BrokeredMessage) -> BrokeredMessage:
-    """Return a message with a new identifier: duplicate detection could drop the old one."""
+    """Return a message with a new id: duplicate detection could drop one with the old id."""
     return replace(message, message_id=BrokeredMessage().message_id)
 
 
@@ -414,12 +420,12 @@ def _is_subscription(path: str) -> bool:
 
 @dead_letter.command("purge", epilog=examples("twinbus dead-letter purge orders --yes"))
 @click.argument("path")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @talks_to_namespace
 def purge(settings: Settings, path: str, yes: bool) -> None:
-    """Throw the dead messages of PATH away."""
+    """Delete all dead-lettered messages of PATH."""
     if not yes:
-        click.confirm(f"Throw away all dead messages of {path}?", abort=True, err=True)
+        click.confirm(f"Delete all dead-lettered messages of {path}?", abort=True, err=True)
     options = ReceiveOptions(mode=ReceiveMode.RECEIVE_AND_DELETE)
     done = 0
     with (

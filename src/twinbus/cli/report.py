@@ -1,4 +1,4 @@
-"""`twinbus report`: what pairing did and what it cost, from ledgers, on Spark."""
+"""`twinbus report`: computes a report on pairing and its cost from ledgers, on Spark."""
 
 from datetime import date, datetime
 from pathlib import Path
@@ -22,11 +22,11 @@ from twinbus.cost.survey import named_ledgers
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
 
-_FIRST_YEAR = 1970  # times of ledgers are counted from here
+_FIRST_YEAR = 1970  # ledgers store times since 1970
 
 
 class Day(click.DateTime):
-    """A day on the command line that a ledger can have."""
+    """A day on the command line, in the range of a ledger's times."""
 
     def __init__(self) -> None:
         super().__init__(["%Y-%m-%d"])
@@ -51,7 +51,7 @@ Examples:
   twinbus report s3a://ledgers/contoso s3a://ledgers/backup --output s3a://reports/november
 
 \b
-Exit code 1: the report was made, and messages are not accounted for."""
+Exit code 1: the report was written, but some messages are not accounted for."""
 )
 @click.argument(
     "ledgers",
@@ -59,15 +59,15 @@ Exit code 1: the report was made, and messages are not accounted for."""
     required=True,
     type=Folder(exists=True),
 )
-@click.option("--since", type=Day(), help="First day to look at, such as 2026-11-01 (UTC).")
-@click.option("--until", type=Day(), help="Last day to look at.")
+@click.option("--since", type=Day(), help="First day of the report, such as 2026-11-01 (UTC).")
+@click.option("--until", type=Day(), help="Last day of the report (UTC).")
 @prices_by("zero")
 @click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("report.html"),
     show_default=True,
-    help="Where to write the page.",
+    help="File for the HTML page.",
 )
 @click.option(
     "--output",
@@ -85,7 +85,7 @@ Exit code 1: the report was made, and messages are not accounted for."""
 @click.option(
     "--skip-bad-files",
     is_flag=True,
-    help="Leave damaged, foreign and newer files out, and name them [default: refuse].",
+    help="Skip and list files that are damaged, foreign or newer [default: refuse].",
 )
 @click.option("--master", help="Spark master, such as spark://host:7077 [default: this machine].")
 @click.option(
@@ -104,20 +104,23 @@ def report(
     master: str | None,
     conf: dict[str, str],
 ) -> None:
-    """Turn LEDGERS into answers: operations and money, outages, delays, and a reconciliation.
+    """Report operations and their cost, outages, delays, and a reconciliation from LEDGERS.
 
-    A ledger lies in the directory of each namespace, and where pairings (ledger=...) and syphons
-    (--ledger) were told to write. Give all of them: local folders, or URIs of file systems that
-    Spark reaches. They are only read; the namespaces may be running.
+    Each namespace writes a ledger in its directory. Pairings write one to the folder in ledger=...,
+    and syphons to the folder in --ledger. Give all of these: local folders, or URIs of file systems
+    that Spark reaches. The command only reads them, and the namespaces may be running.
     """
     check_spark()
     if since is not None and until is not None and since > until:
-        raise click.UsageError(f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}")
+        raise click.UsageError(
+            f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}; exchange them"
+        )
     if not page.absolute().parent.is_dir():
         raise click.UsageError(
             f"--page: the folder {page.absolute().parent} does not exist; create it first"
         )
-    named_ledgers([one for one in ledgers if isinstance(one, Path)])  # before Spark starts
+    # Raises for wrong folders before Spark starts.
+    named_ledgers([folder for folder in ledgers if isinstance(folder, Path)])
     sheet = load_sheet(prices).with_completions(bill_completions)
     silence_py4j()
     click.echo("starting Spark ...", err=True)
@@ -144,8 +147,8 @@ def report(
     click.echo(f"page: {page}")
     if output is not None:
         click.echo(f"tables: {output}")
-    for one in made.survey.left_out:
-        click.echo(f"left out: {one.path}: {one.why}", err=True)
+    for skipped in made.survey.left_out:
+        click.echo(f"left out: {skipped.path}: {skipped.why}", err=True)
     if not made.is_reconciled:
         _print_losses(made)
         raise click.exceptions.Exit(ExitCode.REFUSED)
@@ -157,8 +160,9 @@ def _print_losses(made: Report) -> None:
     """Print which logs were lost, and the first messages that are not accounted for."""
     for log in made.lost_logs:
         click.echo(
-            f"the whole log of {log.ledger} was lost with its records 1 to {log.last}, and "
-            "an empty one was begun; messages that the ledger does not know are not named",
+            f"the whole log of {log.ledger} was lost with its records 1 to {log.last}, and the "
+            "namespace began an empty one; lost messages that the ledger does not know are not "
+            "listed",
             err=True,
         )
     for row in made.suspects[:20]:

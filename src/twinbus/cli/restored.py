@@ -1,6 +1,6 @@
-"""`twinbus restored`: check a directory that was restored, or that lost a part of its log.
+"""`twinbus restored`: checks a directory that was restored, or that lost a part of its log.
 
-The command imports the broker when it runs: other commands do not wait for it.
+The command imports the broker when it runs, so that other commands do not wait for that import.
 """
 
 from collections import Counter
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 @click.option(
     "--accept-damage",
     is_flag=True,
-    help="Go on without records and files that are missing or damaged, and lose what they held.",
+    help="Start without records and files that are missing or damaged; their content is lost.",
 )
 def restored(directory: Path, accept_damage: bool) -> None:
     """Check DIRECTORY after its log was restored from a backup or lost a part.
 
-    Stop the server first. The command reads the whole log, writes into the ledger which records are
-    lost, and prints what is there. The server does the same at its next start; run the command to
-    know before, and with --accept-damage when the server refuses to start.
+    Stop the server first. The command reads the whole log, records the lost records in the ledger,
+    and prints a summary. The server does the same at its next start. Run the command to get the
+    summary before that, or with --accept-damage when the server refuses to start.
     """
     from twinbus.namespace.embedded import EmbeddedNamespace, EngineSettings  # noqa: PLC0415
 
@@ -40,10 +40,11 @@ def restored(directory: Path, accept_damage: bool) -> None:
     with EmbeddedNamespace(settings) as namespace:
         entities = namespace.snapshot().entities
         lineage = namespace.lineage
-    held = sum(e.active_message_count + e.scheduled_message_count for e in entities)
+    messages = sum(e.active_message_count + e.scheduled_message_count for e in entities)
     dead = sum(e.dead_letter_message_count for e in entities)
     click.echo(
-        f"{directory} is in order: {len(entities)} entities, {held} messages, {dead} dead letters."
+        f"{directory} is in order: {len(entities)} entities, {messages} messages, {dead} dead "
+        "letters."
     )
     if lineage.lost_until == lineage.last_record:
         click.echo("No record is known to be missing.")
@@ -60,11 +61,11 @@ def restored(directory: Path, accept_damage: bool) -> None:
 
 
 def _lost(directory: Path, lineage: "Lineage") -> Counter[str]:
-    """Return how many messages that the lost records accepted and did not end, by path."""
+    """Return by path how many messages the lost records accepted and did not settle."""
     folder = directory / FOLDER / LedgerKind.MESSAGES.value
     if not folder.is_dir():
         return Counter()
-    import pyarrow.dataset as ds  # noqa: PLC0415 - other commands need none
+    import pyarrow.dataset as ds  # noqa: PLC0415 - other commands do not need it
 
     rows = ds.dataset(folder, format="parquet", exclude_invalid_files=True).filter(
         (pc.field("record") > lineage.last_record) & (pc.field("record") <= lineage.lost_until)

@@ -1,4 +1,4 @@
-"""The root command: every command of `twinbus`, and what turns errors into exit codes."""
+"""The root command: registers every command of `twinbus`, and turns errors into exit codes."""
 
 import io
 import os
@@ -6,7 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import click
+from click.shell_completion import shell_complete
 
+from twinbus import __version__
+from twinbus.cli.contents import purge, sessions
 from twinbus.cli.context import ExitCode, Text, exit_code
 from twinbus.cli.dev_certificate import dev_certificate
 from twinbus.cli.entities import queue, rule, subscription, topic
@@ -20,6 +23,7 @@ from twinbus.cli.simulate import simulate
 from twinbus.cli.syphon import syphon
 from twinbus.errors import MessagingError
 
+_COMPLETE = "_TWINBUS_COMPLETE"  # the name that click derives from the command
 _EPILOG = """\b
 Where the namespace is: TWINBUS_CONNECTION, --connection-file, or --connection.
 \b
@@ -30,9 +34,9 @@ Ten minutes from nothing: docs/tutorial.md"""
 
 
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="twinbus")
+@click.version_option(__version__, prog_name="twinbus")
 def root() -> None:
-    """Twinbus: a durable message broker, and what keeps applications sending when it is down."""
+    """Twinbus: a durable message broker, and pairing that keeps sends going during an outage."""
 
 
 root.add_command(estimate_command, "estimate")
@@ -47,6 +51,8 @@ for command in (
     send,
     receive,
     peek,
+    purge,
+    sessions,
     dead_letter,
     keys,
     syphon,
@@ -67,10 +73,10 @@ def _commands(command: click.Command) -> Iterator[click.Command]:
 def _check_texts() -> None:
     """Make every text argument and option refuse bytes that are not UTF-8.
 
-    Doing this in one place covers options that are added later, too.
+    Done in one place, so that options that are added later are covered.
     """
-    for each in _commands(root):
-        for parameter in each.params:
+    for known in _commands(root):
+        for parameter in known.params:
             if parameter.type is click.STRING:
                 parameter.type = Text()
 
@@ -79,8 +85,11 @@ _check_texts()
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command line; return its exit code. KeyboardInterrupt is left to the caller."""
+    """Run a command line; return its exit code. The caller handles KeyboardInterrupt."""
     _print_anything()
+    completing = os.environ.get(_COMPLETE)
+    if completing is not None:  # a shell asks what may follow
+        return shell_complete(root, {}, "twinbus", _COMPLETE, completing)
     try:
         with root.make_context("twinbus", list(arguments)) as context:
             root.invoke(context)
@@ -96,12 +105,12 @@ def run(arguments: Sequence[str]) -> int:
     except MessagingError as error:
         click.echo(f"twinbus: {error.text}", err=True)
         return exit_code(error)
-    except BrokenPipeError:  # the reader of our output closed it, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.DONE
 
 
 def _print_anything() -> None:
-    """Print characters that the encoding of standard output does not have as escapes."""
+    """Make standard output print characters that its encoding lacks as escapes."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

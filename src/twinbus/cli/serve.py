@@ -1,4 +1,4 @@
-"""`twinbus serve`: a namespace as a process."""
+"""`twinbus serve`: runs a namespace as a server process."""
 
 import os
 import re
@@ -30,12 +30,12 @@ _LABEL_RULE = "a name has 1 to 63 letters, digits and '-', and begins with a let
 
 def _label(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
     if value is not None and not _LABEL.fullmatch(value):
-        raise click.BadParameter(_LABEL_RULE, ctx)
+        raise click.BadParameter(f"{value!r:.80} is not a valid name: {_LABEL_RULE}", ctx)
     return value
 
 
 def _emulator_ports(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
-    """Take the ports of the official emulator where no others are given."""
+    """Use the ports of the official emulator unless others are given."""
     if value:
         ctx.default_map = {**(ctx.default_map or {}), **EMULATOR_PORTS}
     return value
@@ -124,11 +124,10 @@ def serve(
     The first start creates a root key and prints the connection string with it, once.
     """
     require_for_command("serve")
-    from twinbus.server.certificates import folder_of  # noqa: PLC0415 - an extra
     from twinbus.server.process import Server, ServerSettings  # noqa: PLC0415 - an extra
 
     if emulator_config is not None and (config is not None or name is not None):
-        raise click.UsageError("--emulator-config takes the place of --config and --name")
+        raise click.UsageError("--emulator-config cannot be combined with --config or --name")
     configure_logging(LogFormat(log_format), verbose=verbose)
     signals = _Signals()
     wanted = ServerSettings(
@@ -141,7 +140,7 @@ def serve(
         config=config,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
-        tls_folder=folder_of(tls) if tls else None,
+        tls_folder=_certificate_folder(tls) if tls else None,
     )
     every = [wanted] if emulator_config is None else _emulated(wanted, emulator_config)
     with ExitStack() as opened:
@@ -152,7 +151,7 @@ def serve(
         signals.wait_for_stop([server.reload for server in servers])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # a client that is still connected must not keep the process; all is on disk
+    os._exit(0)  # connected clients must not keep the process alive; all data is on disk
 
 
 def _emulated(wanted: "ServerSettings", file: Path) -> "list[ServerSettings]":
@@ -181,16 +180,21 @@ def _emulated(wanted: "ServerSettings", file: Path) -> "list[ServerSettings]":
     return found
 
 
+def _certificate_folder(wanted: str) -> Path:
+    """Return the folder that --tls names."""
+    from twinbus.server.certificates import folder_of  # noqa: PLC0415 - takes 50 ms
+
+    return folder_of(wanted)
+
+
 def _announce(settings: "ServerSettings", server: "Server") -> None:
     """Print where a server is reached, and at its first start the keys."""
-    from twinbus.server.certificates import DevCertificate  # noqa: PLC0415 - an extra
-
     if server.root_key is not None:
         click.echo(server.connection_string)
         if settings.tls_certificate is None:
             click.echo(server.service_bus_connection_string)
     if settings.tls_folder is not None:
-        click.echo(f"Programs that use TLS must trust {DevCertificate(settings.tls_folder).ca}")
+        click.echo(f"Programs that use TLS must trust {settings.tls_folder / 'ca.pem'}")
     scheme = "twinbus+tls" if settings.has_tls else "twinbus"
     at = _in_url(settings.host)
     web = f"http{'s' if settings.has_tls else ''}://{at}:{server.door.port}"
@@ -207,7 +211,7 @@ def _in_url(host: str) -> str:
 
 
 class _Signals:
-    """Remembers signals from the first moment on, so that none ends the process meanwhile."""
+    """Records signals from the start on, so that none ends the process while the server starts."""
 
     def __init__(self) -> None:
         self._arrived = threading.Event()
@@ -225,7 +229,7 @@ class _Signals:
         self._arrived.set()
 
     def wait_for_stop(self, reloads: Sequence[Callable[[], None]]) -> None:
-        """Return when the process shall stop; call `reloads`, which must not block, for SIGHUP."""
+        """Return when the process must stop; call `reloads`, which must not block, for SIGHUP."""
         while not self._stops:
             self._arrived.wait()
             self._arrived.clear()

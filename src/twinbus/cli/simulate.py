@@ -1,4 +1,4 @@
-"""`twinbus simulate`: hours of outages in a second, and whether every guarantee held."""
+"""`twinbus simulate`: simulates hours of outages in seconds, and checks the guarantees."""
 
 import logging
 import secrets
@@ -24,7 +24,7 @@ _ROWS = {
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Keep the log quiet meanwhile: the simulation itself prints what happens."""
+    """Silence the log inside the block: the simulation prints its own lines."""
     log = logging.getLogger("twinbus")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -44,7 +44,7 @@ Examples:
 @click.option(
     "--seed",
     type=click.IntRange(-MAX_INT64, MAX_INT64),
-    help="Decides everything that happens [default: a new one].",
+    help="Seed of all random choices; the same seed repeats a run [default: a new one].",
 )
 @click.option(
     "--hours",
@@ -53,13 +53,13 @@ Examples:
     type=Number(0.1, 1000),
     help="Simulated time.",
 )
-@click.option("--quiet", is_flag=True, help="Print the verdict only.")
+@click.option("--quiet", is_flag=True, help="Print only the verdict.")
 def simulate(seed: int | None, hours: float, quiet: bool) -> None:
-    """Run paired clients through outages in this process, and audit what became of each message.
+    """Simulate outages of paired clients in this process, and audit every message.
 
-    Two namespaces, several paired factories and a mover live on a simulated clock; entities,
-    namespaces, backlog queues, replies and clocks fail at times that the seed decides. The same
-    seed tells the same story.
+    Two namespaces, several paired factories and a mover run on a simulated clock. Entities,
+    namespaces, backlog queues, replies and clocks fail at times that depend on the seed. The same
+    seed gives the same run.
     """
     from twinbus.testing.outage import OutageSimulation  # noqa: PLC0415 - loads a broker
 

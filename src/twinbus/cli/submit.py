@@ -1,4 +1,4 @@
-"""`twinbus syphon` for spark-submit, which takes a file; its session is used as it is."""
+"""Runs `twinbus syphon` under spark-submit, which needs a file; uses the session it finds."""
 
 import sys
 

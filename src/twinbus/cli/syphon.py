@@ -43,7 +43,7 @@ _TERMINATED = 143  # 128 + SIGTERM, as shells report it
 
 
 def _end(name: str, what: str) -> Callable[[Any], Any]:
-    """Return the options that say where one of the two namespaces is."""
+    """Return the options for the connection string of one of the two namespaces."""
 
     def add(command: Any) -> Any:
         command = click.option(
@@ -69,7 +69,7 @@ Examples:
   twinbus syphon --primary-file shop.txt --secondary-file backup.txt --master spark://host:7077
   twinbus syphon ... --transform orders.fixes:add_currency"""
 )
-@_end("primary", "primary, where messages go home to")
+@_end("primary", "primary, which gets the messages")
 @_end("secondary", "secondary, which has the backlog")
 @click.option("--master", help="Spark master, such as spark://host:7077 [default: this machine].")
 @click.option(
@@ -77,14 +77,14 @@ Examples:
     type=click.IntRange(1, MAX_BACKLOG_QUEUES),
     default=DEFAULT_BACKLOG_QUEUES,
     show_default=True,
-    help="Number of backlog queues, as the paired applications have it.",
+    help="Number of backlog queues, the same as in the paired applications.",
 )
 @click.option(
     "--include-extra-queues",
     is_flag=True,
-    help="Drain backlog queues beyond that number, too: only messages that were diverted.",
+    help="Also drain backlog queues beyond that number; only diverted messages leave them.",
 )
-@click.option("--once", is_flag=True, help="Bring home what is there now, and end.")
+@click.option("--once", is_flag=True, help="Bring the current backlog home, and end.")
 @click.option(
     "--transform",
     metavar="MODULE:FUNCTION",
@@ -95,14 +95,14 @@ Examples:
     type=Span(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL),
     default=format_span(DEFAULT_RETRY_INTERVAL),
     show_default=True,
-    help="When a destination that failed is tried again; pauses grow while it goes on failing.",
+    help="First pause before a failed destination is retried; pauses grow while it fails.",
 )
 @click.option(
     "--lease",
     type=Span(MIN_SYPHON_LEASE, MAX_LEASE_DURATION),
     default=format_span(SYPHON_LEASE),
     show_default=True,
-    help="When other syphons take over what a dead one had.",
+    help="How long other syphons wait before they take over the messages of a dead one.",
 )
 @click.option(
     "--ranges-per-queue",
@@ -114,8 +114,8 @@ Examples:
 @click.option(
     "--ledger",
     type=Folder(),
-    help="Folder to write down what was moved, for `twinbus report`: one that all workers reach, "
-    "or a URI such as s3a://bucket/ledger.",
+    help="Folder for the ledger of transfers, for `twinbus report`: all workers must reach it. It "
+    "may be a URI such as s3a://bucket/ledger.",
 )
 @click.option(
     "--conf", multiple=True, callback=spark_conf, metavar="NAME=VALUE", help="Setting of Spark."
@@ -140,20 +140,21 @@ def syphon(
 ) -> None:
     """Bring diverted messages home: from the backlog queues to their entities on the primary.
 
-    Runs until it is interrupted, and finishes its batch then. Several may run at once: they share
-    the work. Killed at any moment, it loses and doubles nothing.
+    Runs until it is interrupted, then finishes its batch. Several syphons may run at once; they
+    share the work. A syphon that is killed at any moment loses no message and doubles none.
     """
     check_spark()
     silence_py4j()
-    home = find_connection(primary, primary_file, PRIMARY, "--primary")
-    away = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
-    identity = PrimaryIdentity.of_connection(ConnectionString.parse(home))
+    primary_text = find_connection(primary, primary_file, PRIMARY, "--primary")
+    secondary_text = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
+    identity = PrimaryIdentity.of_connection(ConnectionString.parse(primary_text))
     signal.signal(signal.SIGTERM, _terminate)
-    with NamespaceManager.from_connection_string(away) as manager:
+    with NamespaceManager.from_connection_string(secondary_text) as manager:
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)
-        is_shared = ConnectionString.parse(away).place is Place.SERVER  # others may create queues
+        # Other processes may create queues on a server, but not in an embedded namespace.
+        is_shared = ConnectionString.parse(secondary_text).place is Place.SERVER
         if not found.paths and not once and is_shared:
             found = _await_queues(manager, identity, backlog_queue_count)
     extra = tuple(found.extra.values()) if include_extra_queues else ()
@@ -162,8 +163,8 @@ def syphon(
         click.echo(f"there are no backlog queues of {identity.name}: nothing to bring home")
         return
     settings = SyphonSettings(
-        primary=home,
-        secondary=away,
+        primary=primary_text,
+        secondary=secondary_text,
         queues=queues,
         extra_queues=extra,
         retry_interval=retry_interval,
@@ -175,9 +176,10 @@ def syphon(
         conf=conf,
     )
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
-    watch = None if once else _watch(away, identity, backlog_queue_count, found)
+    watch = None if once else _watch(secondary_text, identity, backlog_queue_count, found)
     display = SyphonDisplay(as_json=as_json)
-    with display.logging(), BorrowedSession(master, conf):  # until here, Ctrl-C ends the command
+    with display.logging(), BorrowedSession(master, conf):
+        # Until here Ctrl-C ends the command at once; from here on it stops after the batch.
         stopping = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
@@ -188,10 +190,11 @@ def syphon(
 
 
 def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: int) -> BacklogQueues:
-    """Return the backlog queues when there are some: the first pairing makes them."""
+    """Wait until backlog queues exist, and return them: the first pairing creates them."""
     click.echo(
         f"there are no backlog queues of {primary.name} on the secondary yet; waiting for an "
-        "application to pair. If one has paired already, give the primary the same Name=... here",
+        "application to pair. If one has already paired, use the same Name=... in the connection "
+        "string of the primary here",
         err=True,
     )
     found = BacklogQueues({}, {})
@@ -200,13 +203,13 @@ def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: in
         time.sleep(QUEUE_LOOK_PAUSE.total_seconds())
         found = find_backlog_queues(manager, primary, count)
         if found.paths and (len(found.paths) == count or found == before):
-            return found  # else an application is creating them at this moment
+            return found  # otherwise an application is still creating them
 
 
 def _watch(
     secondary: str, primary: PrimaryIdentity, count: int, found: BacklogQueues
 ) -> QueueWatch | None:
-    """Return what finds the backlog queues that do not exist yet; None if all of them do."""
+    """Return a watch for backlog queues that do not exist yet; None if all exist."""
 
     def find() -> Iterable[str]:
         with NamespaceManager.from_connection_string(secondary) as manager:
@@ -224,7 +227,7 @@ def _watch(
 
 
 def _terminate(*_: object) -> None:
-    """End the command while nothing is under way; the start of Spark cleans up after itself."""
+    """End the command before the syphon runs; the start of Spark cleans up after itself."""
     sys.exit(_TERMINATED)
 
 
@@ -238,13 +241,16 @@ def _follow(running: Syphon, stopping: threading.Event, display: SyphonDisplay) 
 
 
 def _report_end(progress: SyphonProgress, *, once: bool) -> None:
-    """Report what is left to do, and exit with a code that says the same."""
+    """Report dead-lettered and remaining messages; with `once`, exit with 5 if some remain."""
     if progress.dead_lettered:
         click.echo(
-            f"{progress.dead_lettered:,} message(s) could not go home; see why with `twinbus "
-            "dead-letter list` on the backlog queues of the secondary",
+            f"{progress.dead_lettered:,} message(s) could not go home and were dead-lettered. Run "
+            "`twinbus dead-letter list` on the backlog queues of the secondary to see why",
             err=True,
         )
     if once and progress.waiting:
-        click.echo(f"{progress.waiting:,} message(s) are left in the backlog", err=True)
+        click.echo(
+            f"{progress.waiting:,} message(s) are left in the backlog. Run the syphon again",
+            err=True,
+        )
         raise click.exceptions.Exit(ExitCode.TRY_AGAIN)

@@ -1,9 +1,9 @@
-"""What `twinbus syphon` shows: its progress, and what it logs.
+"""Displays the progress and the log of `twinbus syphon`.
 
-On a terminal the progress is a table that is drawn again and again. Log lines are printed above it,
-through the same console: a handler that wrote to standard error itself would write into the table.
-Elsewhere progress and log are lines. Either way a trouble is printed when it begins or changes, and
-not again while it stays the same.
+On a terminal the progress is a table that is redrawn. Log lines are printed above it through the
+same console, because a handler that writes to standard error itself would write into the table.
+Without a terminal, progress and log are lines. In both cases a trouble is printed when it begins or
+changes, and not while it stays the same.
 """
 
 import logging
@@ -25,7 +25,7 @@ from twinbus.spans import format_span
 from twinbus.syphon.desk import DestinationProgress, SyphonProgress
 
 _log = logging.getLogger("twinbus.syphon")
-_MIN_STATE = 24  # columns for the state of a destination, on a narrow terminal too
+_MIN_STATE = 24  # columns for the state of a destination, even on a narrow terminal
 _HEADER = ("destination", "moved", "waiting", "state")
 _GAP = 2  # columns between two columns of the table
 
@@ -43,7 +43,7 @@ class SyphonDisplay:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Print what is logged in this block."""
+        """Print log records inside the block."""
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         if self._is_live:
@@ -61,7 +61,7 @@ class SyphonDisplay:
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Show a table in this block, where that is possible."""
+        """Show a table inside the block, if there is a terminal."""
         if not self._is_live:
             yield
             return
@@ -70,7 +70,7 @@ class SyphonDisplay:
         self._live = None
 
     def refresh(self, progress: SyphonProgress) -> None:
-        """Show how far it is, and log the troubles that have become others."""
+        """Show the progress, and log each destination whose trouble has changed."""
         for path, trouble in _changed_troubles(self._seen, progress):
             _log.warning("%s now fails for another reason: %s", path, trouble)
         self._seen = progress
@@ -82,7 +82,7 @@ class SyphonDisplay:
         self._refreshes += 1
 
     def print_line(self, progress: SyphonProgress) -> None:
-        """Print how far it is to standard output, as a line."""
+        """Print the progress as a line on standard output."""
         if self._as_json:
             print_json(progress)
         else:
@@ -93,32 +93,32 @@ class OncePerChange(logging.Filter):
     """Drops a record that repeats the last one about its subject, for a minute.
 
     The subject of a record is its first word: the path of a destination or of a backlog queue. If
-    another subject has had the same trouble in this minute, the record names only the subject.
+    another subject had the same trouble within this minute, the record names only the subject.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: dict[str, tuple[str, float]] = {}  # what was said when, by subject
+        self._last: dict[str, tuple[str, float]] = {}  # subject -> last text, and its time
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether a record is printed; shorten one that repeats another subject's."""
-        subject, _, said = record.getMessage().partition(" ")
+        """Return whether to print a record; shorten one that repeats another subject's text."""
+        subject, _, text = record.getMessage().partition(" ")
         self._last = {
             other: last
             for other, last in self._last.items()
             if record.created - last[1] < TROUBLE_REPEAT_S
         }
-        is_known = said in [last for last, _ in self._last.values()]
-        if is_known and self._last.get(subject, ("", 0.0))[0] == said:
+        is_known = text in [last for last, _ in self._last.values()]
+        if is_known and self._last.get(subject, ("", 0.0))[0] == text:
             return False
-        self._last[subject] = said, record.created
+        self._last[subject] = text, record.created
         if is_known and record.levelno >= logging.WARNING:
             record.msg, record.args = f"{subject}: the same", None
         return True
 
 
 class _AboveTheTable(logging.Handler):
-    """Prints records with a console, which moves a live table down; long ones are wrapped."""
+    """Prints records through the console, which moves a live table down; wraps long records."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -135,16 +135,16 @@ class _AboveTheTable(logging.Handler):
 
 
 def _changed_troubles(before: SyphonProgress, now: SyphonProgress) -> Iterator[tuple[str, str]]:
-    """Return the destinations that failed before and fail for another reason now.
+    """Yield the destinations that failed before and now fail for another reason.
 
-    The syphon itself logs when a trouble begins and when it ends. Numbers in a trouble, such as how
-    often something was tried, do not make it another one.
+    The syphon itself logs when a trouble begins and ends. Two texts that differ only in numbers,
+    such as a count of tries, are the same trouble.
     """
-    known = {one.path: one.trouble for one in before.destinations}
-    for one in now.destinations:
-        last = known.get(one.path)
-        if last and one.trouble and re.sub(r"\d+", "", last) != re.sub(r"\d+", "", one.trouble):
-            yield one.path, one.trouble
+    known = {destination.path: destination.trouble for destination in before.destinations}
+    for destination in now.destinations:
+        last, trouble = known.get(destination.path), destination.trouble
+        if last and trouble and re.sub(r"\d+", "", last) != re.sub(r"\d+", "", trouble):
+            yield destination.path, trouble
 
 
 def _has_changed(progress: SyphonProgress, printed: SyphonProgress) -> bool:
@@ -166,18 +166,18 @@ def line(progress: SyphonProgress) -> str:
         parts.append(f"{_span(progress.time_left_s)} left")
     if progress.dead_lettered:
         parts.append(f"dead-lettered {progress.dead_lettered:,}")
-    failing = sum(one.trouble is not None for one in progress.destinations)
+    failing = sum(destination.trouble is not None for destination in progress.destinations)
     if failing:
         parts.append(f"{failing} destination(s) failing")
     return "   ".join(parts)
 
 
 def picture(progress: SyphonProgress, width: int) -> RenderableType:
-    """Return the totals and a table of destinations: a line for each, on a terminal so wide."""
+    """Return the totals and a table with one line per destination, for a terminal of `width`."""
     totals = Text(line(progress), no_wrap=True, overflow="ellipsis")
     if not progress.destinations:
         return totals
-    rows = [(one.path, f"{one.moved:,}", f"{one.kept:,}") for one in progress.destinations]
+    rows = [(known.path, f"{known.moved:,}", f"{known.kept:,}") for known in progress.destinations]
     paths, *counts = (max(map(len, column)) for column in zip(_HEADER[:3], *rows, strict=True))
     left = width - sum(counts) - len(_HEADER[1:]) * _GAP
     path_width = min(paths, max(left - _MIN_STATE, len(_HEADER[0])))
@@ -186,8 +186,8 @@ def picture(progress: SyphonProgress, width: int) -> RenderableType:
     for name, count_width in zip(_HEADER[1:3], counts, strict=True):
         table.add_column(name, justify="right", no_wrap=True, width=count_width)
     table.add_column(_HEADER[3], no_wrap=True, overflow="ellipsis", max_width=left - path_width)
-    for one, (path, moved, kept) in zip(progress.destinations, rows, strict=True):
-        table.add_row(Text(shortened(path, path_width)), moved, kept, _state(one))
+    for destination, (path, moved, kept) in zip(progress.destinations, rows, strict=True):
+        table.add_row(Text(shortened(path, path_width)), moved, kept, _state(destination))
     return Group(totals, table)
 
 
@@ -198,7 +198,7 @@ def _state(destination: DestinationProgress) -> Text:
 
 
 def shortened(path: str, longest: int) -> str:
-    """Return a path of at most so many characters; both ends of it are kept."""
+    """Return a path cut in the middle to at most `longest` characters."""
     if len(path) <= longest:
         return path
     head = (longest - 1) // 2

@@ -1,1 +1,1 @@
-"""What applications import: factories, clients, senders, receivers, the manager."""
+"""The client library that applications import: factories, clients, senders, receivers, manager."""

@@ -1,4 +1,4 @@
-"""Clients of queues, topics and subscriptions: senders and receivers by the names people know."""
+"""Clients of queues, topics and subscriptions: senders and receivers under their API names."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -31,7 +31,7 @@ class SessionfulReceiver(MessageReceiver):
     def accept_message_session(
         self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT
     ) -> MessageSession:
-        """Hold a session: the named one, or the next that has messages."""
+        """Lock a session: the named one, or the next one that has messages."""
         self._check()
         return accept_session(self._courier, self.path, session_id, wait, self._options)
 
@@ -53,7 +53,7 @@ class SessionfulReceiver(MessageReceiver):
 
 
 class SubscriptionClient(SessionfulReceiver):
-    """Receives from a subscription, and keeps its rules."""
+    """Receives from a subscription, and manages its rules."""
 
     def __init__(
         self, courier: Courier, topic_path: str, name: str, options: ReceiveOptions | None = None
@@ -63,7 +63,7 @@ class SubscriptionClient(SessionfulReceiver):
         self.name = name
 
     def add_rule(self, rule: RuleDescription) -> None:
-        """Add a rule; messages sent from now on are selected by it, too."""
+        """Add a rule; it also selects messages, from the next send to the topic on."""
         self._check()
         self._courier.ask(CreateRule(self.path, rule))
 
@@ -89,6 +89,6 @@ def accept_session(
     wait: timedelta,
     options: ReceiveOptions | None,
 ) -> MessageSession:
-    """Hold a session of an entity."""
+    """Lock a session of an entity."""
     grant = courier.ask(AcceptSession(path, session_id, wait))
     return MessageSession(courier, path, grant, options)

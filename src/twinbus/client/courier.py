@@ -1,7 +1,10 @@
-"""Carries commands to a namespace under a retry policy: the one way clients reach it.
+"""Sends commands to a namespace under a retry policy. Every client uses a courier.
 
-Every send is numbered, so that the namespace recognises one that comes again after its reply was
-lost.
+Each send carries the sender's name and consecutive numbers. The namespace uses them to recognise a
+send that the courier repeats after the reply was lost, so that a retry enqueues nothing twice.
+
+A factory has one courier, and its clients call it from any thread. The calling thread sleeps
+between tries; the courier has no thread of its own.
 """
 
 import threading
@@ -47,7 +50,7 @@ _UNLIMITED = UnlimitedTries()
 class _Numbers:
     """Numbers the messages to one entity.
 
-    Each entity has its own, so that one that is failing leaves no gaps in the others'.
+    Each entity has its own numbers, so that failed sends to one leave no gaps in those of another.
     """
 
     def __init__(self, source: str) -> None:
@@ -63,7 +66,7 @@ class _Numbers:
 
 
 class Courier:
-    """Asks, and asks again where that may help. Used from many threads."""
+    """Sends commands and retries transient failures. Thread-safe."""
 
     def __init__(
         self, namespace: Namespace, clock: Clock, policy: RetryPolicy, life: Life, random: Random
@@ -75,32 +78,32 @@ class Courier:
         self.random = random
         self._gate = BusyGate()
         self._numbers: dict[str, _Numbers] = {}  # by path
-        self.route: Route = _DirectRoute(self)  # of the sends of clients
+        self.route: Route = _DirectRoute(self)  # all sends of clients go through it
         on_fork(self._after_fork)
 
     @property
     def policy(self) -> RetryPolicy:
-        """How often and how long it tries."""
+        """The retry policy of every operation."""
         return self._policy
 
     @policy.setter
     def policy(self, policy: RetryPolicy) -> None:
         self._policy = policy
-        self.timeout_us = to_us(policy.operation_timeout)  # of an operation, all tries together
+        self.timeout_us = to_us(policy.operation_timeout)  # for all tries of an operation together
         self.try_us = min(to_us(policy.try_timeout), self.timeout_us)
 
     def _after_fork(self) -> None:
-        """Become another sender: the parent goes on with the numbers it has."""
+        """Send under a new sender name in the child: the parent continues the old numbers."""
         self._gate = BusyGate()
         self._numbers = {}
 
     def new_send(self, path: str, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Send:
-        """Return a send that the namespace recognises when it comes again."""
+        """Return a send with numbers, so that the namespace recognises a repetition."""
         count = len(messages) if isinstance(messages, list | tuple | pa.RecordBatch) else 0
         return Send(path, messages, self._origin(path, count))
 
     def new_cancel(self, path: str, sequence_numbers: Sequence[int]) -> CancelScheduled:
-        """Return a cancel that the namespace recognises when it comes again."""
+        """Return a cancel with a number, so that the namespace recognises a repetition."""
         return CancelScheduled(path, sequence_numbers, self._origin(path, 1))
 
     def _origin(self, path: str, count: int) -> Origin:
@@ -118,13 +121,13 @@ class Courier:
     ) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
 
-        `tries` may end the operation earlier. `time_left_us` is given where the operation began
-        before.
+        `tries` may end the operation earlier. `time_left_us` replaces the operation timeout when
+        part of the operation is already done.
         """
         clock = self.clock
         began = clock.now_us()
-        own = getattr(command, "wait", NO_WAIT)  # a long poll's own time comes on top
-        wait = to_us(own) if own else 0
+        long_poll = getattr(command, "wait", NO_WAIT)  # added to the timeouts
+        wait = to_us(long_poll) if long_poll else 0
         span = self.timeout_us + wait if time_left_us is None else time_left_us
         deadline = began + span
         history: list[MessagingError] = []
@@ -134,7 +137,7 @@ class Courier:
             if history or self._gate.may_be_closed:
                 now = self._pass_gate(_path_of(command), began, deadline, history, tries)
             end = tries.end_at()
-            if history and end <= now:  # it may have come during the pause
+            if history and end <= now:  # the end came during the pause
                 raise exhausted(history, (now - began) / SECOND_US)
             try_end = min(now + self.try_us + wait, deadline, end if end > now else deadline)
             try:
@@ -161,7 +164,7 @@ class Courier:
         history: list[MessagingError],
         tries: Tries = _UNLIMITED,
     ) -> int:
-        """Wait until the gate is open and return the time; raise if the operation has no time."""
+        """Wait until the gate is open and return the time; raise if there is no time to wait."""
         while True:
             now = self.clock.now_us()
             until, reason = self._gate.check(path, now)
@@ -173,19 +176,19 @@ class Courier:
             self.clock.sleep_us(min(until, end) - now)
 
     def note(self, error: MessagingError) -> None:
-        """Close the gate when the namespace said that it, or an entity, is busy."""
+        """Close the gate for the scope of the error if it is a ServerBusyError."""
         self._gate.note(error, self.clock.now_us())
 
     def busy_until(self, path: str, now: int) -> int:
-        """Return until when nothing goes to an entity; now if something may."""
+        """Return when the gate opens for an entity; `now` if it is open."""
         return self._gate.check(path, now)[0]
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over once, without waiting and without trying again."""
+        """Send a command without waiting for its reply; it is not retried."""
         return self.namespace.submit(command)
 
     def begin_send(self, command: Send, tries: Tries = _UNLIMITED) -> "Submitted":
-        """Hand a send over without waiting for its reply; waits only while the gate is closed."""
+        """Start a send without waiting for its reply; waits only while the gate is closed."""
         self.life.check()
         began = self.clock.now_us()
         sent_at = self._pass_gate(command.path, began, began + self.timeout_us, [], tries)
@@ -193,23 +196,23 @@ class Courier:
 
 
 def _path_of(command: Command[Any]) -> str:
-    """Return the path of the entity that a command is about; empty: the namespace."""
+    """Return the path of a command's entity; empty for a command about the namespace."""
     path = getattr(command, "path", "")
     return path if isinstance(path, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A send under way."""
+    """A send in flight."""
 
     courier: Courier
     command: Send
     reply: "Future[SendReceipt]"
     began: int
-    sent_at: int  # when the first try began: the gate may have been closed before
+    sent_at: int  # when the first try began, after the gate had opened
 
     def wait(self, tries: Tries = _UNLIMITED) -> SendReceipt:
-        """Return the receipt; when the first try fails, go on under the retry policy."""
+        """Return the receipt; if the first try fails, retry under the retry policy."""
         courier = self.courier
         end = min(self.sent_at + courier.try_us, tries.end_at())
         try:
@@ -217,7 +220,11 @@ class Submitted:
         except MessagingError as refusal:
             error = refusal
         except TimeoutError:
-            error = OperationTimeoutError("no answer in time; whether the work was done is unknown")
+            error = OperationTimeoutError(
+                f"the send to {self.command.path} got no reply in time, and its messages may or "
+                "may not be enqueued. If you send them again, keep their message ids: an entity "
+                "with duplicate detection then enqueues them once"
+            )
         courier.note(error)
         if not is_worth_a_retry(error):
             raise error
@@ -229,7 +236,7 @@ class Submitted:
 
 
 class _DirectRoute:
-    """Straight to the courier's own namespace."""
+    """Sends to the courier's own namespace; the route of a factory that is not paired."""
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
@@ -239,11 +246,11 @@ class _DirectRoute:
         return self._courier.ask(command)
 
     def is_diverting(self, path: str) -> bool:  # noqa: ARG002
-        """Never."""
+        """Return False: nothing is diverted."""
         return False
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:  # noqa: ARG002
-        """Begin to send."""
+        """Start a send, and return a function that waits for its receipt."""
         return self._courier.begin_send(command).wait
 
     def cancel(self, command: CancelScheduled) -> None:
@@ -252,7 +259,7 @@ class _DirectRoute:
 
 
 class NamespaceUser(Closable):
-    """What a factory and a manager are: a namespace, a courier to it, and a life that ends."""
+    """Base of factory and manager: owns a namespace, a courier to it and its state."""
 
     def __init__(
         self,
@@ -263,7 +270,7 @@ class NamespaceUser(Closable):
         address: str = "",
         random: Random | None = None,
     ) -> None:
-        self.address = address  # where the namespace is; empty: nobody knows
+        self.address = address  # of the namespace; empty: unknown
         self._life = Life()
         self._namespace = namespace
         self._courier = Courier(
@@ -276,11 +283,11 @@ class NamespaceUser(Closable):
 
     @property
     def courier(self) -> Courier:
-        """What carries its commands; for those who build on it, as pairing does."""
+        """The courier of this factory or manager; pairing and the syphon use it."""
         return self._courier
 
     def close(self) -> None:
-        """Finish what is under way and let go of the namespace; closing twice is harmless."""
+        """Wait for operations in flight and close the namespace; may be called twice."""
         if self._life.enter(FactoryState.CLOSING):
             self._namespace.close()
             self._life.enter(FactoryState.CLOSED)

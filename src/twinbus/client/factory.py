@@ -1,4 +1,7 @@
-"""The factory: one connection to one namespace, from which all clients come."""
+"""The factory: one connection to one namespace; it creates all clients of that namespace.
+
+A factory is thread-safe. It can be paired once; pairing replaces the route of its courier.
+"""
 
 import threading
 from abc import ABC, abstractmethod
@@ -25,7 +28,7 @@ P = TypeVar("P")
 
 
 class PairedNamespaceOptions(ABC, Generic[P]):
-    """How a factory is paired with another namespace; each subclass is a way to pair."""
+    """Base class for the options of a pairing; each subclass is one kind of pairing."""
 
     def __init__(self, failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL) -> None:
         check_span("failover_interval", failover_interval, timedelta(0), MAX_FAILOVER_INTERVAL)
@@ -38,17 +41,17 @@ class PairedNamespaceOptions(ABC, Generic[P]):
 
     @abstractmethod
     def pair(self, primary: "MessagingFactory") -> P:
-        """Set everything up and return the pairing; called once, by `pair_namespace`."""
+        """Set the pairing up and return it; `pair_namespace` calls this once."""
 
 
 class MessagingFactory(NamespaceUser):
-    """Makes clients of one namespace. Safe to share between threads; close it when done.
+    """Creates clients of one namespace. Thread-safe. Close it when done.
 
-    `MessagingFactory.from_connection_string(...)` is how to get one; the constructor takes a
-    namespace, a clock and a name for tests and for those who bring their own.
+    Applications call `MessagingFactory.from_connection_string(...)`. The constructor takes an open
+    namespace, a clock and a name; it is for tests and for other implementations of a namespace.
     """
 
-    def __init__(  # noqa: PLR0913 - what a factory is made of
+    def __init__(  # noqa: PLR0913 - keyword-only parts, all but one optional
         self,
         namespace: Namespace,
         *,
@@ -60,7 +63,7 @@ class MessagingFactory(NamespaceUser):
         random: Random | None = None,
     ) -> None:
         self.name = name  # of the namespace
-        self.connection = connection  # for other processes of the application; None: nobody knows
+        self.connection = connection  # other processes of the application use it; None: unknown
         super().__init__(namespace, retry_policy, clock, address=address, random=random)
         self._pairing: object | None = None
         self._pairing_begins = threading.Lock()
@@ -119,28 +122,33 @@ class MessagingFactory(NamespaceUser):
         wait: timedelta = DEFAULT_WAIT,
         options: ReceiveOptions | None = None,
     ) -> MessageSession:
-        """Hold a session of a queue or subscription: the named one, or the next with messages."""
+        """Lock a session of a queue or subscription: the named one, or the next with messages."""
         return accept_session(self._courier, path, session_id, wait, options)
 
     # -- pairing -------------------------------------------------------------------------------
 
     def pair_namespace(self, options: PairedNamespaceOptions[P]) -> P:
-        """Pair this namespace with another; when it returns, everything is set up.
+        """Pair this namespace with another; return when the pairing is set up.
 
-        Clients that exist already take part. If it fails, nothing is paired and it may be tried
-        again.
+        The pairing also applies to clients that already exist. If it raises, nothing is paired, and
+        you may call it again.
         """
         if not isinstance(options, PairedNamespaceOptions):
             raise InvalidArgumentError(
-                "pair_namespace takes options, such as SendAvailabilityPairedNamespaceOptions"
+                "pair_namespace takes options, such as SendAvailabilityPairedNamespaceOptions, not "
+                f"{type(options).__name__}"
             )
         self._life.check()
         if not self._pairing_begins.acquire(blocking=False):
-            raise InvalidOperationError(f"{self.name} is being paired by another thread")
+            raise InvalidOperationError(
+                f"another thread is pairing the factory of {self.name}. Wait for it: a factory can "
+                "be paired only once"
+            )
         try:
             if self._pairing is not None:
                 raise InvalidOperationError(
-                    f"{self.name} is paired already; a factory is paired at most once"
+                    f"the factory of {self.name} is already paired, and a factory can be paired at "
+                    "most once. Create a new factory for another pairing"
                 )
             pairing = options.pair(self)
             self._pairing = pairing
@@ -148,18 +156,18 @@ class MessagingFactory(NamespaceUser):
             self._pairing_begins.release()
         return pairing
 
-    # -- its life ------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> FactoryState:
-        """What it is at."""
+        """The state of the factory."""
         return self._life.state
 
     def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call back at each change of state; return how to stop."""
+        """Call `watcher` at each change of state; return a function that removes the watcher."""
         return self._life.watch(watcher)
 
     def fault(self, cause: str) -> None:
-        """Give up for good: from now on every call is refused with this cause."""
+        """Fault the factory: it refuses every further call with an error that names this cause."""
         if self._life.enter(FactoryState.FAULTED, cause):
             self._namespace.close()

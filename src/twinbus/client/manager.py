@@ -1,4 +1,4 @@
-"""Managing a namespace: entities, rules, what they hold, and the keys that open it."""
+"""Manages a namespace: entities, rules, runtime properties and access keys."""
 
 import base64
 from collections.abc import Sequence
@@ -42,6 +42,7 @@ from twinbus.protocol.commands import (
     PutKey,
     ReadMeter,
     UpdateEntity,
+    UpdateRule,
 )
 from twinbus.protocol.keys import Claim, SharedAccessKey, key_id
 
@@ -50,7 +51,7 @@ R = TypeVar("R")
 
 
 def new_secret() -> str:
-    """Return a secret nobody can guess."""
+    """Return a random secret for a key."""
     return base64.b64encode(urandom(KEY_BYTES)).decode()
 
 
@@ -60,10 +61,10 @@ def _kind(description: type[object]) -> str:
 
 
 class NamespaceManager(NamespaceUser):
-    """Creates, describes, lists, changes and deletes what a namespace holds.
+    """Creates, describes, lists, changes and deletes entities, rules and keys of a namespace.
 
-    With `exist_ok=True` a create method returns an entity that exists already as it is: its
-    settings and its rules may differ from those asked for. An entity of another kind is an error.
+    With `exist_ok=True` a create method returns an existing entity unchanged: its settings and
+    rules may differ from the requested ones. An existing entity of another kind is an error.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class NamespaceManager(NamespaceUser):
     def _get(self, path: str, kind: type[D]) -> D:
         found = self._ask(GetEntity(path))
         if not isinstance(found, kind):
-            raise EntityNotFoundError(f"there is no {_kind(kind)} {path}", path=path)
+            raise EntityNotFoundError(
+                f"there is no {_kind(kind)} {path}: {path} is a {_kind(type(found))}", path=path
+            )
         return found
 
     def _exists(self, path: str, kind: type[D]) -> bool:
@@ -112,12 +115,12 @@ class NamespaceManager(NamespaceUser):
         return self._get(description.path, type(description))
 
     def _get_existing(self, wanted: D) -> D:
-        """Return the entity that has the path of a wanted one, if it is of the same kind."""
+        """Return the existing entity at the wanted path; raise if it is of another kind."""
         found = self._ask(GetEntity(wanted.path))
         if not isinstance(found, type(wanted)):
             raise EntityAlreadyExistsError(
-                f"{found.path} exists already, as a {_kind(type(found))}; a {_kind(type(wanted))} "
-                "needs another path",
+                f"{found.path} exists already, as a {_kind(type(found))}. Choose another path for "
+                f"the {_kind(type(wanted))}",
                 path=found.path,
             )
         return found
@@ -148,7 +151,7 @@ class NamespaceManager(NamespaceUser):
         return self._update(description)
 
     def delete_queue(self, path: str) -> None:
-        """Delete a queue and all it holds."""
+        """Delete a queue and its messages."""
         self._delete(path, QueueDescription)
 
     def queue_exists(self, path: str) -> bool:
@@ -178,7 +181,7 @@ class NamespaceManager(NamespaceUser):
         return self._update(description)
 
     def delete_topic(self, path: str) -> None:
-        """Delete a topic, its subscriptions and all they hold."""
+        """Delete a topic, its subscriptions and their messages."""
         self._delete(path, TopicDescription)
 
     def topic_exists(self, path: str) -> bool:
@@ -200,7 +203,7 @@ class NamespaceManager(NamespaceUser):
         *,
         exist_ok: bool = False,
     ) -> SubscriptionDescription:
-        """Subscribe to a topic, with a rule in place of the catch-all if one is given."""
+        """Subscribe to a topic; a given rule replaces the catch-all rule."""
         if isinstance(subscription, str):
             subscription = SubscriptionDescription(topic_path=topic_path, name=subscription)
         wanted = replace(subscription, topic_path=topic_path)
@@ -215,7 +218,7 @@ class NamespaceManager(NamespaceUser):
         return self._update(description)
 
     def delete_subscription(self, topic_path: str, name: str) -> None:
-        """Delete a subscription and all it holds."""
+        """Delete a subscription and its messages."""
         self._delete(subscription_path(topic_path, name), SubscriptionDescription)
 
     def subscription_exists(self, topic_path: str, name: str) -> bool:
@@ -225,7 +228,7 @@ class NamespaceManager(NamespaceUser):
     def list_subscriptions(self, topic_path: str) -> list[SubscriptionDescription]:
         """Return the subscriptions of a topic, ordered by name."""
         found = self._ask(ListEntities(EntityKind.SUBSCRIPTION, topic_path))
-        return [one for one in found if isinstance(one, SubscriptionDescription)]
+        return [entity for entity in found if isinstance(entity, SubscriptionDescription)]
 
     # -- rules ---------------------------------------------------------------------------------
 
@@ -233,12 +236,18 @@ class NamespaceManager(NamespaceUser):
         """Add a rule to a subscription."""
         self._ask(CreateRule(subscription_path(topic_path, name), rule))
 
+    def update_rule(self, topic_path: str, name: str, rule: RuleDescription) -> None:
+        """Replace the filter and the action of the rule of that name."""
+        self._ask(UpdateRule(subscription_path(topic_path, name), rule))
+
     def get_rule(self, topic_path: str, name: str, rule_name: str) -> RuleDescription:
         """Describe a rule of a subscription."""
         for rule in self.list_rules(topic_path, name):
             if rule.name.lower() == rule_name.lower():
                 return rule
-        raise EntityNotFoundError(f"{subscription_path(topic_path, name)} has no rule {rule_name}")
+        raise EntityNotFoundError(
+            f"the subscription {subscription_path(topic_path, name)} has no rule {rule_name}"
+        )
 
     def delete_rule(self, topic_path: str, name: str, rule_name: str) -> None:
         """Remove a rule from a subscription."""
@@ -253,10 +262,10 @@ class NamespaceManager(NamespaceUser):
         """Return the rules of a subscription, ordered by name."""
         return self._ask(ListRules(subscription_path(topic_path, name)))
 
-    # -- what is there -------------------------------------------------------------------------
+    # -- runtime -------------------------------------------------------------------------------
 
     def get_runtime_properties(self, path: str) -> RuntimeProperties:
-        """Tell what a queue, topic or subscription holds right now."""
+        """Return the current message counts, size and times of a queue, topic or subscription."""
         return self._ask(GetRuntimeProperties(path))
 
     def read_meter(self) -> pa.RecordBatch:
@@ -268,10 +277,11 @@ class NamespaceManager(NamespaceUser):
     def create_key(
         self, name: str, claims: Sequence[Claim], entity_path: str | None = None
     ) -> SharedAccessKey:
-        """Make a key with new secrets, for the namespace or one queue or topic."""
+        """Create a key with new secrets, for the namespace or for one queue or topic."""
         if any(key.id == key_id(name, entity_path) for key in self.list_keys()):
             raise EntityAlreadyExistsError(
-                f"{entity_path or 'the namespace'} has a key {name} already; regenerate its secrets"
+                f"{entity_path or 'the namespace'} already has a key {name}. Choose another name, "
+                "or regenerate the secrets of that key"
             )
         key = SharedAccessKey(
             name=name,
@@ -291,15 +301,17 @@ class NamespaceManager(NamespaceUser):
         raise EntityNotFoundError(f"{entity_path or 'the namespace'} has no key {name}")
 
     def list_keys(self) -> Sequence[SharedAccessKey]:
-        """Return every key with its secrets: those of the namespace first."""
+        """Return every key with its secrets; the keys of the namespace come first."""
         return self._ask(ListKeys())
 
     def regenerate_key(
         self, name: str, secret: Literal["primary", "secondary"], entity_path: str | None = None
     ) -> SharedAccessKey:
-        """Replace one secret of a key; tokens signed with the other stay good."""
+        """Replace one secret of a key; tokens signed with the other secret stay valid."""
         if secret not in ("primary", "secondary"):
-            raise InvalidArgumentError("which secret? It is 'primary' or 'secondary'")
+            raise InvalidArgumentError(
+                f"secret must be 'primary' or 'secondary', to say which secret of {name} to replace"
+            )
         key = self.get_key(name, entity_path)
         if secret == "primary":  # noqa: S105 - which of the two, not a secret
             key = replace(key, primary=new_secret())
@@ -309,5 +321,5 @@ class NamespaceManager(NamespaceUser):
         return key
 
     def delete_key(self, name: str, entity_path: str | None = None) -> None:
-        """Remove a key; its tokens are no longer good."""
+        """Delete a key; its tokens are no longer valid."""
         self._ask(DeleteKey(name, entity_path))

@@ -1,8 +1,9 @@
-"""Many single sends in flight: each message has its own future, and none waits for another.
+"""A sender that keeps many single sends in flight; each message has its own future.
 
-Messages that wait at the same time travel in one send, a few such sends are under way at once. When
-one of them is refused for what a message is, its messages are sent one by one, so that only those
-at fault fail.
+One thread per sender combines the waiting messages into batches, and keeps a few batches in flight.
+If the namespace refuses a batch because of a message in it, the thread sends the messages of that
+batch one by one, so that only the messages at fault fail. While sends are diverted, only one batch
+is in flight, so that a failed batch cannot be overtaken by the next.
 """
 
 import threading
@@ -41,7 +42,7 @@ class _Flight:
 
 
 class PipelinedSender(Closable):
-    """Sends without waiting; as a context manager it waits at the end for all."""
+    """Sends without waiting. As a context manager it waits for all replies at the end."""
 
     def __init__(self, courier: Courier, path: str, lane: Lane) -> None:
         self.path = path
@@ -57,25 +58,29 @@ class PipelinedSender(Closable):
         on_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        """Take no more messages: the thread that sends them is in the parent."""
+        """Close the sender in the child: the thread that sends exists only in the parent."""
         self._changed = threading.Condition()
         self._waiting.clear()
         self._unanswered = 0
         self._closed = True
 
     def send(self, message: BrokeredMessage) -> "Future[None]":
-        """Send a message; the future is done when it is durable, or holds the error.
+        """Send a message; the future is done when the message is durable, or has the error.
 
         Blocks only while too many messages wait.
         """
         if not isinstance(message, BrokeredMessage):
-            raise InvalidArgumentError(f"send takes a message, not {type(message).__name__}")
+            raise InvalidArgumentError(
+                f"send takes a BrokeredMessage, not {type(message).__name__}"
+            )
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # what was sent cannot be taken back
+        future.set_running_or_notify_cancel()  # a send cannot be cancelled
         with self._changed:
             self._changed.wait_for(self._may_send)
             if self._closed:
-                raise NamespaceClosedError(f"this client of {self.path} was closed")
+                raise NamespaceClosedError(
+                    f"this pipelined sender to {self.path} was closed. Create a new one"
+                )
             self._waiting.append(_Entry(message, future))
             self._unanswered += 1
             if len(self._waiting) == 1:
@@ -83,16 +88,17 @@ class PipelinedSender(Closable):
         return future
 
     def _may_send(self) -> bool:
-        own = threading.current_thread() is self._thread  # a callback: it would wait for itself
-        return own or self._closed or len(self._waiting) < PIPELINE_BACKLOG
+        # A callback of a future runs in our own thread: it would wait for itself.
+        is_callback = threading.current_thread() is self._thread
+        return is_callback or self._closed or len(self._waiting) < PIPELINE_BACKLOG
 
     def flush(self) -> None:
-        """Return when everything sent so far has been answered."""
+        """Return when every message sent so far has its reply."""
         with self._changed:
             self._changed.wait_for(lambda: self._unanswered == 0)
 
     def close(self) -> None:
-        """Finish what was sent, then stop."""
+        """Wait for the replies to everything sent, then stop."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -109,12 +115,12 @@ class PipelinedSender(Closable):
             divert = self._courier.route.is_diverting(self.path)
             most = 1 if divert else PIPELINE_SENDS  # a send that fails must not be overtaken
             while self._waiting and len(self._flights) < most:
-                self._take_off(divert=divert)
+                self._submit_batch(divert=divert)
             if self._flights:
                 flight = self._flights.popleft()
-                self._answer(flight.entries, self._land(flight))
+                self._answer(flight.entries, self._await_reply(flight))
 
-    def _take_off(self, *, divert: bool) -> None:
+    def _submit_batch(self, *, divert: bool) -> None:
         entries: list[_Entry] = []
         size = 0
         with self._changed:
@@ -129,18 +135,18 @@ class PipelinedSender(Closable):
             wait = partial(_refuse, error)
         self._flights.append(_Flight(entries, command, wait))
 
-    def _land(self, flight: _Flight) -> MessagingError | None:
-        """Wait for a reply; return what went wrong with those that are not answered yet."""
+    def _await_reply(self, flight: _Flight) -> MessagingError | None:
+        """Wait for the reply to a batch; return the error of the entries left in the flight."""
         error = _outcome(flight.wait)
         if error is None or error.fault is not Fault.CALLER or len(flight.entries) == 1:
             return error
         origin = flight.command.origin
-        assert origin is not None  # new_send gave it
+        assert origin is not None  # new_send sets it
         for at, entry in enumerate(flight.entries):
             number = origin.numbers[at : at + 1]
-            one = Send(self.path, [entry.message], Origin(origin.source, number))
-            again = partial(self._courier.route.send, one, self._lane, was_tried=True)
-            self._answer([entry], _outcome(again))
+            single = Send(self.path, [entry.message], Origin(origin.source, number))
+            resend = partial(self._courier.route.send, single, self._lane, was_tried=True)
+            self._answer([entry], _outcome(resend))
         flight.entries.clear()
         return None
 
@@ -157,13 +163,13 @@ class PipelinedSender(Closable):
 
 
 def _outcome(send: Callable[[], object]) -> MessagingError | None:
-    """Send; return what went wrong."""
+    """Call `send`; return its error, or None."""
     try:
         send()
     except MessagingError as error:
         return error
-    except Exception as trouble:  # noqa: BLE001 - the thread must live on for the others
-        return MessagingError(f"the send failed: {trouble!r}")
+    except Exception as error:  # noqa: BLE001 - the thread must go on with the other messages
+        return MessagingError(f"the send failed with an unexpected error: {error!r}")
     return None
 
 

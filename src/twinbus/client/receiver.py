@@ -1,4 +1,8 @@
-"""Receiving from one queue, subscription or dead-letter queue, and settling what was received."""
+"""Receives from one queue, subscription or dead-letter queue, and settles received messages.
+
+A receiver may fetch messages ahead (prefetch) and renew their locks (`auto_renew_for`). Closing it
+releases the prefetched messages.
+"""
 
 import threading
 from collections import deque
@@ -40,48 +44,51 @@ from twinbus.protocol.commands import (
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage(BrokeredMessage):
-    """A message with the receiver that got it; settled by its own methods."""
+    """A received message. Its methods settle it through its receiver."""
 
     receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
     _settled_as: Disposition | None = field(default=None, repr=False, compare=False)
 
     def complete(self) -> None:
-        """Say that it is done: it will not be delivered again."""
-        self._its_receiver().complete([self])
+        """Complete the message: the broker deletes it and does not deliver it again."""
+        self._receiver_or_raise().complete([self])
 
     def abandon(self) -> None:
-        """Give it back; counts as a failed delivery."""
-        self._its_receiver().abandon([self])
+        """Release the message for redelivery; this delivery counts as failed."""
+        self._receiver_or_raise().abandon([self])
 
     def defer(self) -> None:
-        """Put it aside; it comes back only by `receive_deferred` with its sequence number."""
-        self._its_receiver().defer([self])
+        """Set the message aside; only `receive_deferred` with its sequence number returns it."""
+        self._receiver_or_raise().defer([self])
 
     def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
-        """Move it to the dead-letter queue."""
-        self._its_receiver().dead_letter([self], reason, description)
+        """Move the message to the dead-letter queue."""
+        self._receiver_or_raise().dead_letter([self], reason, description)
 
     def renew_lock(self) -> datetime:
-        """Lock it for another lock duration; return until when."""
-        return self._its_receiver().renew_locks([self])
+        """Renew the lock for another lock duration; return when it expires."""
+        return self._receiver_or_raise().renew_locks([self])
 
-    def _its_receiver(self) -> "MessageReceiver":
+    def _receiver_or_raise(self) -> "MessageReceiver":
         if self.receiver is None:
-            raise InvalidOperationError("the message was not received; nothing can be settled")
+            raise InvalidOperationError(
+                f"message {self.sequence_number} has no receiver, so it cannot be settled. Settle "
+                "the message that a receiver returned"
+            )
         return self.receiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiveOptions:
-    """How a receiver behaves."""
+    """The options of a receiver."""
 
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
-    prefetch_count: int = 0  # messages fetched ahead and held locked
-    auto_renew_for: timedelta | None = None  # locks are renewed this long; None: not at all
+    prefetch_count: int = 0  # messages fetched ahead; they stay locked until they are received
+    auto_renew_for: timedelta | None = None  # how long locks are renewed; None: not at all
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, ReceiveMode):
-            raise InvalidArgumentError(f"mode is {self.mode!r}; use a ReceiveMode")
+            raise InvalidArgumentError(f"mode is {self.mode!r}; it must be a ReceiveMode")
         if type(self.prefetch_count) is not int or not (
             0 <= self.prefetch_count <= MAX_RECEIVE_MESSAGES
         ):
@@ -98,8 +105,9 @@ class ReceiveOptions:
             self.prefetch_count or self.auto_renew_for
         ):
             raise InvalidArgumentError(
-                "receive-and-delete has no locks: what was prefetched would be lost with the "
-                "process, and there is nothing to renew; leave prefetch_count and auto_renew_for"
+                "prefetch_count and auto_renew_for cannot be combined with receive-and-delete, "
+                "which has no locks: prefetched messages would be lost with the process. Leave out "
+                "both, or use ReceiveMode.PEEK_LOCK"
             )
 
 
@@ -125,21 +133,21 @@ class MessageReceiver(EntityClient):
     # -- receiving -----------------------------------------------------------------------------
 
     def receive(self, wait: timedelta = DEFAULT_WAIT) -> ReceivedMessage | None:
-        """Return the next message, or None when none came within `wait`."""
+        """Return the next message, or None if none arrived within `wait`."""
         return next(iter(self.receive_batch(1, wait)), None)
 
     def receive_batch(
         self, max_messages: int, wait: timedelta = DEFAULT_WAIT
     ) -> list[ReceivedMessage]:
-        """Return up to so many messages: waits for the first, takes what is there with it."""
+        """Wait for the first message; return it with others that are ready, up to the maximum."""
         self._check()
         if type(max_messages) is not int or not 1 <= max_messages <= MAX_RECEIVE_MESSAGES:
             raise InvalidArgumentError(
                 f"max_messages is {max_messages!r}; it must be from 1 to {MAX_RECEIVE_MESSAGES}"
             )
         if self._ahead is not None:
-            return self._held(self._ahead.take(max_messages, wait))
-        return self._held(self.receive_columns(max_messages, wait))
+            return self._to_received(self._ahead.take(max_messages, wait))
+        return self._to_received(self.receive_columns(max_messages, wait))
 
     def receive_columns(self, max_messages: int, wait: timedelta = DEFAULT_WAIT) -> pa.RecordBatch:
         """Receive as an Arrow batch of DELIVERY_SCHEMA; settle by its `lock_token` column."""
@@ -147,16 +155,19 @@ class MessageReceiver(EntityClient):
         return self._courier.ask(self.request(max_messages, wait))
 
     def request(self, max_messages: int, wait: timedelta) -> Receive:
-        """Return the command that receives here."""
+        """Return the command that receives from this entity."""
         return Receive(self.path, max_messages, wait, self._options.mode, self._session)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Give messages as they come, until the receiver is closed."""
+        """Yield messages as they arrive, until the receiver is closed."""
         while not self._closed:
             yield from self.receive_batch(1)
 
     def peek(self, from_sequence_number: int = 0, max_messages: int = 1) -> list[BrokeredMessage]:
-        """Browse without locking, also deferred and scheduled messages; in a session, its own."""
+        """Browse messages without locking them, including deferred and scheduled ones.
+
+        In a session, browse only the messages of that session.
+        """
         self._check()
         session_id = None if self._session is None else self._session.session_id
         command = Peek(self.path, from_sequence_number, max_messages, session_id=session_id)
@@ -175,13 +186,14 @@ class MessageReceiver(EntityClient):
         return self._courier.ask(command)
 
     def receive_deferred(self, sequence_numbers: int | Sequence[int]) -> list[ReceivedMessage]:
-        """Receive deferred messages by number, all or none."""
+        """Receive deferred messages by sequence number, all or none."""
         self._check()
         numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         command = ReceiveDeferred(self.path, numbers, self._options.mode, self._session)
-        return self._held(self._courier.ask(command))
+        return self._to_received(self._courier.ask(command))
 
-    def _held(self, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+    def _to_received(self, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+        """Return the rows as messages, and have their locks renewed if the options say so."""
         messages = [ReceivedMessage(**fields, receiver=self) for fields in rows_of(batch)]
         if self._renewer is not None and self._session is None:
             for message in messages:
@@ -200,11 +212,11 @@ class MessageReceiver(EntityClient):
         self._settle(messages, Disposition.COMPLETE)
 
     def abandon(self, messages: Sequence[BrokeredMessage]) -> None:
-        """Give several messages back in one operation; counts as a failed delivery."""
+        """Release several messages for redelivery in one operation; counts as failed delivery."""
         self._settle(messages, Disposition.ABANDON)
 
     def defer(self, messages: Sequence[BrokeredMessage]) -> None:
-        """Put several messages aside in one operation."""
+        """Defer several messages in one operation."""
         self._settle(messages, Disposition.DEFER)
 
     def dead_letter(
@@ -215,18 +227,18 @@ class MessageReceiver(EntityClient):
     ) -> None:
         """Move several messages to the dead-letter queue in one operation.
 
-        Reasons and descriptions are cut off at 4096 characters: a traceback may be longer.
+        Reasons and descriptions are cut to 4096 characters, as a traceback may be longer.
         """
         most = MAX_REASON_CHARACTERS
         cut = (text and text[:most] for text in (reason, description))
         self._settle(messages, Disposition.DEAD_LETTER, *cut)
 
     def release(self, messages: Sequence[BrokeredMessage]) -> None:
-        """Give several messages back unread; does not count as a failed delivery."""
+        """Release several messages in one operation; does not count as a failed delivery."""
         self._settle(messages, Disposition.RELEASE)
 
     def renew_locks(self, messages: Sequence[BrokeredMessage]) -> datetime:
-        """Lock messages for another lock duration; return until when."""
+        """Renew the locks for another lock duration; return when they expire."""
         return self._courier.ask(RenewLocks(self.path, tokens_of(_tokens(messages))))
 
     def settle_columns(self, lock_tokens: pa.Array, disposition: Disposition) -> None:
@@ -251,7 +263,7 @@ class MessageReceiver(EntityClient):
                     object.__setattr__(message, "_settled_as", disposition)
 
     def close(self) -> None:
-        """Give back what was fetched ahead, and stop renewing."""
+        """Release the prefetched messages, and stop renewing locks."""
         if self._closed:
             return
         super().close()
@@ -271,36 +283,38 @@ _SETTLED = {
 
 
 def _tokens(messages: Sequence[BrokeredMessage]) -> list[UUID]:
-    """Return the lock tokens of messages; refuse messages that cannot be settled any more."""
+    """Return the lock tokens of messages; raise if one is already settled or was never locked."""
     for message in messages:
         settled_as = getattr(message, "_settled_as", None)
         if settled_as is not None:
             raise InvalidOperationError(
-                f"message {message.sequence_number} was already {_SETTLED[settled_as]}; a message "
-                "is settled once"
+                f"message {message.sequence_number} was already {_SETTLED[settled_as]}, and a "
+                "message can be settled only once"
             )
     tokens = [message.lock_token for message in messages]
     if None in tokens:
+        number = messages[tokens.index(None)].sequence_number
         raise InvalidOperationError(
-            "a message without a lock cannot be settled: it was browsed, or received and deleted"
+            f"message {number} has no lock, so it cannot be settled: it was browsed, or received "
+            "in the mode receive-and-delete. Receive it with ReceiveMode.PEEK_LOCK"
         )
     return [token for token in tokens if token is not None]
 
 
 class _Prefetch:
-    """Messages fetched ahead: while the application works, the next ones are on their way."""
+    """Fetches messages ahead, so that the next ones arrive while the application works."""
 
     def __init__(self, receiver: MessageReceiver, courier: Courier, count: int) -> None:
         self._receiver = receiver
         self._courier = courier
         self._count = count
-        self._held: deque[pa.RecordBatch] = deque()
-        self._coming: Future[pa.RecordBatch] | None = None
+        self._ready: deque[pa.RecordBatch] = deque()
+        self._pending: Future[pa.RecordBatch] | None = None
         self._closed = False
         self._lock = threading.Lock()
 
     def take(self, max_messages: int, wait: timedelta) -> pa.RecordBatch:
-        """Return what is at hand, or wait for more."""
+        """Return fetched messages; if there are none, wait for some."""
         with self._lock:
             self._collect(block=False)
             batch = self._next(max_messages)
@@ -310,21 +324,21 @@ class _Prefetch:
         if batch is None:
             batch = self._courier.ask(self._receiver.request(max(max_messages, self._count), wait))
             with self._lock:
-                self._held.append(batch)
+                self._ready.append(batch)
                 batch = self._next(max_messages) or batch
                 if self._closed:
-                    self._give_back()
+                    self._release_all()
         self._fetch()
         return batch
 
     def _next(self, max_messages: int) -> pa.RecordBatch | None:
-        """Return messages at hand whose locks still hold."""
-        while self._held:
-            batch = self._held.popleft()
+        """Return fetched messages whose locks have not expired; None if there are none."""
+        while self._ready:
+            batch = self._ready.popleft()
             if not batch.num_rows or self._has_lapsed(batch):
                 continue
             if batch.num_rows > max_messages:
-                self._held.appendleft(batch.slice(max_messages))
+                self._ready.appendleft(batch.slice(max_messages))
                 batch = batch.slice(0, max_messages)
             return batch
         return None
@@ -334,39 +348,40 @@ class _Prefetch:
         return until is not None and moment_us(until) <= self._courier.clock.wall_us()
 
     def _fetch(self) -> None:
-        """Have more on its way when half is gone."""
+        """Request more messages when at most half are left."""
         with self._lock:
-            left = sum(batch.num_rows for batch in self._held)
-            if self._coming is None and not self._closed and left * 2 <= self._count:
+            left = sum(batch.num_rows for batch in self._ready)
+            if self._pending is None and not self._closed and left * 2 <= self._count:
                 request = self._receiver.request(self._count - left, NO_WAIT)
-                self._coming = self._courier.submit(request)
+                self._pending = self._courier.submit(request)
 
     def _collect(self, *, block: bool) -> None:
-        if self._coming is None or not (block or self._coming.done()):
+        if self._pending is None or not (block or self._pending.done()):
             return
-        coming, self._coming = self._coming, None
+        pending, self._pending = self._pending, None
+        timeout_s = self._courier.policy.operation_timeout.total_seconds()
         try:
-            self._held.append(coming.result(self._courier.policy.operation_timeout.total_seconds()))
+            self._ready.append(pending.result(timeout_s))
         except MessagingError:
-            return  # the next receive meets the same, and is retried
+            return  # the next receive gets the same error, and is retried
         except TimeoutError:
-            coming.add_done_callback(self._release_late)
+            pending.add_done_callback(self._release_late)
 
-    def _release_late(self, coming: "Future[pa.RecordBatch]") -> None:
-        """Give back what came when nobody waited for it any more."""
-        if coming.exception() is None:
-            self._release(coming.result())
+    def _release_late(self, pending: "Future[pa.RecordBatch]") -> None:
+        """Release messages that arrived after the timeout."""
+        if pending.exception() is None:
+            self._release(pending.result())
 
     def close(self) -> None:
-        """Give everything back unread."""
+        """Release all fetched messages."""
         with self._lock:
             self._closed = True
             self._collect(block=True)
-            self._give_back()
+            self._release_all()
 
-    def _give_back(self) -> None:
-        while self._held:
-            self._release(self._held.popleft())
+    def _release_all(self) -> None:
+        while self._ready:
+            self._release(self._ready.popleft())
 
     def _release(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows and not self._has_lapsed(batch):
@@ -375,7 +390,7 @@ class _Prefetch:
 
 
 class MessageSession(MessageReceiver):
-    """A session held exclusively: its messages in order, and its state."""
+    """A session under an exclusive lock: receives its messages in order, and has its state."""
 
     def __init__(
         self,
@@ -393,11 +408,11 @@ class MessageSession(MessageReceiver):
 
     @property
     def session_id(self) -> str:
-        """The session's name."""
+        """The id of the session."""
         return self._lock.session_id
 
     def renew_lock(self) -> datetime:
-        """Hold the session for another lock duration; return until when."""
+        """Renew the session lock for another lock duration; return when it expires."""
         self.locked_until_utc = self._courier.ask(RenewSession(self.path, self._lock))
         return self.locked_until_utc
 
@@ -410,10 +425,10 @@ class MessageSession(MessageReceiver):
         self._courier.ask(SetSessionState(self.path, self._lock, state))
 
     def close(self) -> None:
-        """Give the session back; a lock that lapsed meanwhile is no error."""
+        """Release the session; a lock that has expired is not an error."""
         if self._closed:
             return
         super().close()
         release: Future[Any] = self._courier.submit(ReleaseSession(self.path, self._lock))
-        with suppress(TimeoutError):  # then it lapses
+        with suppress(TimeoutError):  # then the lock expires
             release.exception(timeout=self._courier.policy.operation_timeout.total_seconds())

@@ -1,4 +1,8 @@
-"""Keeps locks from lapsing while an application works on what they hold."""
+"""Renews the locks of messages and sessions while an application works on them.
+
+Each receiver with `auto_renew_for` has one renewer, and each renewer has one thread. Receivers call
+`hold` and `release` from the application's threads.
+"""
 
 import logging
 import threading
@@ -19,15 +23,15 @@ _log = logging.getLogger("twinbus.client")
 
 @dataclass(slots=True)
 class _Hold:
-    """A lock to be kept: renewed at `due`, and no longer than until `ends`."""
+    """A lock that is being renewed."""
 
     command: RenewLocks | RenewSession
-    due: int
-    ends: int
+    due: int  # when to renew it next
+    ends: int  # when to stop renewing it
 
 
 class LockRenewer:
-    """Renews locks from a thread of its own until they are released or held long enough."""
+    """Renews locks in its own thread until they are released or `longest` has passed."""
 
     def __init__(self, courier: Courier, longest: timedelta) -> None:
         self._courier = courier
@@ -40,7 +44,7 @@ class LockRenewer:
         self._thread.start()
 
     def hold(self, token: UUID, command: RenewLocks | RenewSession, locked_until: datetime) -> None:
-        """Keep a lock."""
+        """Start to renew a lock."""
         now = self._courier.clock.now_us()
         with self._changed:
             due = _due(self._courier.clock, locked_until)
@@ -48,13 +52,13 @@ class LockRenewer:
             self._changed.notify_all()
 
     def release(self, tokens: Iterable[UUID]) -> None:
-        """Renew these no more."""
+        """Stop renewing these locks."""
         with self._changed:
             for token in tokens:
                 self._holds.pop(token, None)
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing all locks, and end the thread."""
         self._stop_listening()
         with self._changed:
             self._closed = True
@@ -85,7 +89,7 @@ class LockRenewer:
     def _due_now(self) -> list[tuple[UUID, _Hold]]:
         now = self._courier.clock.now_us()
         for token in [token for token, hold in self._holds.items() if hold.ends <= now]:
-            del self._holds[token]  # held long enough
+            del self._holds[token]
         return [(token, hold) for token, hold in self._holds.items() if hold.due <= now]
 
     def _renew(self, token: UUID, hold: _Hold) -> None:
@@ -93,10 +97,15 @@ class LockRenewer:
         try:
             until = self._courier.ask(hold.command)
         except MessagingError as error:
-            _log.warning("a lock of %s was not renewed: %s", hold.command.path, error)
+            _log.warning(
+                "a lock of %s could not be renewed: %s. It expires, and the broker delivers again "
+                "what it locks",
+                hold.command.path,
+                error,
+            )
         with self._changed:
             if self._holds.get(token) is not hold:
-                return  # settled meanwhile
+                return  # settled while the renewal was in flight
             if until is None:
                 del self._holds[token]
             else:
@@ -104,10 +113,10 @@ class LockRenewer:
 
 
 def _due(clock: Clock, until: datetime) -> int:
-    """Return when to renew a lock that ends then.
+    """Return when to renew a lock that expires at `until`.
 
-    The namespace stamped the end with its own wall clock. Where the clocks differ, no lock is
-    taken to last longer than any can.
+    The namespace set `until` by its own wall clock, which may differ from ours. So no lock is
+    assumed to last longer than the longest lock duration.
     """
     left = min(max(moment_us(until) - clock.wall_us(), 0), to_us(MAX_LOCK_DURATION))
     return clock.now_us() + int(left * (1 - RENEWAL_MARGIN))

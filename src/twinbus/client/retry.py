@@ -1,8 +1,9 @@
-"""When to try again. Pure: time and chance are arguments.
+"""Decides when a client retries an operation. Pure: time and chance are arguments.
 
-A transient failure of the broker is tried again with exponential back-off and jitter, as long as
-the operation's timeout allows. Each try has a timeout of its own, so that a silent server costs one
-try and not the whole operation. ServerBusy closes a gate for its scope: an entity or the namespace.
+A client retries a transient failure of the broker with exponential back-off and jitter, until the
+operation times out. Each try has its own timeout, so that a server that does not answer costs one
+try and not the whole operation. ServerBusy closes a gate for its scope, an entity or the namespace:
+for 10 seconds the client sends nothing in that scope.
 """
 
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ from twinbus.values import check_span
 class RetryPolicy:
     """How long and how often an operation is tried."""
 
-    operation_timeout: timedelta = OPERATION_TIMEOUT  # of all tries together
-    try_timeout: timedelta = TRY_TIMEOUT  # of one try; at most the operation's
+    operation_timeout: timedelta = OPERATION_TIMEOUT  # for all tries together
+    try_timeout: timedelta = TRY_TIMEOUT  # for one try; the operation timeout caps it
     min_backoff: timedelta = MIN_BACKOFF  # before the second try; doubles each time
     max_backoff: timedelta = MAX_BACKOFF
     max_tries: int | None = None  # None: as many as the timeout allows
@@ -40,39 +41,44 @@ class RetryPolicy:
         for name in ("operation_timeout", "try_timeout", "min_backoff", "max_backoff"):
             check_span(name, getattr(self, name), MIN_POLICY_SPAN, MAX_POLICY_SPAN)
         if self.min_backoff > self.max_backoff:
-            raise InvalidArgumentError("min_backoff must not be longer than max_backoff")
+            raise InvalidArgumentError(
+                f"min_backoff ({self.min_backoff}) must not be longer than max_backoff "
+                f"({self.max_backoff})"
+            )
         if self.max_tries is not None and (type(self.max_tries) is not int or self.max_tries < 1):
-            raise InvalidArgumentError("max_tries must be a whole number above zero, or None")
+            raise InvalidArgumentError(
+                f"max_tries is {self.max_tries!r:.60}; it must be a whole number above 0, or None"
+            )
 
     @classmethod
     def once(cls, operation_timeout: timedelta = OPERATION_TIMEOUT) -> Self:
-        """Return a policy that never tries again."""
+        """Return a policy without retries."""
         return cls(operation_timeout=operation_timeout, max_tries=1)
 
     def backoff_us(self, failures: int, chance: float) -> int:
-        """Return how long to wait after so many failures; chance is from 0 to 1."""
+        """Return the pause after this number of failures; `chance` is a random number in [0, 1)."""
         backoff = Backoff(to_us(self.min_backoff), to_us(self.max_backoff))
         return backoff.jittered_us(failures, chance)
 
 
 def is_worth_a_retry(error: MessagingError) -> bool:
-    """Whether the client tries the same again by itself.
+    """Whether the client retries after this error.
 
-    A session or range that another caller has locked is transient, too, but only that caller can
-    release it.
+    A session or range that another caller has locked is a transient error as well. It is not
+    retried, because only that caller can release the lock.
     """
     return error.is_transient and error.fault is Fault.BROKER
 
 
 class Tries(Protocol):
-    """What the caller of an operation knows about its tries: it may end them early."""
+    """Watches the tries of one operation for its caller, and may end them early."""
 
     def end_at(self) -> int:
-        """Return when tries end, however much time the operation has left."""
+        """Return when the tries must end, even if the operation has time left."""
         ...
 
     def failed(self, error: MessagingError) -> None:
-        """Take in the failure of one try."""
+        """Record that one try failed."""
         ...
 
 
@@ -96,25 +102,25 @@ class SingleTry(UnlimitedTries):
 
 
 class BusyGate:
-    """Holds requests back after ServerBusy: those of the entity, or of the namespace, it is about.
+    """Delays requests after a ServerBusyError: those to its entity, or to the whole namespace.
 
-    Scopes are paths in lower case; the empty one is the namespace.
+    A scope is a path in lower case; the empty scope is the namespace.
     """
 
     def __init__(self) -> None:
         self._closed: dict[str, tuple[int, ServerBusyError]] = {}  # scope -> until when, and why
-        self.may_be_closed = False  # for somebody; it never was if not
+        self.may_be_closed = False  # False: the gate has never been closed for any scope
 
     def note(self, error: MessagingError, now: int) -> None:
-        """Close for the scope of a ServerBusy."""
+        """Close the gate for the scope of a ServerBusyError; ignore other errors."""
         if isinstance(error, ServerBusyError):
-            self._closed = {s: held for s, held in self._closed.items() if held[0] > now}
+            self._closed = {s: busy for s, busy in self._closed.items() if busy[0] > now}
             until = now + SERVER_BUSY_RETRY_S * SECOND_US
             self._closed[str(error.facts.get("scope", "")).lower()] = (until, error)
             self.may_be_closed = True
 
     def check(self, path: str, now: int) -> tuple[int, ServerBusyError | None]:
-        """Return until when requests about an entity are held back, and why; now if they are not.
+        """Return when the gate opens for an entity, and why it is closed; `now` if it is open.
 
         The path is empty for requests about the namespace.
         """
@@ -131,9 +137,9 @@ class BusyGate:
 def exhausted(
     history: list[MessagingError], seconds: float, reason: MessagingError | None = None
 ) -> MessagingError:
-    """Return the error of an operation whose tries failed: the last one, with all before it.
+    """Return the error of an operation whose tries all failed: the last error, with its history.
 
-    `reason` is given where something else than a try ended the operation.
+    `reason` is the error that ended the operation if that was not a try.
     """
     last = reason or history[-1]
     tries = len(history)

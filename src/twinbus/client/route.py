@@ -1,7 +1,7 @@
-"""Where the sends of a factory's clients go: straight to its namespace, or wherever a pairing says.
+"""The seam between clients and pairing: a route decides where the sends of a factory go.
 
-A factory has one route. Pairing puts one of its own in its place, under clients that exist already
-as well as under those to come.
+A factory has one route, which sends to its own namespace. Pairing replaces that route, so that the
+pairing applies to existing clients and to new ones.
 """
 
 from collections.abc import Callable
@@ -9,35 +9,34 @@ from typing import Protocol
 
 from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 
-Wait = Callable[[], SendReceipt]  # for a send under way: returns its receipt, or raises
+Wait = Callable[[], SendReceipt]  # waits for a send in flight; returns its receipt, or raises
 
 
 class Lane:
-    """What a route remembers of one client."""
+    """The state that a route keeps for one client."""
 
     __slots__ = ("backlog_queue",)
 
     def __init__(self) -> None:
-        self.backlog_queue: int | None = None  # where its messages were diverted to last
+        self.backlog_queue: int | None = None  # the backlog queue of its last diverted send
 
 
 class Route(Protocol):
-    """Takes the sends of all clients of a factory, from many threads."""
+    """Sends for all clients of a factory. Thread-safe."""
 
     def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
         """Send, and return when the messages are durable.
 
-        `was_tried` says that these messages were handed over before, and nobody knows what became
-        of them.
+        `was_tried` means that these messages were sent before with an unknown result.
         """
         ...
 
     def is_diverting(self, path: str) -> bool:
-        """Whether sends to this entity go elsewhere now: one at a time, to keep their order."""
+        """Whether sends to this entity are diverted; then send one at a time, to keep the order."""
         ...
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
-        """Begin to send; `divert` is what `is_diverting` said."""
+        """Start a send; `divert` is the result of `is_diverting`."""
         ...
 
     def cancel(self, command: CancelScheduled) -> None:

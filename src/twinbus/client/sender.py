@@ -1,4 +1,4 @@
-"""Sending to one queue or topic."""
+"""Sends to one queue or topic, through the route of the factory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,26 +17,30 @@ from twinbus.protocol.commands import SendReceipt
 
 
 class EntityClient(Closable):
-    """What senders and receivers share: a path, and a life that ends with close."""
+    """Base of senders and receivers: the path of an entity, and whether the client is closed."""
 
     def __init__(self, courier: Courier, path: str) -> None:
         if not isinstance(path, str) or not path:
-            raise InvalidArgumentError("path must be the name of an entity")
+            raise InvalidArgumentError(
+                f"path must be the path of an entity as non-empty text, not {path!r:.60}"
+            )
         self.path = path
         self._courier = courier
         self._closed = False
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the client was closed."""
         return self._closed
 
     def _check(self) -> None:
         if self._closed:
-            raise NamespaceClosedError(f"this client of {self.path} was closed")
+            raise NamespaceClosedError(
+                f"this client of {self.path} was closed. Create a new one from the factory"
+            )
 
     def close(self) -> None:
-        """Let go of what it holds; closing twice is harmless."""
+        """Close the client; may be called twice."""
         self._closed = True
 
 
@@ -52,7 +56,7 @@ class MessageSender(EntityClient):
         self._send([message])
 
     def send_batch(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None:
-        """Send messages, all or none. A batch of MESSAGE_SCHEMA goes as it is."""
+        """Send messages, all or none. An Arrow batch of MESSAGE_SCHEMA is sent as it is."""
         self._send(messages)
 
     def _send(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> SendReceipt:
@@ -64,14 +68,14 @@ class MessageSender(EntityClient):
     def schedule(
         self, messages: BrokeredMessage | Sequence[BrokeredMessage], at: datetime
     ) -> list[int]:
-        """Send messages that appear at a later time; return numbers that cancel them."""
+        """Send messages that are delivered from `at` on; return the numbers that cancel them."""
         if isinstance(messages, BrokeredMessage):
             messages = [messages]
         due = [replace(message, scheduled_enqueue_time_utc=at) for message in messages]
         return list(self._send(due).sequence_numbers)
 
     def cancel_scheduled(self, sequence_numbers: int | Sequence[int]) -> None:
-        """Cancel scheduled messages, all or none, before their time has come."""
+        """Cancel scheduled messages before their scheduled time, all or none."""
         self._check()
         numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         self._courier.route.cancel(self._courier.new_cancel(self.path, numbers))

@@ -1,4 +1,4 @@
-"""The life of a factory: one table. A pair that is not in it changes nothing.
+"""The states of a factory as one table. A pair that is not in the table changes nothing.
 
 state     closing    closed     faulted
 OPENED    CLOSING    CLOSED     FAULTED
@@ -18,12 +18,12 @@ _log = logging.getLogger("twinbus.client")
 
 
 class FactoryState(Enum):
-    """What a factory is at."""
+    """The state of a factory."""
 
     OPENED = "opened"
-    CLOSING = "closing"  # finishes what is under way, takes nothing new
+    CLOSING = "closing"  # finishes operations in flight, refuses new ones
     CLOSED = "closed"
-    FAULTED = "faulted"  # gave up; refuses work and says why
+    FAULTED = "faulted"  # refuses every operation with an error that names the cause
 
 
 TRANSITIONS = {
@@ -36,7 +36,7 @@ TRANSITIONS = {
 
 
 class Life:
-    """A factory's state, and those who watch it."""
+    """The state of a factory, and its watchers. Thread-safe."""
 
     def __init__(self) -> None:
         self.state = FactoryState.OPENED
@@ -45,7 +45,7 @@ class Life:
         self._watchers: list[Callable[[FactoryState], None]] = []
 
     def enter(self, state: FactoryState, cause: str = "") -> bool:
-        """Go to a state if the table allows, and tell the watchers; say whether it did."""
+        """Enter a state if the table allows it, and call the watchers; return whether it did."""
         with self._lock:
             if (self.state, state) not in TRANSITIONS:
                 return False
@@ -54,20 +54,24 @@ class Life:
         for watcher in watchers:
             try:
                 watcher(state)
-            except Exception:  # noqa: BLE001 - it is the application's, and the rest must go on
-                _log.exception("a watcher of a factory's state failed")
+            except Exception:  # noqa: BLE001 - application code; the other watchers must be called
+                _log.exception("a watcher raised an error on the factory state %s", state.value)
         return True
 
     def watch(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call back at each change; return how to stop."""
+        """Call `watcher` at each change; return a function that removes the watcher."""
         with self._lock:
             self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def check(self) -> None:
-        """Refuse work unless opened."""
+        """Raise unless the factory is open."""
         if self.state is FactoryState.OPENED:
             return
         if self.state is FactoryState.FAULTED:
-            raise FactoryFaultedError(f"the factory is faulted: {self.cause}", cause=self.cause)
-        raise NamespaceClosedError(f"the factory is {self.state.value}")
+            raise FactoryFaultedError(
+                f"the factory is faulted: {self.cause}. Create a new factory", cause=self.cause
+            )
+        raise NamespaceClosedError(
+            f"this factory or manager is {self.state.value}. Create a new one"
+        )

@@ -67,7 +67,14 @@ def _ddl(columns: Mapping[str, str]) -> str:
 
 
 MESSAGE_DDL = _ddl(_MESSAGE_DDL)
-READ_DDL = _ddl({**_MESSAGE_DDL, **_BROKER_DDL})
+_READ_DDL = {**_MESSAGE_DDL, **_BROKER_DDL}
+READ_COLUMNS = tuple(_READ_DDL)
+
+
+def read_ddl(names: Sequence[str]) -> str:
+    """Return the schema of some columns."""
+    return _ddl({name: _READ_DDL[name] for name in names})
+
 
 _SPARK_PROPERTIES = pa.map_(
     pa.string(),

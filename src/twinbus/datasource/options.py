@@ -4,7 +4,9 @@
     queue | topic | topic and subscription        the entity
     deadLetter                                    read its dead-letter queue (false)
     maxRowsPerBatch, maxBytesPerBatch             of a micro-batch (100000; 256 MiB)
-    partitions                                    of a read (4)
+    partitions                                    of a read (the parallelism of the cluster)
+    columns                                       those that are read, comma-separated (all)
+    txnAppId, txnVersion                          name a batch write, so that it is made once
     leaseSeconds                                  when others may have what a dead query read (60)
 
 Spark shows no option in plans, logs or its pages. A file or a variable is looked up by each
@@ -19,12 +21,14 @@ from pathlib import Path
 
 from twinbus.client.courier import Courier
 from twinbus.connection import ConnectionString, Place
+from twinbus.datasource.columns import READ_COLUMNS
 from twinbus.entities import dead_letter_path, subscription_path
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
     DEFAULT_LEASE_DURATION,
     MAX_LEASE_DURATION,
     MAX_LEASE_MESSAGES,
+    MAX_TRANSACTION_VERSION,
     STREAM_BATCH_BYTES,
     STREAM_BATCH_MESSAGES,
     STREAM_PARTITIONS,
@@ -43,8 +47,15 @@ _KNOWN = {
     "maxrowsperbatch": "maxRowsPerBatch",
     "maxbytesperbatch": "maxBytesPerBatch",
     "partitions": "partitions",
+    "columns": "columns",
+    "txnappid": "txnAppId",
+    "txnversion": "txnVersion",
     "leaseseconds": "leaseSeconds",
 }
+_IN_SQL = (
+    "In SQL: CREATE TEMPORARY VIEW orders USING twinbus OPTIONS (connectionEnv 'NAME', queue "
+    "'orders')"
+)
 _SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # come along with a query
 
 
@@ -61,10 +72,12 @@ class SourceOptions:
     max_rows: int = STREAM_BATCH_MESSAGES
     max_bytes: int = STREAM_BATCH_BYTES
     partitions: int = STREAM_PARTITIONS
+    columns: tuple[str, ...] = READ_COLUMNS
+    transaction: tuple[str, int] | None = None  # of a batch write: an application, its version
     lease: timedelta = DEFAULT_LEASE_DURATION
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "SourceOptions":
+    def of(cls, given: Mapping[str, str], parallelism: int = STREAM_PARTITIONS) -> "SourceOptions":
         """Return the options of a data source, or say what is wrong with them."""
         options = {name.lower(): value for name, value in given.items()}
         unknown = sorted(set(options) - set(_KNOWN) - _SPARKS_OWN)
@@ -78,7 +91,7 @@ class SourceOptions:
         if len(places) != 1:
             raise InvalidArgumentError(
                 "which namespace? Give one of the options connection, connectionFile (a file with "
-                "the connection string) and connectionEnv (an environment variable)"
+                f"the connection string) and connectionEnv (an environment variable). {_IN_SQL}"
             )
         path, is_topic, is_inner = _path(options)
         lease_s = _number(options, "leaseseconds", 1, int(MAX_LEASE_DURATION.total_seconds()))
@@ -92,7 +105,9 @@ class SourceOptions:
             max_rows=_number(options, "maxrowsperbatch", 1, MAX_LEASE_MESSAGES)
             or STREAM_BATCH_MESSAGES,
             max_bytes=_number(options, "maxbytesperbatch", 1, 2**40) or STREAM_BATCH_BYTES,
-            partitions=_number(options, "partitions", 1, 10_000) or STREAM_PARTITIONS,
+            partitions=_number(options, "partitions", 1, 10_000) or parallelism,
+            columns=_columns(options.get("columns")),
+            transaction=_transaction(options),
             lease=timedelta(seconds=lease_s) if lease_s else DEFAULT_LEASE_DURATION,
         )
         found._check_connection()
@@ -138,7 +153,7 @@ def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
     if bool(queue) == bool(topic) or (subscription and not topic):
         raise InvalidArgumentError(
             "which entity? Give the option queue, or topic to write, or topic and subscription to "
-            "read"
+            f"read. {_IN_SQL}"
         )
     dead = options.get("deadletter", "false").lower()
     if dead not in ("true", "false"):
@@ -149,6 +164,33 @@ def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
         raise InvalidArgumentError("a topic has no dead-letter queue; its subscriptions have")
     is_dead = dead == "true"
     return dead_letter_path(path) if is_dead else path, is_topic, is_dead or bool(subscription)
+
+
+def _columns(given: str | None) -> tuple[str, ...]:
+    """Return the columns that are read."""
+    if given is None:
+        return READ_COLUMNS
+    names = tuple(name.strip() for name in given.split(","))
+    unknown = sorted(set(names) - set(READ_COLUMNS))
+    if unknown or len(set(names)) != len(names):
+        raise InvalidArgumentError(
+            f"columns is {given!r}; it must be names of columns, each of them once, out of "
+            f"{', '.join(READ_COLUMNS)}"
+        )
+    return names
+
+
+def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return what names a batch write; None: nothing does."""
+    application = options.get("txnappid", "")
+    if bool(application) != ("txnversion" in options):
+        raise InvalidArgumentError(
+            "txnAppId and txnVersion belong together: a name of the application, and a number that "
+            "grows with each of its writes, such as the batch id of foreachBatch"
+        )
+    if not application:
+        return None
+    return application, _number(options, "txnversion", 0, MAX_TRANSACTION_VERSION)
 
 
 def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int:

@@ -2,8 +2,9 @@
 
 A piece of rows is known by its place (query or job, partition, batch, row) and by what is in it. A
 task that runs again, or a batch that is repeated from the checkpoint, comes with the same pieces,
-and the broker takes each once. Where a repeated batch has other rows, or the same in another order,
-its pieces are taken for new: then rows may be doubled, but none is lost.
+and the broker takes each once. So does a batch write that is named by `txnAppId` and `txnVersion`,
+when another job makes it again. Where a repeated batch has other rows, or the same in another
+order, its pieces are taken for new: then rows may be doubled, but none is lost.
 """
 
 import secrets
@@ -42,11 +43,15 @@ class MessageWriter(DataSourceArrowWriter):
         if overwrite:
             raise InvalidArgumentError("messages are added, not overwritten: use mode('append')")
         self._options = options
-        self._job = secrets.token_hex(8)  # made on the driver: a task that runs again has it, too
+        if options.transaction is not None:
+            application, self._version = options.transaction
+            self._job = f"txn/{xxhash.xxh3_128_hexdigest(application.encode())}"
+        else:  # made on the driver: a task that runs again has it, too
+            self._job, self._version = secrets.token_hex(8), 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a partition; in a worker."""
-        return _send_all(self._options, iterator, self._job, 0)
+        return _send_all(self._options, iterator, self._job, self._version)
 
 
 class MessageStreamWriter(DataSourceStreamArrowWriter):
@@ -54,6 +59,11 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         _check(options, schema)
+        if options.transaction is not None:
+            raise InvalidArgumentError(
+                "txnAppId and txnVersion name a batch write; a stream is named by its checkpoint. "
+                "Remove them, or write inside foreachBatch"
+            )
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

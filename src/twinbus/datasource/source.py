@@ -1,6 +1,6 @@
 """The `twinbus` data source of Spark: reading messages.
 
-    spark.dataSource.register(TwinbusDataSource)
+    register(spark)
     spark.readStream.format("twinbus").option("connection", ...).option("queue", "orders").load()
 
 A stream leases ranges and reads them as often as Spark wants, the same each time. They are
@@ -9,7 +9,8 @@ so each message is in some batch at least once. `spark.read` browses what is the
 nothing.
 
     who calls            where                      what
-    planner process      driver, one per query      initialOffset, latestOffset, partitions, commit
+    planner process      driver, one per query      initialOffset, latestOffset, reportLatestOffset,
+                                                    partitions, commit, stop
     reader task          executors                  read
 """
 
@@ -18,18 +19,21 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -40,11 +44,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from twinbus.datasource.columns import BROKER_COLUMNS, MESSAGE_COLUMNS, READ_DDL, to_spark
+from twinbus.datasource.bounds import Bounds
+from twinbus.datasource.columns import read_ddl, to_spark
 from twinbus.datasource.options import SourceOptions
 from twinbus.datasource.sink import MessageStreamWriter, MessageWriter
 from twinbus.errors import (
     InvalidArgumentError,
+    InvalidOperationError,
     MessagingError,
     RangeUnavailableError,
     StaleEpochError,
@@ -54,6 +60,9 @@ from twinbus.limits import (
     MAX_LEASE_MESSAGES,
     MAX_RECEIVE_MESSAGES,
     OPERATION_TIMEOUT,
+    POLL_GATHER_S,
+    POLL_GRACE_S,
+    STREAM_PARTITIONS,
     SYPHON_POLL,
 )
 from twinbus.namespace.contract import Namespace
@@ -63,18 +72,23 @@ from twinbus.protocol.commands import (
     Peek,
     RangeLease,
     ReadRange,
+    ReleaseRange,
     RenewRange,
     SettleRange,
 )
 
 FORMAT = "twinbus"
 _log = logging.getLogger("twinbus.source")
-_COLUMNS = (*MESSAGE_COLUMNS, *BROKER_COLUMNS)
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_Poll = Future[RangeLease | None]
 _TIMEOUT_S = OPERATION_TIMEOUT.total_seconds()
 
 
 class TwinbusDataSource(DataSource):
     """Queues, subscriptions, dead-letter queues and topics as tables and streams."""
+
+    parallelism = STREAM_PARTITIONS  # tasks of a read; `register` sets that of the cluster
+    takes_filters = False  # Spark refuses a reader that does where its session does not ask for it
 
     @classmethod
     def name(cls) -> str:
@@ -83,33 +97,54 @@ class TwinbusDataSource(DataSource):
 
     def schema(self) -> str:
         """Return the columns of a message."""
-        return READ_DDL
+        return read_ddl(self._given().columns)
 
     def reader(self, schema: StructType) -> "BrowsingReader":
         """Return what browses an entity."""
-        return BrowsingReader(_readable(self.options))
+        return (FilteringReader if self.takes_filters else BrowsingReader)(self._readable())
 
     def streamReader(self, schema: StructType) -> "LeasingReader":
         """Return what consumes an entity."""
-        return LeasingReader(_readable(self.options))
+        return LeasingReader(self._readable())
 
     def writer(self, schema: StructType, overwrite: bool) -> MessageWriter:
         """Return what sends the rows of a DataFrame."""
-        return MessageWriter(SourceOptions.of(self.options), schema, overwrite=overwrite)
+        return MessageWriter(self._given(), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MessageStreamWriter:
         """Return what sends the rows of a stream."""
-        return MessageStreamWriter(SourceOptions.of(self.options), schema)
+        return MessageStreamWriter(self._given(), schema)
+
+    def _given(self) -> SourceOptions:
+        return SourceOptions.of(self.options, self.parallelism)
+
+    def _readable(self) -> SourceOptions:
+        options = self._given()
+        if not options.is_readable:
+            raise InvalidArgumentError(
+                f"{options.path} is a topic, which holds no messages; read one of its "
+                "subscriptions: give the option subscription, too"
+            )
+        return options
 
 
-def _readable(given: Any) -> SourceOptions:
-    options = SourceOptions.of(given)
-    if not options.is_readable:
-        raise InvalidArgumentError(
-            f"{options.path} is a topic, which holds no messages; read one of its subscriptions: "
-            "give the option subscription, too"
+def register(session: SparkSession) -> None:
+    """Register `twinbus` with a session, in keeping with its cluster and its settings.
+
+    The processes that plan a read have no session: what they need of it is in the class. Call this
+    again after a change of `spark.sql.python.filterPushdown.enabled`.
+    """
+    if not hasattr(session, "_jvm"):
+        raise InvalidOperationError(
+            "this is a session of Spark Connect, whose driver is in another process. Run the "
+            "program with spark-submit or a master URL, or register TwinbusDataSource in a server "
+            "that has Twinbus installed"
         )
-    return options
+    facts = {
+        "parallelism": max(session.sparkContext.defaultParallelism, 1),
+        "takes_filters": session.conf.get(_PUSHDOWN, "false") == "true",
+    }
+    session.dataSource.register(type("SessionDataSource", (TwinbusDataSource,), facts))
 
 
 @dataclass
@@ -136,12 +171,14 @@ class BrowsingReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Find the first and the last message, and share what is between them out."""
         namespace, path = self._options.namespace(), self._options.path
-        first = _number_from(namespace, path, 0)
-        if first is None:
+        bounds = self._bounds
+        first = _number_from(namespace, path, bounds.first) if bounds.first <= bounds.last else None
+        if first is None or first > bounds.last:
             return [NumberPartition(0, -1)]
         last, step = first, 1
         while (further := _number_from(namespace, path, last + step)) is not None:
@@ -152,7 +189,7 @@ class BrowsingReader(DataSourceReader):
                 step //= 2
             else:
                 last = further
-        return list(_split(first, last, self._options.partitions))
+        return list(_split(first, min(last, bounds.last), self._options.partitions))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Browse a part, page by page."""
@@ -166,8 +203,18 @@ class BrowsingReader(DataSourceReader):
             if at > partition.last + 1:
                 inside = pc.less_equal(page.column("sequence_number"), partition.last)
                 page = page.filter(inside)
+            page = self._bounds.inside(page)
             if page.num_rows:
-                yield to_spark(page, _COLUMNS)
+                yield to_spark(page, self._options.columns)
+
+
+class FilteringReader(BrowsingReader):
+    """Reads no further than conditions of a query can need."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take note of conditions; Spark evaluates all of them as well."""
+        self._bounds = Bounds.of(filters)
+        return filters
 
 
 def _number_from(namespace: Namespace, path: str, number: int) -> int | None:
@@ -189,6 +236,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._keeper: _Keeper | None = None  # in the planner's process only: it has a thread
         self._left: int | None = None  # rows that an AvailableNow query still takes
+        self._limits = (options.max_rows, options.max_bytes)  # of a batch
+        self._report: dict[str, Any] | None = None  # of the last range: messages, and what waits
         self._is_bounded = False
 
     def _kept(self) -> "_Keeper":
@@ -231,9 +280,16 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows = min(rows, self._left)
         if not rows:
             return start
+        self._limits = (rows, size)
         lease = keeper.lease(start["owner"], rows, size, wait=not self._is_bounded)
         if lease is None:
             return start
+        oldest = lease.oldest_utc
+        self._report = {
+            "messages": lease.message_count,
+            "waiting": lease.left_behind,
+            "oldest_age_s": None if oldest is None else _age_s(oldest),
+        }
         if self._is_bounded:
             here = lease.message_count
             self._left = lease.left_behind if self._left is None else self._left - here
@@ -246,6 +302,10 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "owner": lease.owner,
         }
 
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return how far behind the stream is; Spark shows it as `latestOffset` of the source."""
+        return self._report
+
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the parts of a batch; one that is read again after a restart is leased again."""
         if "first" not in end:  # Spark begins with an empty batch when there is nothing
@@ -253,6 +313,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         epoch = self._kept().hold(end)
         if not epoch:  # nothing is left of it: it was completed before
             return []
+        if not self._is_bounded:  # the next range is leased while this batch runs
+            self._kept().ask(end["owner"], *self._limits)
         return list(_split(end["first"], end["last"], self._options.partitions, epoch))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -265,16 +327,20 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not piece.num_rows:
                 return
             at = int(piece.column("sequence_number")[-1].as_py()) + 1
-            yield to_spark(piece, _COLUMNS)
+            yield to_spark(piece, self._options.columns)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Complete a batch that is committed."""
         self._kept().complete(end)
 
     def stop(self) -> None:
-        """Stop renewing: what is not completed is others' when its lease lapses."""
+        """Give back what is leased: others may have what is not completed."""
         if self._keeper is not None:
             self._keeper.close()
+
+
+def _age_s(moment: datetime) -> float:
+    return (datetime.now(UTC) - moment).total_seconds()
 
 
 class _Keeper:
@@ -285,37 +351,53 @@ class _Keeper:
         self._courier = options.courier()
         self._path = options.path
         self._duration = options.lease
-        self._poll: Future[RangeLease | None] | None = None
+        self._lock = threading.Lock()
+        self._poll: _Poll | None = None
+        self._fresh: int | None = None  # a lease that no batch has yet
         self._epochs: dict[int, int] = {}  # batch -> its lease
         self._completed = 0  # the last batch that is
         self._is_closed = threading.Event()
         threading.Thread(target=self._renew, name="twinbus-source-lease", daemon=True).start()
 
+    def ask(self, owner: str, rows: int, size: int, *, wait: bool = True) -> "_Poll":
+        """Ask for the next range, unless that is asked already."""
+        with self._lock:
+            if self._poll is None:
+                command = LeaseRange(
+                    self._path,
+                    owner,
+                    rows,
+                    duration=self._duration,
+                    wait=SYPHON_POLL if wait else NO_WAIT,
+                    max_bytes=size,
+                )
+                self._poll = self._namespace.submit(command)
+            return self._poll
+
     def lease(self, owner: str, rows: int, size: int, *, wait: bool) -> RangeLease | None:
-        """Return a lease, or None when nothing came for a while; the question stays asked."""
-        if self._poll is None:
-            command = LeaseRange(
-                self._path,
-                owner,
-                rows,
-                duration=self._duration,
-                wait=SYPHON_POLL if wait else NO_WAIT,
-                max_bytes=size,
-            )
-            self._poll = self._namespace.submit(command)
+        """Return a lease, or None when nothing came at once; the question stays asked.
+
+        Spark asks the sources of a union one after the other: one that is idle must not keep the
+        others waiting.
+        """
+        poll = self.ask(owner, rows, size, wait=wait)
         try:
-            lease = self._poll.result(BATCH_PATIENCE_S if wait else _TIMEOUT_S)
+            lease = poll.result(POLL_GATHER_S if wait else _TIMEOUT_S)
         except MessagingError:
             self._poll = None
             raise
         except TimeoutError:
             return None
-        self._poll = None
+        with self._lock:
+            self._poll = None
+            if lease is not None:
+                self._fresh = lease.epoch  # until its batch begins
         return lease
 
     def hold(self, end: dict[str, Any]) -> int:
         """Return the lease of a batch; one that is over is taken out again."""
         batch = end["batch"]
+        self._fresh = None
         try:
             self._ask(RenewRange(self._path, end["epoch"], self._duration))
             self._epochs[batch] = end["epoch"]
@@ -365,13 +447,26 @@ class _Keeper:
     def _ask(self, command: Any) -> Any:
         return self._courier.ask(command)
 
+    def _leases(self) -> list[int]:
+        """Return every lease at hand: of batches, and of the range that is asked for."""
+        with self._lock:
+            epochs = {*self._epochs.values()} | ({self._fresh} if self._fresh else set())
+            if self._poll is not None and self._poll.done() and not self._poll.exception():
+                granted = self._poll.result()
+                epochs |= {granted.epoch} if granted is not None else set()
+        return sorted(epochs - {0})
+
     def _renew(self) -> None:
         pause_s = self._duration.total_seconds() / 3
         while not self._is_closed.wait(pause_s):
-            for epoch in list(self._epochs.values()):
+            for epoch in self._leases():
                 with suppress(MessagingError):
                     self._ask(RenewRange(self._path, epoch, self._duration))
 
     def close(self) -> None:
-        """Stop renewing."""
+        """Give the leases back; the end of the process takes the question back."""
         self._is_closed.set()
+        released = [
+            self._namespace.submit(ReleaseRange(self._path, epoch)) for epoch in self._leases()
+        ]
+        wait(released, POLL_GRACE_S)

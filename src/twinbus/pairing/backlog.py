@@ -1,17 +1,19 @@
-"""What a message looks like in a backlog queue.
+"""The format of a message in a backlog queue.
 
-What a backlog queue must not act on travels as application properties:
+A diverted message must neither expire nor be scheduled in the backlog queue, and it may be for any
+entity. So these fields travel as application properties:
 
     of the message                 property                        type
     session_id                     x-ms-sessionid                  str
     time_to_live                   x-ms-timetolive                 timedelta
     scheduled_enqueue_time_utc     x-ms-scheduledenqueuetimeutc    datetime
     (the entity's path)            x-ms-path                       str
-    (who sent it, if the primary   x-twinbus-sender                str
-     was tried before)             x-twinbus-number                int
+    (sender and its number, if     x-twinbus-sender                str
+     the primary was tried)        x-twinbus-number                int
 
-The last two let the primary recognise a message that it took although its reply was lost. The
-originals are cleared; everything else stays. `diverted` and `restored` work on whole batches.
+With the last two the primary recognises a message that it accepted although its reply was lost. The
+original fields are cleared; all others are unchanged. `diverted` and `restored` are pure functions
+on whole batches: senders call the first in any thread, the syphon calls the second.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +55,7 @@ LIFE = "x-ms-timetolive"
 SCHEDULE = "x-ms-scheduledenqueuetimeutc"
 SENDER = "x-twinbus-sender"
 NUMBER = "x-twinbus-number"
-ALIASES: Mapping[str, str] = {  # to the child of the property's value
+ALIASES: Mapping[str, str] = {  # property name -> its type, a key of PROPERTY_TYPES
     PATH: "str",
     SESSION: "str",
     LIFE: "timedelta",
@@ -66,8 +68,8 @@ ALIASED_COLUMNS = {
     "time_to_live": LIFE,
     "scheduled_enqueue_time_utc": SCHEDULE,
 }
-_SEQUENCE_BITS = 50  # a quadrillion messages in one backlog queue
-NOWHERE_KNOWN = MAX_BACKLOG_QUEUES  # in place of an index, where a reply was lost
+_SEQUENCE_BITS = 50  # room for 10**15 messages in one backlog queue
+NOWHERE_KNOWN = MAX_BACKLOG_QUEUES  # instead of an index: the backlog queue is not known
 Indices = npt.NDArray[np.int64]
 
 
@@ -75,40 +77,40 @@ Indices = npt.NDArray[np.int64]
 
 
 def number_in_backlog(index: int, sequence_number: int) -> int:
-    """Return the number a caller gets for a diverted message: below zero, unlike the primary's."""
+    """Return the number that a caller gets for a diverted message; it is always negative."""
     return -(index << _SEQUENCE_BITS | sequence_number)
 
 
 def place_in_backlog(number: int) -> tuple[int, int]:
-    """Return the backlog queue and the sequence number that such a number stands for."""
+    """Return the index of the backlog queue and the sequence number in it; inverse of the above."""
     return -number >> _SEQUENCE_BITS, -number & ((1 << _SEQUENCE_BITS) - 1)
 
 
-# -- messages there --------------------------------------------------------------------------------
+# -- diverting -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Additions:
-    """Properties to add: each goes to a row."""
+    """One property to add to some rows of a batch."""
 
     name: str
     rows: Indices
-    values: pa.Array
+    values: pa.Array  # one per row
 
 
 def diverted(batch: pa.RecordBatch, path: str, origin: Origin | None = None) -> pa.RecordBatch:
-    """Return messages as a backlog queue holds them; `origin` if the primary was tried before."""
+    """Return messages in the format of a backlog queue; `origin` if the primary was tried."""
     count = batch.num_rows
     properties = batch.column(_AT["properties"])
     _refuse_reserved(properties)
     additions = []
     for column, alias in ALIASED_COLUMNS.items():
-        held = batch.column(_AT[column])
-        if held.null_count == count:
+        original = batch.column(_AT[column])
+        if original.null_count == count:
             continue
-        rows = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
-        additions.append(_Additions(alias, rows, held.take(pa.array(rows))))
-        batch = _replaced(batch, column, pa.nulls(count, held.type))
+        rows = np.flatnonzero(original.is_valid().to_numpy(zero_copy_only=False))
+        additions.append(_Additions(alias, rows, original.take(pa.array(rows))))
+        batch = _replaced(batch, column, pa.nulls(count, original.type))
     if origin is not None:
         rows = np.arange(count)
         additions.append(_Additions(SENDER, rows, _texts(origin.source, count)))
@@ -134,17 +136,18 @@ def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBa
 
 
 def check_divertible(batch: pa.RecordBatch, path: str, origin: Origin) -> None:
-    """Refuse messages that could not be diverted: too large by then, or names that are taken."""
+    """Refuse messages that could not be diverted: too large, or with a reserved property."""
     grown = sizes(diverted(batch, path, origin))
     if len(grown) and grown.max() > MAX_MESSAGE_BYTES:
         raise no_head_room(int(grown.argmax()), int(grown.max()), MAX_MESSAGE_BYTES)
 
 
 def no_head_room(row: int, size: int, limit: int) -> MessageSizeExceededError:
-    """Return the error for a message that is too large for the backlog."""
+    """Return the error for a message that is too large for a backlog queue."""
     return MessageSizeExceededError(
-        f"message {row} has {size} bytes with what it needs to be diverted to the backlog; the "
-        f"limit is {limit}. Leave head-room for the entity's path, the aliases and their names",
+        f"message {row} cannot be diverted to the backlog: it has {size} bytes with the properties "
+        f"that diverting adds, and the limit is {limit}. Leave head-room for these properties: "
+        f"make the message at least {size - limit} bytes smaller",
         size=size,
         limit=limit,
     )
@@ -168,7 +171,7 @@ def check_reserved(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None
         _refuse_reserved(conform(messages).column("properties"))
         return
     for row, message in enumerate(messages):
-        properties = getattr(message, "application_properties", None)  # else the client refuses it
+        properties = getattr(message, "application_properties", None)  # the client checks the type
         if properties and not _RESERVED.isdisjoint(properties):
             raise _reserved(row, next(name for name in properties if name in _RESERVED))
 
@@ -178,8 +181,8 @@ _RESERVED = frozenset(ALIASES)
 
 def _reserved(row: int, name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"message {row} has a property {name!r}; that name is reserved for diverted messages. "
-        "Rename the property"
+        f"message {row} has an application property {name!r}; that name is reserved for diverted "
+        "messages. Rename the property"
     )
 
 
@@ -198,31 +201,32 @@ _ALIAS_NAMES = pa.array(list(ALIASES), pa.string())
 
 @lru_cache(maxsize=4096)
 def _only_path(path: str, count: int) -> pa.Array:
-    """Return the properties of diverted messages that had none: nearly all are alike."""
+    """Return the properties of diverted messages that had none; cached, as most sends need it."""
     names, values = _texts(PATH, count), _values({"str": _texts(path, count)})
     return _map_of(names, values, np.arange(count), count)
 
 
 def _with(properties: pa.Array, additions: Sequence[_Additions]) -> pa.Array:
-    """Return the properties of each row with others behind them."""
+    """Return the properties of each row with the additions behind them."""
     names, values, rows = _entries(properties)
-    every_name = pa.concat_arrays([names, *(_texts(one.name, len(one.rows)) for one in additions)])
-    every_row = np.concatenate([rows, *(one.rows for one in additions)])
+    every_name = pa.concat_arrays([names, *(_texts(a.name, len(a.rows)) for a in additions)])
+    every_row = np.concatenate([rows, *(a.rows for a in additions)])
     order = pa.array(np.argsort(every_row, kind="stable"))
     children = {}
     for at, (child, kind) in enumerate(PROPERTY_TYPES.items()):
-        added = [one.values if ALIASES[one.name] == child else None for one in additions]
-        held = values.field(at)
-        if held.null_count == len(held) and not any(one is not None for one in added):
-            continue  # most children are empty, and putting nulls in order is work, too
-        gaps = zip(added, additions, strict=True)
-        pieces = [pa.nulls(len(a.rows), kind) if one is None else one for one, a in gaps]
-        children[child] = pa.concat_arrays([held, *pieces]).take(order)
+        existing = values.field(at)
+        is_added = any(ALIASES[a.name] == child for a in additions)
+        if existing.null_count == len(existing) and not is_added:
+            continue  # most children are empty, and sorting a column of nulls costs time
+        pieces = [
+            a.values if ALIASES[a.name] == child else pa.nulls(len(a.rows), kind) for a in additions
+        ]
+        children[child] = pa.concat_arrays([existing, *pieces]).take(order)
     return _map_of(every_name.take(order), _values(children), every_row, len(properties))
 
 
 def _values(children: Mapping[str, pa.Array]) -> pa.Array:
-    """Return property values, given the children in use."""
+    """Return a column of property values; children that are not given are null."""
     count = len(next(iter(children.values())))
     arrays = [
         children[name] if name in children else pa.nulls(count, kind)
@@ -235,24 +239,24 @@ _VALUE_FIELDS = list(PROPERTIES_TYPE.item_type)
 
 
 def _map_of(names: pa.Array, values: pa.Array, rows: Indices, count: int) -> pa.Array:
-    """Return a map column of entries that are in the order of their rows."""
+    """Return a map column; the entries must be in the order of their rows."""
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
     return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=PROPERTIES_TYPE)
 
 
-# -- and back --------------------------------------------------------------------------------------
+# -- restoring -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Messages of a backlog queue as they were sent, and where each belongs."""
+    """Messages of a backlog queue as they were sent, and the entity of each."""
 
-    batch: pa.RecordBatch  # MESSAGE_SCHEMA; rows named in `faults` are not as they were sent
-    paths: pa.Array  # text; null where there is none
+    batch: pa.RecordBatch  # MESSAGE_SCHEMA; rows in `faults` are not fully restored
+    paths: pa.Array  # text; null: the message has no path
     senders: pa.Array  # text; null: the primary was not tried
-    numbers: pa.Array  # of the sender
-    faults: Mapping[int, str]  # rows that cannot be brought home, and why
+    numbers: pa.Array  # that the sender gave each message; null as in `senders`
+    faults: Mapping[int, str]  # row -> why the message cannot be brought home
 
 
 def restored(batch: pa.RecordBatch) -> Restored:
@@ -262,26 +266,26 @@ def restored(batch: pa.RecordBatch) -> Restored:
     faults: dict[int, str] = {}
     aliases = {alias: _alias_column(alias, names, values, rows, count, faults) for alias in ALIASES}
     for row in np.flatnonzero(byte_lengths(aliases[PATH]) == 0).tolist():
-        faults.setdefault(row, f"it has no property {PATH}, so nobody knows where it belongs")
+        faults.setdefault(row, f"it has no property {PATH}, so its entity is unknown")
     _check_senders(aliases[SENDER], aliases[NUMBER], faults)
     columns: dict[str, Any] = {name: batch.column(name) for name in MESSAGE_SCHEMA.names}
     for column, alias in ALIASED_COLUMNS.items():
         if aliases[alias].null_count != count:
             columns[column] = pc.coalesce(aliases[alias], columns[column])
-    own = pc.invert(pc.is_in(names, value_set=_ALIAS_NAMES))
-    kept = own.to_numpy(zero_copy_only=False).astype(bool)
-    columns["properties"] = _map_of(names.filter(own), values.filter(own), rows[kept], count)
-    whole = pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA)
-    return Restored(whole, aliases[PATH], aliases[SENDER], aliases[NUMBER], faults)
+    is_own = pc.invert(pc.is_in(names, value_set=_ALIAS_NAMES))
+    own_rows = rows[is_own.to_numpy(zero_copy_only=False).astype(bool)]
+    columns["properties"] = _map_of(names.filter(is_own), values.filter(is_own), own_rows, count)
+    messages = pa.RecordBatch.from_arrays(list(columns.values()), schema=MESSAGE_SCHEMA)
+    return Restored(messages, aliases[PATH], aliases[SENDER], aliases[NUMBER], faults)
 
 
 def _check_senders(senders: pa.Array, numbers: pa.Array, faults: dict[int, str]) -> None:
-    """Note the rows whose sender is none, or comes without its number, or the other way round."""
+    """Add a fault for each row with an invalid sender, or with only one of sender and number."""
     if senders.null_count == len(senders) and numbers.null_count == len(numbers):
         return
     halves = pc.xor(senders.is_null(), numbers.is_null()).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(halves).tolist():
-        faults.setdefault(row, f"it has one of {SENDER} and {NUMBER}, which belong together")
+        faults.setdefault(row, f"it has only one of {SENDER} and {NUMBER}, which belong together")
     encoded = senders.dictionary_encode()
     unknown = [at for at, name in enumerate(encoded.dictionary.to_pylist()) if not _is_sender(name)]
     codes = encoded.indices.fill_null(-1).to_numpy()
@@ -304,16 +308,16 @@ def _alias_column(
     count: int,
     faults: dict[int, str],
 ) -> pa.Array:
-    """Return an alias as a column; note the rows where it has a wrong type or comes twice."""
+    """Return an alias as a column; add a fault for each row where its type or count is wrong."""
     at = np.flatnonzero(pc.equal(names, _NAMES[alias]).to_numpy(zero_copy_only=False))
     if not len(at):
         return pa.nulls(count, PROPERTY_TYPES[ALIASES[alias]])
-    held = values.field(ALIASES[alias]).take(pa.array(at))
-    for row in rows[at][held.is_null().to_numpy(zero_copy_only=False)].tolist():
-        faults.setdefault(row, f"its property {alias} is no {ALIASES[alias]}")
+    found = values.field(ALIASES[alias]).take(pa.array(at))
+    for row in rows[at][found.is_null().to_numpy(zero_copy_only=False)].tolist():
+        faults.setdefault(row, f"its property {alias} must be of type {ALIASES[alias]}")
     times = np.bincount(rows[at], minlength=count)
     for row in np.flatnonzero(times > 1).tolist():
-        faults.setdefault(row, f"its property {alias} is there {times[row]} times")
+        faults.setdefault(row, f"it has the property {alias} {times[row]} times")
     where = np.full(count, -1, np.int64)
     where[rows[at]] = np.arange(len(at))
-    return held.take(pa.array(where, mask=where < 0))
+    return found.take(pa.array(where, mask=where < 0))

@@ -1,7 +1,9 @@
-"""Backlog queues on the secondary: how they are found and made.
+"""Finds and creates the backlog queues of a primary on its secondary.
 
-Pairing lists the existing queues first, makes those that are missing and checks that each of them
-belongs to its primary. A secondary whose engine cannot list its queues is asked for each by name.
+Pairing lists the existing queues first, checks that each of them belongs to its primary, and
+creates the missing ones. If the engine of the secondary cannot list queues, pairing looks each
+queue up by name. Pairing calls this module from the thread that sets it up; the syphon calls
+`find_backlog_queues` from its planner.
 """
 
 import logging
@@ -36,7 +38,7 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def describe_backlog_queue(primary: PrimaryIdentity, index: int) -> QueueDescription:
-    """Return a backlog queue as pairing makes it: large, without expiry, with its primary."""
+    """Return the description of a new backlog queue; its metadata names the primary."""
     return QueueDescription(
         path=backlog_queue_path(primary.name, index),
         max_size_in_megabytes=BACKLOG_SIZE_MEGABYTES,
@@ -54,23 +56,28 @@ def describe_backlog_queue(primary: PrimaryIdentity, index: int) -> QueueDescrip
 class BacklogQueues:
     """The backlog queues of a primary on its secondary."""
 
-    paths: Mapping[int, str]  # by index: those below the count that a pairing asked for
-    extra: Mapping[int, str]  # those with a higher index: neither filled nor drained
+    paths: Mapping[int, str]  # by index: the queues below the count that the pairing asked for
+    extra: Mapping[int, str]  # by index: the others; the pairing does not send to them
 
 
 def find_backlog_queues(
     manager: NamespaceManager, primary: PrimaryIdentity, count: int
 ) -> BacklogQueues:
-    """Return the backlog queues of a primary; raise if one of them names another primary.
+    """Return the backlog queues of a primary; raise if a used one names another primary.
 
-    Extra queues of another primary are nobody's concern here: they are left out.
+    Extra queues that name another primary are left out.
     """
     found = _existing_queues(manager, primary, count)
     used = {index: found[index] for index in sorted(found) if index < count}
     for queue in used.values():
         primary.check_owns(queue)
         if PrimaryIdentity.of_queue(queue) is None:
-            _log.warning("%s names no primary; it is taken for one of %s", queue.path, primary)
+            _log.warning(
+                "the backlog queue %s names no primary in its user_metadata; it is treated as a "
+                "queue of %s",
+                queue.path,
+                primary,
+            )
     extra = {
         index: found[index].path
         for index in sorted(found)
@@ -84,7 +91,7 @@ def _existing_queues(
 ) -> dict[int, QueueDescription]:
     """Return the backlog queues that exist under the name of a primary, by index.
 
-    Without a list, queues with an index of `count` or more are found up to the first gap.
+    If the engine cannot list queues, queues from index `count` on are found up to the first gap.
     """
     if Capability.LISTING not in manager.courier.namespace.capabilities:
         return dict(_queues_by_name(manager, primary, count))
@@ -110,18 +117,18 @@ def _queues_by_name(
 
 @dataclass(frozen=True, slots=True)
 class PreparedBacklog:
-    """The backlog queues that a pairing uses, and why some that it asked for are missing."""
+    """The backlog queues that a pairing uses, and why it cannot use the others."""
 
     paths: dict[int, str]  # by index
-    missing: Mapping[int, str]  # index -> cause
+    missing: Mapping[int, str]  # index -> why the queue cannot be used
 
 
 def prepare_backlog(
     manager: NamespaceManager, primary: PrimaryIdentity, count: int, clock: Clock
 ) -> PreparedBacklog:
-    """Return the backlog queues of a primary; those that do not exist are made.
+    """Create the missing backlog queues of a primary, and return those that can be used.
 
-    Raises if none could be made, or if one of them belongs to another primary.
+    Raises if none can be used, or if one of them belongs to another primary.
     """
     wanted = {index: describe_backlog_queue(primary, index) for index in range(count)}
     existing = _existing_queues(manager, primary, count)
@@ -138,27 +145,33 @@ def prepare_backlog(
     failures = _create(manager, primary, to_make, clock)
     missing |= {index: str(error) for index, error in failures.items()}
     for index, cause in sorted(missing.items()):
-        _log.warning("the backlog queue %s is not used: %s", wanted[index].path, cause)
+        _log.warning("the pairing does not use the backlog queue %s: %s", wanted[index].path, cause)
     paths = {index: queue.path for index, queue in wanted.items() if index not in missing}
     if not paths and failures:
         raise next(iter(failures.values()))
     if not paths:
         raise InvalidArgumentError(
-            f"every backlog queue of {primary.name} requires sessions, which diverted messages do "
-            "not have. Delete these queues: pairing makes new ones"
+            f"every backlog queue of {primary.name} requires sessions, and diverted messages have "
+            "none. Delete these queues; the next pairing creates new ones"
         )
     return PreparedBacklog(paths, missing)
 
 
 def _adopt(manager: NamespaceManager, primary: PrimaryIdentity, queue: QueueDescription) -> None:
-    """Let a queue that names no primary name this one, so that no other takes it for its own."""
+    """Write this primary into the metadata of a queue that names none, so that no other uses it."""
     if PrimaryIdentity.of_queue(queue) is not None:
         return
     metadata = primary.to_metadata(queue.user_metadata)
     try:
         manager.update_queue(replace(queue, user_metadata=metadata))
     except MessagingError as error:
-        _log.warning("%s names no primary, and cannot be made to: %s", queue.path, error)
+        _log.warning(
+            "the backlog queue %s names no primary in its user_metadata, and the update that adds "
+            "%s failed: %s",
+            queue.path,
+            primary,
+            error,
+        )
 
 
 def _create(
@@ -167,7 +180,7 @@ def _create(
     missing: Mapping[int, QueueDescription],
     clock: Clock,
 ) -> dict[int, MessagingError]:
-    """Make queues, trying each three times; return why some could not be made."""
+    """Create queues, trying each three times; return the last error of each that failed."""
     failures: dict[int, MessagingError] = {}
     for tried in range(CREATE_TRIES):
         left = failures if tried else missing
@@ -179,7 +192,7 @@ def _create(
             except (UnauthorizedError, InvalidArgumentError):
                 raise
             except EntityAlreadyExistsError as error:
-                try:  # another process was faster
+                try:  # another process created it first
                     primary.check_owns(manager.get_queue(missing[index].path))
                     failures.pop(index, None)
                 except EntityNotFoundError:  # a topic has that path

@@ -1,7 +1,9 @@
-"""What all clients of a paired factory know together: each entity's health, and the rotation.
+"""The state that all clients of a paired factory share: each entity's health, and the rotation.
 
-Everything changes under one lock and is decided by `health` and `rotation`; what is told to the
-application is told after the lock is let go.
+`health` and `rotation` decide; the board keeps their results. Every change happens under one lock.
+Events are posted under the lock and delivered to the application after the lock is released.
+Senders, the ticker and status calls use the board from their own threads. A healthy send reads the
+board without the lock.
 """
 
 import threading
@@ -31,12 +33,12 @@ class PathStatus:
 
     path: str
     state: HealthState
-    since: datetime | None  # when it came to this state; None: it never failed
-    failures: int  # that counted, since it was healthy last
-    last_failure: str  # what the last of them said
-    failovers: int  # since the pairing began, as the counts below
-    diverted: int  # messages
-    pings: int
+    since: datetime | None  # when it entered this state; None: it never failed
+    failures: int  # failures that count, since it was last healthy
+    last_failure: str  # the text of the last failure
+    failovers: int  # since the pairing began
+    diverted: int  # messages, since the pairing began
+    pings: int  # since the pairing began
     next_ping_due: datetime | None
 
 
@@ -46,17 +48,17 @@ class BacklogQueueStatus:
 
     path: str
     is_in_rotation: bool
-    back_at: datetime | None  # when a pulled one comes back
+    back_at: datetime | None  # when the queue returns to the rotation; None: it is in rotation
 
 
 @dataclass(slots=True)
 class _Entity:
     path: str
     health: Health
-    cause: MessagingError | None = None  # the failure seen last
+    cause: MessagingError | None = None  # the last failure
     failovers: int = 0
     diverted: int = 0
-    diverted_before: int = 0  # as of its last failover
+    diverted_before: int = 0  # the value of `diverted` at the last failover
     pings: int = 0
 
     @property
@@ -69,7 +71,7 @@ class DuePing:
     """An entity to ping."""
 
     path: str
-    since: int  # when it failed over: an answer that comes after its return means nothing
+    since: int  # when it failed over; an answer to a ping of an earlier failover is ignored
 
 
 _UNKNOWN = Health()
@@ -85,15 +87,15 @@ class Board:
     """The shared state of a pairing."""
 
     def __init__(self, timing: Timing, clock: Clock, announcer: Announcer) -> None:
-        self.queues: dict[int, str] = {}  # paths by index; none before the backlog is set up
+        self.queues: dict[int, str] = {}  # paths by index; empty until the backlog is prepared
         self._timing = timing
         self._clock = clock
         self._announcer = announcer
         self._lock = threading.Lock()
-        self._entities: dict[str, _Entity] = {}  # those that ever failed
+        self._entities: dict[str, _Entity] = {}  # by path in lower case; entities that failed once
         self._rotation = Rotation([], timing.ping_us)
         self.cause_of_last_pull: MessagingError | None = None
-        self.signs: Counter[tuple[HealthState, Sign]] = Counter()  # seen, and in which state
+        self.signs: Counter[tuple[HealthState, Sign]] = Counter()  # recorded, by state
 
     def open_backlog(self, queues: dict[int, str]) -> None:
         """Divert to these queues from now on."""
@@ -104,13 +106,14 @@ class Board:
     # -- entities ------------------------------------------------------------------------------
 
     def is_diverting(self, path: str) -> bool:
-        """Whether sends to an entity go to the backlog: it has failed over, and there is one."""
+        """Whether sends to an entity go to the backlog: it failed over and there is a backlog."""
         return self.is_failed_over(path) and bool(self.queues)
 
     def tries_end_at(self, path: str) -> int:
-        """Return when tries at the primary end: when the entity fails over, if there is a backlog.
+        """Return when tries at the primary must end: when the entity fails over.
 
-        Never for a healthy entity; a time in the past for one that has failed over.
+        That is never if the entity is healthy or there is no backlog queue, and a time in the past
+        if the entity has failed over.
         """
         entity = self._entities.get(path.lower()) if self._entities else None
         if entity is None or entity.is_healthy or not self.queues:
@@ -123,52 +126,52 @@ class Board:
         if entity is None or entity.is_healthy:
             return False
         if entity.health.state is HealthState.SUSPECT:
-            self._learn(path, None)  # its timer may have run out
+            self._apply(path, None)  # its timer may have run out
         return entity.health.state is HealthState.FAILED_OVER
 
     def succeeded(self, path: str) -> None:
-        """Note that the primary took a send; costs next to nothing where nothing ever failed."""
+        """Record that the primary accepted a send; takes no lock if the entity is healthy."""
         entity = self._entities.get(path.lower()) if self._entities else None
         if entity is None or entity.is_healthy:
             return
         with self._lock:
             if not entity.is_healthy:
-                is_away = entity.health.state is HealthState.FAILED_OVER
-                sign = Sign.PASSED if is_away and not self.queues else Sign.SUCCESS
+                is_failed_over = entity.health.state is HealthState.FAILED_OVER
+                sign = Sign.PASSED if is_failed_over and not self.queues else Sign.SUCCESS
                 self._step(entity, sign, self._clock.now_us())
         self._announcer.deliver()
 
     def failed(self, path: str, error: MessagingError) -> bool:
-        """Note a failure that counts; say whether the entity has failed over."""
+        """Record a failure that counts; return whether the entity has failed over."""
         with self._lock:
-            known = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
-            known.cause = _kept(error)
-        return self._learn(path, Sign.FAILURE) is HealthState.FAILED_OVER
+            entity = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
+            entity.cause = _without_frames(error)
+        return self._apply(path, Sign.FAILURE) is HealthState.FAILED_OVER
 
     def cause_of(self, path: str) -> MessagingError | None:
-        """Return the failure of an entity that was seen last."""
+        """Return the last failure of an entity."""
         entity = self._entities.get(path.lower())
         return entity.cause if entity else None
 
     def mark_healthy(self, path: str) -> None:
-        """Say that an entity is healthy."""
+        """Mark an entity as healthy."""
         if path.lower() in self._entities:
-            self._learn(path, Sign.MARKED)
+            self._apply(path, Sign.MARKED)
 
     def count_diverted(self, path: str, messages: int) -> None:
-        """Note messages that a backlog queue took."""
+        """Count messages that a backlog queue accepted."""
         with self._lock:
             self._entities[path.lower()].diverted += messages
 
-    def _learn(self, path: str, sign: Sign | None) -> HealthState:
-        """Take a sign in, or only the time; tell what came of it."""
+    def _apply(self, path: str, sign: Sign | None) -> HealthState:
+        """Apply a sign, or only the current time, to an entity; deliver the resulting events."""
         with self._lock:
             state = self._step(self._entities[path.lower()], sign, self._clock.now_us())
         self._announcer.deliver()
         return state
 
     def _step(self, entity: _Entity, sign: Sign | None, now: int) -> HealthState:
-        """Move an entity by a sign, or only by the time. The caller holds the lock."""
+        """Apply a sign, or only the current time, to an entity. The caller must hold the lock."""
         before = entity.health
         if sign is None:
             entity.health = verdict(before, now, self._timing)
@@ -179,7 +182,7 @@ class Board:
         return entity.health.state
 
     def look(self, now: int) -> None:
-        """Let time do what it does by itself."""
+        """Apply the current time to every entity: failover timers may have run out."""
         with self._lock:
             for entity in self._entities.values():
                 self._step(entity, None, now)
@@ -199,7 +202,7 @@ class Board:
             entity.failovers += 1
             entity.diverted_before = entity.diverted
             failing = since if before.state is HealthState.SUSPECT else at
-            cause = _told(entity.cause)
+            cause = _text_of(entity.cause)
             if isinstance(entity.cause, EntityDisabledError):
                 cause += ". An operator disabled it: its messages are diverted until you enable it"
             self._announcer.post(FailedOver(at, entity.path, cause, failing))
@@ -209,7 +212,7 @@ class Board:
             self._announcer.post(Returned(at, entity.path, by, count, since))
 
     def statuses(self) -> list[PathStatus]:
-        """Return every entity that ever failed."""
+        """Return the status of every entity that failed at least once."""
         self.look(self._clock.now_us())
         with self._lock:
             return [self._status(entity) for entity in self._entities.values()]
@@ -222,7 +225,7 @@ class Board:
             state=health.state,
             since=self._stamp(health.since),
             failures=health.failures,
-            last_failure=_told(entity.cause),
+            last_failure=_text_of(entity.cause),
             failovers=entity.failovers,
             diverted=entity.diverted,
             pings=entity.pings,
@@ -231,10 +234,10 @@ class Board:
 
     # -- pings ---------------------------------------------------------------------------------
 
-    def due_pings(self, now: int, held_until: Callable[[str], int]) -> list[DuePing]:
-        """Return the entities to ping now; each counts as pinged from here on.
+    def due_pings(self, now: int, busy_until: Callable[[str], int]) -> list[DuePing]:
+        """Return the entities to ping now, and count a ping for each.
 
-        `held_until` returns until when an entity must not be asked because it is busy.
+        `busy_until` returns the time before which a busy entity must not be asked.
         """
         self.look(now)
         found = []
@@ -242,7 +245,7 @@ class Board:
             for entity in self._entities.values():
                 health = entity.health
                 is_due = health.state is HealthState.FAILED_OVER and health.due <= now
-                if is_due and held_until(entity.path) <= now:
+                if is_due and busy_until(entity.path) <= now:
                     self._step(entity, Sign.PING_SENT, now)
                     entity.pings += 1
                     found.append(DuePing(entity.path, health.since))
@@ -251,9 +254,10 @@ class Board:
     def pinged(
         self, ping: DuePing, error: MessagingError | None, *, leaves_it_down: bool = True
     ) -> None:
-        """Take in how a ping ended; one that lacked a right is reported once.
+        """Record the result of a ping; a ping refused for a missing right is reported once.
 
-        A refusal that does not leave the entity down ends the failover: callers must hear it.
+        A refusal with `leaves_it_down=False` ends the failover, so that the next send goes to the
+        primary and its caller gets the same error.
         """
         sign = Sign.PING_PASSED
         if error is not None:
@@ -265,9 +269,9 @@ class Board:
             if health.state is HealthState.FAILED_OVER and health.since == ping.since:
                 was_refused = isinstance(entity.cause, UnauthorizedError)
                 if isinstance(error, UnauthorizedError) and not was_refused:
-                    told = PingRefused(self._stamp(now), entity.path, _told(error))
-                    self._announcer.post(told)
-                entity.cause = _kept(error) if error else entity.cause
+                    event = PingRefused(self._stamp(now), entity.path, _text_of(error))
+                    self._announcer.post(event)
+                entity.cause = _without_frames(error) if error else entity.cause
                 self._step(entity, sign, now)
         self._announcer.deliver()
 
@@ -276,9 +280,9 @@ class Board:
     def choose_queue(
         self, current: int | None, chance: float, tried: Collection[int]
     ) -> Choice | None:
-        """Return the backlog queue for a client: the one it has, if that is in rotation.
+        """Return the backlog queue for a client: its current queue, if that is in rotation.
 
-        None is tried twice for one send, even if its cool-down is over by then.
+        A queue in `tried` is never chosen again for the same send, even if its cool-down is over.
         """
         self.bring_back(self._clock.now_us())
         with self._lock:
@@ -289,24 +293,24 @@ class Board:
         return self._rotation.is_pulled(queue)
 
     def pull(self, queue: int, error: MessagingError) -> None:
-        """Take a backlog queue out of rotation for everyone."""
+        """Take a backlog queue out of rotation for all clients of the factory."""
         now = self._clock.now_us()
         with self._lock:
             if self._rotation.pull(queue, now):
-                path, cause = self.queues[queue], _told(error)
+                path, cause = self.queues[queue], _text_of(error)
                 self._announcer.post(BacklogQueuePulled(self._stamp(now), path, cause))
-            self.cause_of_last_pull = _kept(error)
+            self.cause_of_last_pull = _without_frames(error)
         self._announcer.deliver()
 
     def bring_back(self, now: int) -> None:
-        """Let the queues return whose cool-down is over."""
+        """Return queues to the rotation whose cool-down is over."""
         with self._lock:
             for queue in self._rotation.bring_back(now):
                 self._announcer.post(BacklogQueueBack(self._stamp(now), self.queues[queue]))
         self._announcer.deliver()
 
     def queue_statuses(self) -> list[BacklogQueueStatus]:
-        """Return every backlog queue."""
+        """Return the status of every backlog queue."""
         self.bring_back(self._clock.now_us())
         pulled = self._rotation.pulled()
         return [
@@ -318,22 +322,22 @@ class Board:
 
     # -- time ----------------------------------------------------------------------------------
 
-    def next_due(self, held_until: Callable[[str], int] = lambda _: 0) -> int:
-        """Return when time by itself changes something next; a ping of a busy entity waits."""
+    def next_due(self, busy_until: Callable[[str], int] = lambda _: 0) -> int:
+        """Return the earliest time at which a timer runs out, a ping is due or a queue returns."""
         with self._lock:
             dues = [self._rotation.next_due(NEVER_US)]
             for entity in self._entities.values():
                 health = entity.health
                 is_ping = health.state is HealthState.FAILED_OVER
-                dues.append(max(health.due, held_until(entity.path)) if is_ping else health.due)
+                dues.append(max(health.due, busy_until(entity.path)) if is_ping else health.due)
             return min(dues)
 
 
-def _kept(error: MessagingError) -> MessagingError:
-    """Return an error to be kept: without the frames, and so the messages, it was raised in."""
+def _without_frames(error: MessagingError) -> MessagingError:
+    """Return a copy without traceback and history, whose frames would keep messages in memory."""
     facts = {name: fact for name, fact in error.facts.items() if name != "history"}
     return type(error)(error.text, **facts)
 
 
-def _told(error: MessagingError | None) -> str:
+def _text_of(error: MessagingError | None) -> str:
     return f"{error.code}: {error.text}" if error else ""

@@ -1,9 +1,13 @@
-"""Cancelling scheduled messages that were diverted, wherever they are by now.
+"""Cancels scheduled messages that were diverted, in the backlog or at the primary.
 
-A diverted message is named by a number below zero, which says where in the backlog it is. It is
-taken out there under a lease, so that no syphon moves it meanwhile. One that went home, or was
-tried at the primary before, is found there by all its fields: an id need not be unique, and two
-messages alike in everything are the same to whoever cancels one.
+The receipt of a diverted send contains a negative number per message, which encodes the backlog
+queue and the sequence number. `Cancellations` removes such a message from its backlog queue under a
+lease, so that no syphon moves it at the same time. If the syphon has brought the message home, or
+the primary was tried before the message was diverted, it is searched at the primary by all its
+fields, because a message id need not be unique. Of two equal messages, either may be cancelled.
+
+A cancellation that the primary cannot execute during the outage is executed after its return.
+Senders call from any thread; the ticker calls `finish`.
 """
 
 import itertools
@@ -51,18 +55,18 @@ class _Schedule:
 
     path: str
     message_id: str | None
-    fingerprint: bytes  # of all its fields
-    due: int
-    was_tried: bool  # at the primary, which may have it, too
+    fingerprint: bytes  # hash of all its fields
+    due: int  # its scheduled time, in microseconds
+    was_tried: bool  # the primary was tried first, and may have accepted the message as well
 
     def is_of(self, message: BrokeredMessage) -> bool:
-        """Whether this is that message, as far as an application can tell."""
+        """Whether `message` equals the diverted message in every field that applications set."""
         same_id = message.message_id == self.message_id
         return same_id and _fingerprint(message) == self.fingerprint
 
 
 class Cancellations:
-    """Remembers diverted schedules; used from many threads."""
+    """Keeps the diverted scheduled messages of a factory and cancels them; thread-safe."""
 
     def __init__(self, primary: Courier, secondary: Courier, board: Board) -> None:
         self._primary = primary
@@ -70,33 +74,33 @@ class Cancellations:
         self._board = board
         self._unplaced = itertools.count(1)
         self._schedules: OrderedDict[int, _Schedule] = OrderedDict()  # by the caller's number
-        self._owed: list[_Schedule] = []  # to be cancelled at the primary when it is back
+        self._postponed: list[_Schedule] = []  # to be cancelled at the primary after its return
         self._finishing = threading.Lock()
         self._can_remove = Capability.RANGES in secondary.namespace.capabilities
 
     def remember(
         self, path: str, batch: pa.RecordBatch, queue: int, receipt: SendReceipt, *, was_tried: bool
     ) -> SendReceipt:
-        """Return the receipt of a diverted send with numbers that cancel what is scheduled."""
+        """Return the receipt of a diverted send, with the numbers that cancel its messages."""
         if batch.column("scheduled_enqueue_time_utc").null_count == batch.num_rows:
             return receipt
         self._forget(self._primary.clock.wall_us())
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
-            told = number_in_backlog(queue, number)
-            if not number or not self._can_remove:  # the reply that said where was lost, or no use
-                told = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
-            numbers.append(told)
+            cancel_number = number_in_backlog(queue, number)
+            if not number or not self._can_remove:  # the reply was lost, or the place is no use
+                cancel_number = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
+            numbers.append(cancel_number)
             moment = message.scheduled_enqueue_time_utc
             if moment is not None:
-                mark = _fingerprint(message)
-                self._schedules[told] = _Schedule(
-                    path, message.message_id, mark, moment_us(moment), was_tried
+                fingerprint = _fingerprint(message)
+                self._schedules[cancel_number] = _Schedule(
+                    path, message.message_id, fingerprint, moment_us(moment), was_tried
                 )
         return SendReceipt(numbers)
 
     def _forget(self, now: int) -> None:
-        """Let the oldest go whose time has come, and those that are too many."""
+        """Forget the oldest entries whose scheduled time has passed, and any above the limit."""
         while self._schedules:
             number, oldest = next(iter(self._schedules.items()))
             if oldest.due > now and len(self._schedules) < REMEMBERED_SCHEDULES:
@@ -106,7 +110,7 @@ class Cancellations:
     # -- cancelling ----------------------------------------------------------------------------
 
     def cancel(self, command: CancelScheduled) -> None:
-        """Cancel scheduled messages: at the primary together, in the backlog one by one."""
+        """Cancel scheduled messages: with one command at the primary, singly in the backlog."""
         at_primary = [number for number in command.sequence_numbers if number >= 0]
         if at_primary:
             self._primary.ask(CancelScheduled(command.path, at_primary, command.origin))
@@ -115,9 +119,9 @@ class Cancellations:
                 self._cancel_diverted(command.path, number)
 
     def _cancel_diverted(self, path: str, number: int) -> None:
-        """Cancel a message in the backlog, or at the primary if it went home or was tried there.
+        """Cancel a message in the backlog, and at the primary if it may be there.
 
-        Where the primary may hold it and cannot be asked, that part waits for its return.
+        If the primary may have the message and cannot be asked, its part is postponed.
         """
         known = self._schedules.get(number)
         if known is not None and not _is_for(known.path, path):
@@ -125,35 +129,36 @@ class Cancellations:
         index, sequence = place_in_backlog(number)
         if index == NOWHERE_KNOWN and known is not None and self._can_remove:
             index, sequence = self._find_in_backlog(known)
-        is_gone = self._remove_from_backlog(path, index, sequence)  # waits while it is leased
+        is_gone = self._remove_from_backlog(path, index, sequence)  # retries while it is leased
         if known is not None and (known.was_tried or not is_gone):
             try:
                 is_gone |= self._cancel_at_primary(known)
             except MessagingError:
-                if not is_gone or len(self._owed) >= REMEMBERED_SCHEDULES:
+                if not is_gone or len(self._postponed) >= REMEMBERED_SCHEDULES:
                     raise
-                self._owed.append(known)
+                self._postponed.append(known)
         if not is_gone and not self._can_remove:
             raise UnsupportedCapabilityError(
-                f"scheduled message {number} to {path} was diverted, and the secondary cannot "
-                f"remove one message from a backlog queue: that needs {Capability.RANGES.value}. "
-                "It can be cancelled again when the syphon has brought it home",
+                f"scheduled message {number} to {path} cannot be cancelled now: it was diverted, "
+                "and the secondary cannot remove a single message from a backlog queue (that needs "
+                f"{Capability.RANGES.value}). Cancel it again when the syphon has brought it home",
                 path=path,
                 sequence_number=number,
                 capability=Capability.RANGES.name,
             )
         if not is_gone:
             raise MessageNotFoundError(
-                f"scheduled message {number} is no longer in the backlog: it was cancelled, its "
-                f"time has come, or it went home before this factory began. Then `peek` {path} on "
-                "the primary for its message_id and cancel it by the number it has there",
+                f"scheduled message {number} to {path} is no longer in the backlog: it was already "
+                "cancelled, its scheduled time has passed, or a syphon brought it home before this "
+                f"factory was created. If it was brought home, `peek` {path} on the primary, find "
+                "it by its message_id and cancel it by its sequence number there",
                 path=path,
                 sequence_number=number,
             )
         self._schedules.pop(number, None)
 
     def _find_in_backlog(self, known: _Schedule) -> tuple[int, int]:
-        """Return the backlog queue and the number of a message; zeros when it is in none."""
+        """Return the backlog queue and sequence number of a message; zeros if it is in none."""
         for index, queue in self._board.queues.items():
             for page in pages(_once(self._secondary), queue):
                 found = restored(page)
@@ -163,10 +168,10 @@ class Cancellations:
         return 0, 0
 
     def _remove_from_backlog(self, path: str, index: int, sequence: int) -> bool:
-        """Take a message out of its backlog queue; return whether it was there.
+        """Remove a message from its backlog queue; return whether it was there.
 
-        While a syphon has leased it, nobody else can take it out: the operation tries again under
-        the retry policy. By then the syphon has brought it home, or released it.
+        While a syphon has leased the message, the removal is retried under the retry policy, until
+        the syphon has brought the message home or released it.
         """
         queue = self._board.queues.get(index)
         if queue is None or not sequence or not self._can_remove:
@@ -185,7 +190,7 @@ class Cancellations:
         raise AssertionError("unreachable")
 
     def _cancel_at_primary(self, known: _Schedule) -> bool:
-        """Cancel a message that went home, or was there all along; say whether it was found."""
+        """Cancel a message at the primary; return whether it was found there."""
         for page in pages(_once(self._primary), known.path):
             for message in to_messages(page):
                 if message.state is MessageState.SCHEDULED and known.is_of(message):
@@ -195,15 +200,15 @@ class Cancellations:
                     return True
         return False
 
-    # -- what had to wait ----------------------------------------------------------------------
+    # -- postponed cancellations ---------------------------------------------------------------
 
     @property
     def can_go_on(self) -> bool:
-        """Whether something waits that need not wait any longer."""
-        return any(not self._board.is_failed_over(owed.path) for owed in self._owed)
+        """Whether a postponed cancellation is for an entity that is available again."""
+        return any(not self._board.is_failed_over(known.path) for known in self._postponed)
 
     def finish(self) -> None:
-        """Cancel at the primary what had to wait for it; in a thread of its own, for it asks."""
+        """Execute the postponed cancellations, in a thread because it waits for the primary."""
         if not self.can_go_on or not self._finishing.acquire(blocking=False):
             return
         if passes_by_itself(self._primary.clock):
@@ -213,21 +218,21 @@ class Cancellations:
 
     def _finish(self) -> None:
         try:
-            for owed in list(self._owed):
-                if self._board.is_failed_over(owed.path):
+            for known in list(self._postponed):
+                if self._board.is_failed_over(known.path):
                     continue
                 try:
-                    self._cancel_at_primary(owed)
+                    self._cancel_at_primary(known)
                 except MessagingError as error:
-                    if error.fault is not Fault.CALLER:  # an entity that is gone holds nothing
+                    if error.fault is not Fault.CALLER:  # else: the entity no longer exists
                         continue
-                self._owed.remove(owed)
+                self._postponed.remove(known)
         finally:
             self._finishing.release()
 
 
 class _Removal:
-    """Takes one message out of a backlog queue, under a lease."""
+    """Removes one message from a backlog queue, under a lease."""
 
     def __init__(self, secondary: Courier, queue: str, sequence: int, path: str) -> None:
         self._ask = secondary.ask
@@ -235,16 +240,16 @@ class _Removal:
         self._queue = queue
         self._sequence = sequence
         self._path = path
-        self._has_settled = False  # or its reply was lost
+        self._has_settled = False  # SettleRange was sent; its reply may have been lost
 
     def try_once(self) -> bool:
-        """Return whether the message was there and is gone now; raise while it is leased."""
+        """Remove the message; return whether it was there. Raises while a syphon has leased it."""
         queue, at = self._queue, self._sequence
         lease: RangeLease | None = self._ask(LeaseRange(queue, self._owner, 1, at, at))
         if lease is None:
             return self._has_settled
         found = restored(self._ask(ReadRange(queue, lease.epoch, at, at)))
-        if not all(_is_for(where, self._path) for where in found.paths.to_pylist()):
+        if not all(_is_for(path, self._path) for path in found.paths.to_pylist()):
             self._ask(ReleaseRange(queue, lease.epoch))
             return False
         self._has_settled = True
@@ -253,7 +258,7 @@ class _Removal:
 
 
 def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBatch]:
-    """Give everything an entity holds, by number."""
+    """Yield all messages of an entity in pages, in the order of their sequence numbers."""
     start = 0
     while (page := ask(Peek(path, start, MAX_RECEIVE_MESSAGES))).num_rows:
         yield page
@@ -261,7 +266,7 @@ def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBa
 
 
 def _once(courier: Courier) -> Callable[[Command[Any]], Any]:
-    """Ask without trying again: whoever cancels is not to wait for an outage."""
+    """Return `ask` without retries: a caller that cancels must not wait for an outage to end."""
     return lambda command: courier.ask(command, SingleTry())
 
 

@@ -1,4 +1,8 @@
-"""What a pairing tells the application: values, in the order they happened."""
+"""The events of a pairing, and their delivery to the log, the ledger and the application.
+
+Every consumer gets the events in the order in which they happened. Threads that hold a lock only
+post events; the thread that calls `deliver` calls the watchers, without that lock.
+"""
 
 import logging
 import threading
@@ -24,8 +28,8 @@ class FailedOver(PairingEvent):
     """The sends of an entity go to the backlog from now on."""
 
     path: str
-    cause: str  # the failure seen last
-    since: datetime | None = None  # when it failed first
+    cause: str  # the last failure
+    since: datetime | None = None  # when the first failure happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Returned(PairingEvent):
 
     path: str
     by: str  # "ping", "refused ping" (no such entity), "send" (no backlog), "mark_path_healthy"
-    diverted: int  # messages, since it had failed over
+    diverted: int  # messages diverted during this failover
     since: datetime | None = None  # when it failed over
 
 
@@ -42,7 +46,7 @@ class Returned(PairingEvent):
 class PingRefused(PairingEvent):
     """The primary refused a ping for a missing right; the entity stays failed over.
 
-    The key of the primary factory must have the Send claim, or nothing ends the failover.
+    Without the Send claim on the key of the primary factory, no ping can end the failover.
     """
 
     path: str
@@ -51,30 +55,30 @@ class PingRefused(PairingEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unprotected(PairingEvent):
-    """The pairing has no backlog queue yet: sends that fail are not diverted."""
+    """The pairing has no backlog queue yet: it cannot divert sends that fail."""
 
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
 class Protected(PairingEvent):
-    """The pairing has its backlog queues: from now on sends that fail are diverted."""
+    """The pairing has its backlog queues: from now on it diverts sends that fail."""
 
     queues: int
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogIncomplete(PairingEvent):
-    """Some backlog queues could not be made; the pairing uses the others."""
+    """Some backlog queues cannot be created or used; the pairing uses the others."""
 
-    queues: int  # that are there
-    wanted: int
-    cause: str  # why the first of the missing ones could not be made
+    queues: int  # that the pairing uses
+    wanted: int  # that the options asked for
+    cause: str  # why the first missing queue cannot be used
 
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueuePulled(PairingEvent):
-    """A backlog queue failed and takes nothing for one ping interval."""
+    """A backlog queue failed; senders do not use it for one ping interval."""
 
     queue: str
     cause: str
@@ -82,28 +86,28 @@ class BacklogQueuePulled(PairingEvent):
 
 @dataclass(frozen=True, slots=True)
 class BacklogQueueBack(PairingEvent):
-    """A backlog queue takes messages again."""
+    """A backlog queue is in rotation again."""
 
     queue: str
 
 
 class Announcer:
-    """Tells watchers and the log about events, in the order in which they happened.
+    """Delivers events to the log, the ledger and the watchers, in the order they happened.
 
-    Events before the first watcher of the application are kept for it: a pairing has events while
-    it is set up, when nobody can watch it yet.
+    Events are kept for the first watcher, because an application cannot add one before the set-up
+    of the pairing has returned.
     """
 
     def __init__(self, ledger: Callable[[PairingEvent], None] | None = None) -> None:
         self._ledger = ledger
         self._watchers: list[Callable[[PairingEvent], None]] = []
-        self._unseen: list[PairingEvent] | None = []  # None: somebody watches
-        self._joining = threading.Lock()  # of the two above
+        self._unseen: list[PairingEvent] | None = []  # None: there has been a watcher
+        self._joining = threading.Lock()  # guards the two fields above
         self._events: deque[PairingEvent] = deque()
-        self._telling = threading.Lock()
+        self._delivering = threading.Lock()
 
     def watch(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
-        """Call back at each event; return how to stop."""
+        """Call `watcher` with each event; return a function that removes the watcher."""
         with self._joining:
             self._watchers.append(watcher)
             unseen, self._unseen = self._unseen or [], None
@@ -116,18 +120,18 @@ class Announcer:
         self._events.append(event)
 
     def deliver(self) -> None:
-        """Tell what was posted. One thread tells at a time, so that the order is kept."""
-        while self._events and self._telling.acquire(blocking=False):
+        """Deliver the posted events. Only one thread delivers at a time, to keep their order."""
+        while self._events and self._delivering.acquire(blocking=False):
             try:
                 while self._events:
-                    self._tell(self._events.popleft())
+                    self._deliver_event(self._events.popleft())
             finally:
-                self._telling.release()
+                self._delivering.release()
 
-    def _tell(self, event: PairingEvent) -> None:
+    def _deliver_event(self, event: PairingEvent) -> None:
         facts = {name: str(value) for name, value in asdict(event).items()}
-        told = " ".join(f"{name}={value!r}" for name, value in facts.items() if name != "at")
-        _log.warning("%s %s", type(event).__name__, told, extra={"twinbus": facts})
+        text = " ".join(f"{name}={value!r}" for name, value in facts.items() if name != "at")
+        _log.warning("%s %s", type(event).__name__, text, extra={"twinbus": facts})
         if self._ledger is not None:
             self._ledger(event)
         with self._joining:
@@ -139,8 +143,8 @@ class Announcer:
 
 
 def _call(watcher: Callable[[PairingEvent], None], event: PairingEvent) -> None:
-    """Call a watcher; one that fails does not keep the others from hearing the event."""
+    """Call a watcher; log its exception, so that the other watchers still get the event."""
     try:
         watcher(event)
-    except Exception:  # noqa: BLE001 - a watcher is the application's and may raise anything
-        _log.exception("a watcher of %s failed", type(event).__name__)
+    except Exception:  # noqa: BLE001 - a watcher is application code and may raise anything
+        _log.exception("a watcher raised an error on the event %s", type(event).__name__)

@@ -1,4 +1,4 @@
-"""Which failures say that an entity is unavailable."""
+"""Which errors of a send count as failures of its entity. Pure functions."""
 
 from twinbus.errors import (
     CommunicationError,
@@ -11,9 +11,9 @@ from twinbus.errors import (
 
 
 def says_unavailable(error: MessagingError) -> bool:
-    """Whether a failed send says something about the entity's availability.
+    """Whether an error means that the entity is unavailable.
 
-    It does not where the caller or its configuration is wrong, and a busy broker is there.
+    Errors of the caller or its configuration do not, and a broker that is busy is available.
     """
     if error.fault is Fault.CALLER:
         return False
@@ -21,8 +21,8 @@ def says_unavailable(error: MessagingError) -> bool:
 
 
 def counts_at_once(error: MessagingError) -> bool:
-    """Whether the failure of a single try counts: it timed out, or nobody could be reached.
+    """Whether the failure of a single try counts: a timeout, or a server that cannot be reached.
 
-    Any other transient failure counts when it has outlived the retry policy.
+    Any other transient failure counts only when the retry policy is exhausted.
     """
     return isinstance(error, OperationTimeoutError | CommunicationError)

@@ -1,4 +1,4 @@
-"""The health of one entity: one table, and what `now` makes of it. Nothing here reads a clock.
+"""The health of one entity as a state table. Pure: `now` is an argument, nothing reads a clock.
 
 state          sign            next
 HEALTHY        failure         SUSPECT       the failover timer starts
@@ -7,18 +7,18 @@ SUSPECT        success         HEALTHY       the timer is cleared
 SUSPECT        failure         SUSPECT       the timer goes on
 SUSPECT        marked          HEALTHY
 SUSPECT        ran_out         FAILED_OVER   pings start
-FAILED_OVER    success         FAILED_OVER   of a send that was under way: only a ping counts
+FAILED_OVER    success         FAILED_OVER   a send in flight succeeded: only a ping ends this state
 FAILED_OVER    failure         FAILED_OVER
-FAILED_OVER    passed          HEALTHY       there was no backlog queue, and the primary took it
+FAILED_OVER    passed          HEALTHY       without a backlog queue, the primary accepted a send
 FAILED_OVER    ping_sent       FAILED_OVER   the next one follows after an interval
 FAILED_OVER    ping_failed     FAILED_OVER
 FAILED_OVER    ping_passed     HEALTHY
-FAILED_OVER    ping_answered   HEALTHY       the entity does not exist: callers must hear it
+FAILED_OVER    ping_answered   HEALTHY       the entity does not exist: callers must get that error
 FAILED_OVER    marked          HEALTHY
 
-A pair that is not in the table raises; a success of a healthy entity is no news. With a failover
-interval of zero the timer runs out in the moment it starts. A time that is due lies never further
-ahead than its interval: when it does, the clock was set back, and the interval begins anew.
+A pair that is not in the table raises; callers do not report a success of a healthy entity. With a
+failover interval of zero the timer runs out at the moment it starts. A due time is never further
+ahead than its interval: if it is, the clock was set back, and the interval starts again.
 """
 
 from dataclasses import dataclass, replace
@@ -36,17 +36,17 @@ class HealthState(Enum):
 
 
 class Sign(Enum):
-    """What was learned about an entity."""
+    """An observation that may change the health of an entity."""
 
-    SUCCESS = "success"  # the primary took a send
-    FAILURE = "failure"  # a send failed in a way that counts
-    RAN_OUT = "ran_out"  # the failover timer, with no success in between
-    PASSED = "passed"  # a send to an entity that had failed over: there was no backlog for it
+    SUCCESS = "success"  # the primary accepted a send
+    FAILURE = "failure"  # a send failed with an error that counts
+    RAN_OUT = "ran_out"  # the failover timer ran out without a success
+    PASSED = "passed"  # the primary accepted a send after the failover, as there was no backlog
     PING_SENT = "ping_sent"
     PING_PASSED = "ping_passed"
     PING_FAILED = "ping_failed"
-    PING_ANSWERED = "ping_answered"  # with a refusal that callers must hear: no such entity
-    MARKED = "marked"  # somebody says that it is healthy
+    PING_ANSWERED = "ping_answered"  # the primary answered that the entity does not exist
+    MARKED = "marked"  # the application called mark_path_healthy
 
 
 _HEALTHY, _SUSPECT, _FAILED = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.FAILED_OVER
@@ -79,12 +79,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known about an entity."""
+    """The health of an entity."""
 
     state: HealthState = HealthState.HEALTHY
-    since: int = 0  # when it came to this state
-    failures: int = 0  # that counted, since it was healthy last
-    due: int = NEVER_US  # SUSPECT: the timer runs out; FAILED_OVER: the next ping
+    since: int = 0  # when the entity entered this state
+    failures: int = 0  # failures that count, since the entity was last healthy
+    due: int = NEVER_US  # SUSPECT: when the timer runs out; FAILED_OVER: when the next ping is due
 
 
 def record(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
@@ -94,7 +94,7 @@ def record(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
 
 
 def verdict(health: Health, now: int, timing: Timing) -> Health:
-    """Return the health as of now: time by itself may have made it worse."""
+    """Return the health at the time `now`: the failover timer may have run out."""
     if health.state is HealthState.HEALTHY:
         return health
     interval = timing.failover_us if health.state is HealthState.SUSPECT else timing.ping_us
@@ -109,7 +109,9 @@ def _step(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
     try:
         state = TRANSITIONS[health.state, sign]
     except KeyError:
-        raise AssertionError(f"a {health.state.value} entity cannot meet {sign.value}") from None
+        raise AssertionError(
+            f"an entity in state {health.state.value} cannot get the sign {sign.value}"
+        ) from None
     if state is HealthState.HEALTHY:
         return health if health.state is state else Health(state, now)
     failures = health.failures + (sign is Sign.FAILURE)

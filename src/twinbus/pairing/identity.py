@@ -5,9 +5,9 @@ may share that label, so each queue also names its primary in full in `user_meta
 
     twinbus-primary Name=contoso;Address=contoso.eu.example:4617;NamespaceId=5f0c...
 
-Pairing and the syphon compare that text with the primary they work for. The namespace id decides
-where both sides know it; else the address does. Neither needs the primary to be reachable. The text
-may follow other text, so that pairing can add it to a queue that somebody made by hand.
+Pairing and the syphon compare that text with the primary they work for. They compare the namespace
+ids if both are known, else the addresses. The comparison does not need a reachable primary. The
+text may follow other text, so that pairing can add it to a queue that an operator created.
 """
 
 import re
@@ -29,25 +29,25 @@ _READABLE = "/:[]"  # characters that stay as they are in the text
 
 @dataclass(frozen=True, slots=True)
 class PrimaryIdentity:
-    """A primary namespace, named in full."""
+    """The full name of a primary namespace."""
 
-    name: str  # the paths of its backlog queues begin with it
+    name: str  # the paths of its backlog queues begin with this name
     address: str = ""  # host and port, or a directory; empty: unknown
-    namespace_id: str = ""  # from the birth of the namespace; empty: unknown
+    namespace_id: str = ""  # given when the namespace was created; empty: unknown
 
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidArgumentError(
-                f"the primary {self.address or 'namespace'} has no name, and its backlog queues "
-                "are named after it: an IP address has no first label. Put Name=... into its "
-                "connection string, for example Name=contoso"
+                f"the primary {self.address or 'namespace'} has no name. The paths of its backlog "
+                "queues begin with that name, and an IP address has no first label to take it "
+                "from. Put Name=... into its connection string, for example Name=contoso"
             )
         if not _NAME.fullmatch(self.name):
             usable = re.sub(r"[^A-Za-z0-9-]+", "-", self.name).strip("-") or "contoso"
             raise InvalidArgumentError(
-                f"the primary's name {self.name!r} cannot begin the paths of its backlog queues: "
-                "use letters, digits, '.', '-' and '_'. Put Name=... into its connection string, "
-                f"for example Name={usable}"
+                f"the primary's name {self.name!r} cannot be part of the paths of its backlog "
+                "queues: a name has letters, digits, '.', '-' and '_', and begins with a letter or "
+                f"digit. Put Name=... into its connection string, for example Name={usable}"
             )
 
     @classmethod
@@ -73,20 +73,20 @@ class PrimaryIdentity:
         return cls(named["Name"], named["Address"], named["NamespaceId"])
 
     def to_metadata(self, existing: str | None = None) -> str:
-        """Return the text that names this primary in a backlog queue, behind text that is there."""
+        """Return the metadata that names this primary, behind the existing text if that fits."""
         parts = {"Name": self.name, "Address": self.address, "NamespaceId": self.namespace_id}
         before = f"{existing.partition(_MARK)[0].rstrip()} ".lstrip() if existing else ""
         for text in (
             before + _encoded(parts),
             _encoded(parts),
-            _encoded(parts | {"Address": ""}),  # a long directory: its id names it, too
+            _encoded(parts | {"Address": ""}),  # the directory is too long; the id is enough
         ):
             if len(text) <= MAX_USER_METADATA_CHARACTERS:
                 break
         return text
 
     def is_same_as(self, other: "PrimaryIdentity") -> bool:
-        """Whether both are one namespace, as far as they know."""
+        """Whether both name the same namespace, as far as is known."""
         if self.namespace_id and other.namespace_id:
             return self.namespace_id == other.namespace_id
         if self.address and other.address:
@@ -94,7 +94,7 @@ class PrimaryIdentity:
         return self.name.lower() == other.name.lower()
 
     def owns(self, queue: QueueDescription) -> bool:
-        """Whether a backlog queue is one of this primary; one that names nobody may be."""
+        """Whether a backlog queue names this primary, or no primary at all."""
         owner = self.of_queue(queue)
         return owner is None or self.is_same_as(owner)
 
@@ -104,11 +104,11 @@ class PrimaryIdentity:
         if self.owns(queue):
             return
         raise InvalidOperationError(
-            f"the backlog queue {queue.path} on the secondary belongs to another primary: it names "
-            f"{owner}, and this primary is {self}. If they are two namespaces, give this one a "
-            "name of its own (Name=... in its connection string, the same in all its "
-            "applications and syphons). If they are one namespace, put its NamespaceId=... into "
-            "the connection string, or change the user_metadata of the queue",
+            f"the backlog queue {queue.path} on the secondary belongs to another primary: its "
+            f"user_metadata names {owner}, and this primary is {self}. If these are two "
+            "namespaces, give this primary another name: the same Name=... in the connection "
+            "strings of all its applications and syphons. If these are the same namespace, put its "
+            "NamespaceId=... into the connection string, or correct the user_metadata of the queue",
             path=queue.path,
             owner=str(owner),
             primary=str(self),
@@ -116,8 +116,8 @@ class PrimaryIdentity:
 
     def __str__(self) -> str:
         known = [self.address, self.namespace_id and f"namespace id {self.namespace_id}"]
-        told = ", ".join(part for part in known if part)
-        return f"{self.name} ({told})" if told else self.name
+        details = ", ".join(part for part in known if part)
+        return f"{self.name} ({details})" if details else self.name
 
 
 def _encoded(parts: Mapping[str, str]) -> str:

@@ -1,4 +1,8 @@
-"""What a pairing tells of itself: a line for each event in the ledger of transitions."""
+"""Writes the events of a pairing to the ledger of transitions, one row per event.
+
+Senders add events without waiting for the disk. The tick of the pairing writes them; if that fails,
+the next tick tries again, and at most KEPT_TRANSITIONS events are kept meanwhile.
+"""
 
 import logging
 import os
@@ -27,7 +31,7 @@ _log = logging.getLogger("twinbus.pairing")
 
 
 class TransitionLedger:
-    """Gathers events, and writes them when the pairing ticks: a sender does not wait for it."""
+    """Collects events in memory and writes them when the pairing ticks."""
 
     def __init__(self, folder: Path, primary: str) -> None:
         self._ledger = Ledger(folder, LedgerKind.TRANSITIONS, LEDGER_RETENTION)
@@ -37,11 +41,11 @@ class TransitionLedger:
         self._events: deque[PairingEvent] = deque(maxlen=KEPT_TRANSITIONS)
 
     def note(self, event: PairingEvent) -> None:
-        """Take an event in."""
+        """Add an event; the next tick writes it."""
         self._events.append(event)
 
     def tick(self, now: int) -> int:
-        """Write what was noted; return when to look again."""
+        """Write the collected events; return when to call again."""
         with self._lock:
             return self._write(now)
 
@@ -52,9 +56,10 @@ class TransitionLedger:
         try:
             rows = [self._row(event) for event in events]
             self._ledger.write(pa.Table.from_pylist(rows, SCHEMAS[LedgerKind.TRANSITIONS]), now)
-        except Exception as error:  # noqa: BLE001 - whatever it is, pairing goes on
+        except Exception as error:  # noqa: BLE001 - no error of the ledger may stop the pairing
             _log.warning(
-                "the ledger in %s cannot be written and is tried again: %s",
+                "the pairing cannot write its ledger in %s: %s. It tries again; check the folder's "
+                "permissions and free space",
                 self._ledger.folder,
                 error,
             )

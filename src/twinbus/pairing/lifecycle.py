@@ -1,7 +1,8 @@
-"""What becomes of a factory when its partner ends. Pure; applies where a syphon runs.
+"""When a pairing faults a factory because its partner has ended. Pure; only used with a syphon.
 
-When one factory faults or is closed, the other is faulted unless somebody begins to close it within
-5 seconds.
+If one of the two factories faults or is closed, and nobody begins to close the other within 5
+seconds, the pairing faults the other one. The pairing calls `hear` when a factory changes its
+state and `verdict` at each tick, both under its lock.
 """
 
 from dataclasses import dataclass
@@ -20,13 +21,13 @@ class Side(Enum):
 
     @property
     def partner(self) -> "Side":
-        """The other one."""
+        """The other side."""
         return Side.SECONDARY if self is Side.PRIMARY else Side.PRIMARY
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A factory that is to be faulted, and why."""
+    """A factory that must be faulted, and why."""
 
     side: Side
     cause: str
@@ -34,24 +35,24 @@ class Sentence:
 
 @dataclass(frozen=True, slots=True)
 class Partnership:
-    """Who ended first, and when the other is to follow."""
+    """Which factory ended first, and when its partner must be faulted."""
 
     ended: Side | None = None
-    how: str = ""  # it ended
-    due: int = NEVER_US
-    closing: Side | None = None  # somebody is closing it
+    how: str = ""  # how that side ended, for the error text
+    due: int = NEVER_US  # when the partner is faulted
+    closing: Side | None = None  # a side that is being closed
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to be decided."""
+        """Whether one side has ended and there is nothing to wait for."""
         return self.ended is not None and self.due == NEVER_US
 
 
 def hear(partnership: Partnership, side: Side, state: FactoryState, now: int) -> Partnership:
     """Return the partnership after a factory has entered a state."""
     if partnership.ended is not None:
-        over = partnership.ended is not side  # now both have ended, or do so
-        return Partnership(partnership.ended) if over else partnership
+        is_partner = partnership.ended is not side  # then both have ended or are about to
+        return Partnership(partnership.ended) if is_partner else partnership
     if partnership.closing is side.partner:
         return Partnership(side)
     if state is FactoryState.CLOSING:
@@ -61,9 +62,9 @@ def hear(partnership: Partnership, side: Side, state: FactoryState, now: int) ->
 
 
 def verdict(partnership: Partnership, now: int) -> tuple[Partnership, Sentence | None]:
-    """Return the partnership as of now, and the factory that must be faulted, if one must."""
+    """Return the partnership at the time `now`, and the factory to fault, if there is one."""
     if partnership.ended is None or partnership.is_over or now < partnership.due:
         return partnership, None
     seconds = PARTNER_GRACE.total_seconds()
-    cause = f"{partnership.how}, and this one was not closed within {seconds:.0f} seconds"
+    cause = f"{partnership.how}, and this factory was not closed within {seconds:.0f} seconds"
     return Partnership(partnership.ended), Sentence(partnership.ended.partner, cause)

@@ -1,10 +1,10 @@
-"""A pairing's numbers for Prometheus.
+"""Metrics of a pairing for Prometheus.
 
 prometheus_client.REGISTRY.register(PairingCollector(pairing))
 
-prometheus_client is an extra, so a collector imports it when it is read: `from twinbus import *`
-works without it. A registry calls `collect` and looks at nothing else, so at run time the class
-needs no base class of prometheus_client; type checkers see one.
+prometheus_client is an extra. `collect` imports it, so that `from twinbus import *` works without
+it. A registry only calls `collect`, so at run time the class needs no base class of
+prometheus_client; type checkers see one. The registry calls from the thread that serves a scrape.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class PairingCollector(Collector):
         self._pairing = pairing
 
     def collect(self) -> "Iterable[Metric]":
-        """Give every metric; an entity that never failed has none."""
+        """Yield every metric; an entity that never failed has none."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
         yield GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""How to pair for send availability: the ranges of every option, checked when it is given."""
+"""The options of a pairing for send availability. Each value is checked when it is set."""
 
 import threading
 from datetime import timedelta
@@ -20,12 +20,12 @@ from twinbus.values import check_span, check_type, check_whole
 
 
 class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabilityPairing]):
-    """Sends keep succeeding while the primary is unavailable, by way of a secondary namespace.
+    """Options of a pairing that diverts sends to a secondary while the primary is unavailable.
 
-    The manager and the factory of the secondary belong to the pairing from then on: it closes them.
+    The pairing owns the manager and the factory of the secondary, and closes them when it ends.
     """
 
-    def __init__(  # noqa: PLR0913 - the options of a pairing are what they are
+    def __init__(  # noqa: PLR0913 - the specified signature
         self,
         secondary_namespace_manager: NamespaceManager,
         messaging_factory: MessagingFactory,
@@ -34,10 +34,10 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         enable_syphon: bool = False,  # noqa: FBT001, FBT002 - the specified signature
         *,
         ping_primary_interval: timedelta = DEFAULT_PING_INTERVAL,
-        wait_for_secondary: bool = True,  # False: pair at once, set the backlog up in background
-        check_head_room: bool = False,  # refuse healthy sends of messages too large to divert
-        syphon: SyphonStarter | None = None,  # what brings messages home, if enabled
-        ledger: str | Path | None = None,  # folder for the events; None: they are not written
+        wait_for_secondary: bool = True,  # False: return at once, prepare the backlog later
+        check_head_room: bool = False,  # also refuse healthy sends that are too large to divert
+        syphon: SyphonStarter | None = None,  # starts the syphon, if enabled; None: the Spark one
+        ledger: str | Path | None = None,  # folder for the events; None: do not write them
     ) -> None:
         super().__init__(failover_interval)
         for name, value, kind in (
@@ -47,13 +47,13 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
             if not isinstance(value, kind):
                 raise InvalidArgumentError(
                     f"{name} must be a {kind.__name__} of the secondary, not "
-                    f"{type(value).__name__}. With asyncio, give the blocking one, too"
+                    f"{type(value).__name__}. Pass the blocking class also when you use asyncio"
                 )
         addresses = {secondary_namespace_manager.address, messaging_factory.address} - {""}
         if len(addresses) > 1:
             raise InvalidArgumentError(
-                "secondary_namespace_manager and messaging_factory lead to different namespaces "
-                f"({' and '.join(sorted(addresses))}); give both the same connection"
+                "secondary_namespace_manager and messaging_factory use different namespaces "
+                f"({' and '.join(sorted(addresses))}). Create both from the same connection string"
             )
         check_whole("backlog_queue_count", backlog_queue_count, 1, MAX_BACKLOG_QUEUES)
         check_type("enable_syphon", enable_syphon, bool)
@@ -61,7 +61,9 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         check_type("check_head_room", check_head_room, bool)
         check_type("ledger", ledger, str, Path, type(None))
         if syphon is not None and not callable(syphon):
-            raise InvalidArgumentError("syphon must be a function that starts a syphon, or None")
+            raise InvalidArgumentError(
+                f"syphon must be a function that starts a syphon, or None, not {syphon!r:.60}"
+            )
         self.secondary_namespace_manager = secondary_namespace_manager
         self.messaging_factory = messaging_factory
         self.enable_syphon = enable_syphon
@@ -76,7 +78,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
 
     @property
     def backlog_queue_count(self) -> int:
-        """How many backlog queues are wanted; once paired, how many there are."""
+        """The number of backlog queues: before pairing as asked for, then as many as are used."""
         if self._pairing is None:
             return self.wanted_backlog_queues
         return len(self._pairing.backlog_queues())
@@ -90,16 +92,19 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
     def ping_primary_interval(self, interval: timedelta) -> None:
         check_span("ping_primary_interval", interval, MIN_PING_INTERVAL, MAX_PING_INTERVAL)
         if self._pairing is not None:
-            raise InvalidOperationError("these options are in use; set them before pairing")
+            raise InvalidOperationError(
+                "ping_primary_interval cannot be changed: a pairing already uses these options. "
+                "Set it before you call pair_namespace"
+            )
         self._ping_primary_interval = interval
 
     def pair(self, primary: MessagingFactory) -> SendAvailabilityPairing:
-        """Set everything up; called by `MessagingFactory.pair_namespace`."""
+        """Set the pairing up and return it; `MessagingFactory.pair_namespace` calls this."""
         with self._lock:
             if self._pairing is not None:
                 raise InvalidOperationError(
-                    "these options belong to another pairing; make new ones, with a manager and a "
-                    "factory of their own"
+                    "another pairing already uses these options. Create new options with a new "
+                    "manager and a new factory of the secondary"
                 )
             self._pairing = SendAvailabilityPairing.begin(primary, self)
             return self._pairing

@@ -1,9 +1,12 @@
-"""A pairing: what `pair_namespace` returns, and what ties two factories together.
+"""The pairing of a primary and a secondary factory; `pair_namespace` returns one.
 
-The pairing prepares the backlog queues on the secondary, puts a `PairedRoute` under the clients of
-the primary factory, pings entities that failed over, and ends when the primary factory ends. With
-`wait_for_secondary=False` it begins before there are backlog queues and goes on trying to make them
-in the background; until then it is unprotected: sends go to the primary only.
+The pairing creates the backlog queues on the secondary, routes the sends of the primary factory
+through a `PairedRoute`, pings entities that failed over, and ends when the primary factory ends.
+With `wait_for_secondary=False` the pairing returns before the backlog queues exist and creates them
+in the background. Until they exist the pairing is unprotected: sends go to the primary only.
+
+Applications call the public methods from any thread. The ticker calls `_tick` from its own thread,
+or inline under a manual clock. Factories call `_hear` from the thread that changes their state.
 """
 
 import logging
@@ -53,10 +56,10 @@ _log = logging.getLogger("twinbus.pairing")
 
 
 class Syphon(Protocol):
-    """Brings diverted messages home while a pairing lasts."""
+    """Brings diverted messages home until the pairing ends."""
 
     def stop(self) -> None:
-        """Finish the batch under way, then return."""
+        """Finish the current batch, then return."""
         ...
 
 
@@ -64,7 +67,7 @@ SyphonStarter = Callable[["SendAvailabilityPairing"], Syphon]
 
 
 class SendAvailabilityPairing:
-    """Two namespaces, paired. Ends with the primary factory."""
+    """Two paired namespaces. The pairing ends when the primary factory is closed or faults."""
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class SendAvailabilityPairing:
         courier = primary.courier
         self._clock = courier.clock
         self._ledger = _ledger_of(primary.name, options.ledger)
-        self._announcer = Announcer(self._keep)
+        self._announcer = Announcer(self._add_to_ledger)
         timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
         self._board = Board(timing, courier.clock, self._announcer)
         self._ticker = Ticker(courier.clock, self._tick)
@@ -97,15 +100,15 @@ class SendAvailabilityPairing:
         self._syphon: Syphon | None = None
         self._has_ended = False
         self._closing: list[threading.Thread] = []
-        self._preparing = threading.Lock()  # of whoever prepares the backlog
-        self._prepare_at = NEVER_US  # the next try to prepare it
-        self._unprepared = ""  # why the last try failed, as it was reported
+        self._preparing = threading.Lock()  # the thread that prepares the backlog has it
+        self._prepare_at = NEVER_US  # time of the next try to prepare the backlog
+        self._reported_cause = ""  # why the last try failed; each cause is reported once
 
     @classmethod
     def begin(
         cls, primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
     ) -> "SendAvailabilityPairing":
-        """Prepare the backlog queues, start the syphon, and put the pairing under all clients."""
+        """Prepare the backlog queues, start the syphon, and route all sends of the primary."""
         _check_partners(primary, options)
         if options.enable_syphon and options.syphon is None:
             require("enable_syphon=True", "spark")
@@ -114,7 +117,7 @@ class SendAvailabilityPairing:
         return pairing
 
     def _start(self) -> None:
-        """Begin; a factory that was closed meanwhile ends it again."""
+        """Set the pairing up; undo everything if a step fails or a factory was closed meanwhile."""
         stops: list[Callable[[], None]] = []
         try:
             if self.options.wait_for_secondary:
@@ -144,7 +147,7 @@ class SendAvailabilityPairing:
     # -- the backlog ---------------------------------------------------------------------------
 
     def _prepare(self) -> PreparedBacklog:
-        """Return the backlog queues, made where they are missing, and checked to take a send."""
+        """Create the missing backlog queues, check that one accepts a send, and return them all."""
         options, identity = self.options, self.identity
         try:
             manager, count = options.secondary_namespace_manager, options.wanted_backlog_queues
@@ -155,7 +158,7 @@ class SendAvailabilityPairing:
         return prepared
 
     def _open_backlog(self, prepared: PreparedBacklog) -> None:
-        """Divert to these queues from now on, and report those that are missing."""
+        """Divert to these queues from now on, and report how many are missing."""
         self._board.open_backlog(prepared.paths)
         if prepared.missing:
             cause = prepared.missing[min(prepared.missing)]
@@ -163,7 +166,7 @@ class SendAvailabilityPairing:
             self._announce(BacklogIncomplete(self._now(), len(prepared.paths), wanted, cause))
 
     def _prepare_later(self) -> None:
-        """Try to prepare the backlog in the background; inline where a manual clock moves."""
+        """Prepare the backlog in a thread if that is due; inline under a manual clock."""
         if self._clock.now_us() < self._prepare_at or not self._preparing.acquire(blocking=False):
             return
         self._prepare_at = NEVER_US
@@ -175,7 +178,7 @@ class SendAvailabilityPairing:
             self._prepare_now()
 
     def _prepare_now(self) -> None:
-        """Prepare the backlog, then start the syphon; what fails is tried again later."""
+        """Prepare the backlog, then start the syphon; after a failure set the time to retry."""
         try:
             if not self.is_protected:
                 prepared = self._prepare()
@@ -186,7 +189,7 @@ class SendAvailabilityPairing:
                 self._start_syphon()
             if self._has_ended:
                 self._stop_syphon()
-        except Exception as error:  # noqa: BLE001 - reported, and tried again
+        except Exception as error:  # noqa: BLE001 - reported, then retried
             if not self._has_ended:
                 self._report_failure(error)
                 self._prepare_at = self._clock.now_us() + to_us(CREATE_PAUSE)
@@ -195,13 +198,18 @@ class SendAvailabilityPairing:
             self._ticker.expect(self._prepare_at)
 
     def _report_failure(self, error: Exception) -> None:
-        """Report why the set-up in the background failed, once for each cause."""
+        """Report why the set-up in the background failed, unless the last report had that cause."""
         cause = _root_cause(error)
-        if cause == self._unprepared:
+        if cause == self._reported_cause:
             return
-        self._unprepared = cause
+        self._reported_cause = cause
         if self.is_protected:
-            _log.error("the syphon cannot start and is tried again: %s", cause)
+            seconds = CREATE_PAUSE.total_seconds()
+            _log.error(
+                "the syphon cannot start: %s. The pairing tries again every %.0f seconds",
+                cause,
+                seconds,
+            )
         else:
             self._announce(Unprotected(self._now(), cause))
 
@@ -215,47 +223,52 @@ class SendAvailabilityPairing:
     # -- what the application sees -------------------------------------------------------------
 
     def status(self) -> list[PathStatus]:
-        """Return every entity that has failed since the pairing began; the others are healthy."""
+        """Return the entities that failed since the pairing began; all others are healthy."""
         return self._board.statuses()
 
     def backlog_queues(self) -> list[BacklogQueueStatus]:
-        """Return the backlog queues, and which of them take messages."""
+        """Return the backlog queues, and whether each is in rotation."""
         return self._board.queue_statuses()
 
     @property
     def is_protected(self) -> bool:
-        """Whether there are backlog queues: without them sends that fail are not diverted."""
+        """Whether backlog queues exist; without them the pairing cannot divert failed sends."""
         return bool(self._board.queues)
 
     def mark_path_healthy(self, path: str) -> None:
         """Let sends to an entity go to the primary again, without waiting for a ping."""
         if not isinstance(path, str) or not path:
-            raise InvalidArgumentError("path must be the name of an entity")
+            raise InvalidArgumentError(
+                f"path must be the path of a queue or topic as non-empty text, not {path!r:.60}"
+            )
         self._board.mark_healthy(path)
         self._ticker.nudge()
 
     @property
     def syphon(self) -> Syphon | None:
-        """What brings messages home, if it is enabled here; the one on Spark tells its progress."""
+        """The running syphon; None if this pairing has none. A Spark syphon reports progress."""
         return self._syphon
 
     @property
     def signs(self) -> Mapping[tuple[HealthState, Sign], int]:
-        """How often each sign was seen, by the state in which it came."""
+        """How often each sign was recorded, by the state of the entity at that time."""
         return self._board.signs
 
     @property
     def next_due_us(self) -> int:
-        """When time by itself changes something next; for simulations."""
+        """When the next timer of an entity or a backlog queue is due; for simulations."""
         return self._board.next_due()
 
     def on_event(self, watcher: Callable[[PairingEvent], None]) -> Callable[[], None]:
-        """Call back at each event, in whichever thread it is noticed; return how to stop.
+        """Call `watcher` with each event; return a function that removes the watcher.
 
-        The first watcher is also told the events of the set-up.
+        The pairing calls the watcher in the thread that noticed the event. The first watcher also
+        gets the events of the set-up.
         """
         if not callable(watcher):
-            raise InvalidArgumentError("on_event takes a function of one event")
+            raise InvalidArgumentError(
+                f"on_event needs a function that takes one event, not {watcher!r:.60}"
+            )
         return self._announcer.watch(watcher)
 
     # -- time and ends -------------------------------------------------------------------------
@@ -277,7 +290,7 @@ class SendAvailabilityPairing:
         return due
 
     def _hear(self, side: Side, state: FactoryState) -> None:
-        """Follow a factory that changed its state."""
+        """React to a factory that changed its state."""
         has_syphon = self.options.enable_syphon
         if has_syphon:
             with self._partnering:
@@ -287,8 +300,8 @@ class SendAvailabilityPairing:
         if side is Side.PRIMARY:
             self._end(close_secondary=not (has_syphon and state is FactoryState.FAULTED))
         if state is FactoryState.CLOSING:
-            return  # the primary closes its own connection meanwhile
-        if side is Side.PRIMARY:  # the secondary may be closed by one of these threads
+            return  # do not join yet: the factory closes its own connection in the meantime
+        if side is Side.PRIMARY:  # not for the secondary: a thread of `_closing` may close it
             for closing in self._closing:
                 if closing is not threading.current_thread():
                     closing.join()
@@ -300,14 +313,15 @@ class SendAvailabilityPairing:
             return
         partner = self._factories[sentence.side.partner]
         cause = partner.courier.life.cause
-        told = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
-        self._factories[sentence.side].fault(told)
+        text = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
+        self._factories[sentence.side].fault(text)
 
     def _end(self, *, close_secondary: bool) -> None:
-        """Stop pings and the syphon, and close the secondary; a faulted one stays faulted.
+        """Stop the pings and the syphon, and close the manager and factory of the secondary.
 
-        When the primary faults, the application has a while to close the secondary itself. The
-        connections are closed side by side: each may have to wait for a server that hangs.
+        `close_secondary` is false when the primary faulted and a syphon runs: the application then
+        has 5 seconds to close the secondary factory itself. Each connection is closed in its own
+        thread, because a server that hangs delays the close of its connection.
         """
         with self._partnering:
             if self._has_ended:
@@ -325,36 +339,37 @@ class SendAvailabilityPairing:
                 close()
         self._write_ledger(self._clock.now_us())
 
-    def _keep(self, event: PairingEvent) -> None:
-        """Have an event written down soon, if that is wanted."""
+    def _add_to_ledger(self, event: PairingEvent) -> None:
+        """Add an event to the ledger, if there is one; a tick writes it within a second."""
         if self._ledger is not None:
             self._ledger.note(event)
             self._ticker.expect(self._clock.now_us() + SECOND_US)
 
     def _write_ledger(self, now: int) -> int:
-        """Write what happened, if that is wanted; return when to try again."""
+        """Write new events to the ledger, if there is one; return when to try again."""
         return self._ledger.tick(now) if self._ledger is not None else NEVER_US
 
     def _stop_syphon(self) -> None:
         if self._syphon is not None:
             try:
                 self._syphon.stop()
-            except Exception:  # noqa: BLE001 - the rest is to end whatever it is
-                _log.exception("the syphon did not stop in good order")
+            except Exception:  # noqa: BLE001 - the rest of the pairing must end all the same
+                _log.exception("the syphon raised an error while the pairing stopped it")
 
 
 def _check_partners(
     primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
 ) -> None:
     secondaries = (options.messaging_factory, options.secondary_namespace_manager)
-    if any(_is_same(primary, other) for other in secondaries):
+    if any(_is_same(primary, secondary) for secondary in secondaries):
         raise InvalidArgumentError(
-            f"the secondary is the primary {primary.name!r} itself; pair it with another namespace"
+            f"the secondary is the primary {primary.name!r} itself. Give the options a manager and "
+            "a factory of another namespace"
         )
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the text of the first error of a chain: later ones say how often it was tried."""
+    """Return the text of the first error of a chain; later errors only add the retry history."""
     while isinstance(error.__cause__, MessagingError):
         error = error.__cause__
     return f"{error.code}: {error}" if isinstance(error, MessagingError) else repr(error)
@@ -372,7 +387,7 @@ def _about_secondary(secondary: MessagingFactory, error: E) -> E:
 
 
 def _ledger_of(primary: str, folder: Path | None) -> "TransitionLedger | None":
-    """Return the ledger that an application asked for. Only then is Parquet imported."""
+    """Return the ledger in `folder`; without a folder, None, and Parquet is not imported."""
     if folder is None:
         return None
     from twinbus.pairing.ledger import TransitionLedger  # noqa: PLC0415 - see above
@@ -381,23 +396,27 @@ def _ledger_of(primary: str, folder: Path | None) -> "TransitionLedger | None":
 
 
 def _installed_syphon() -> SyphonStarter:
-    """Return the syphon that came with Twinbus: pairing works without the pipeline above it."""
+    """Return the syphon that Twinbus registers as an entry point.
+
+    An entry point, because the pairing room must not import the syphon room.
+    """
     from importlib.metadata import entry_points  # noqa: PLC0415 - only a syphon needs it
 
     for found in entry_points(group="twinbus.syphon"):
         starter: SyphonStarter = found.load()
         return starter
     raise InvalidOperationError(
-        "no syphon is installed; give one as syphon=..., or leave enable_syphon off"
+        "enable_syphon=True, but no syphon is installed: the entry point group twinbus.syphon is "
+        "empty. Install Twinbus again, pass syphon=..., or leave enable_syphon off"
     )
 
 
 def _probe(secondary: Courier, queues: list[str]) -> None:
-    """Find out whether the secondary factory may send, by pinging until a queue takes it.
+    """Check that the secondary factory may send: ping the queues until one accepts the ping.
 
-    A queue may be switched off: it is pulled when it is needed, and the others do. An engine that
-    does not know pings stores this one. It has no time to live, or the engine would dead-letter it:
-    the syphon removes it.
+    A disabled queue is skipped; it leaves the rotation when the first send to it fails. The ping
+    has no time to live, because an engine that does not know pings stores it and would dead-letter
+    it on expiry. The syphon removes a stored ping.
     """
     for queue in queues:
         try:
@@ -410,16 +429,18 @@ def _probe(secondary: Courier, queues: list[str]) -> None:
             return
 
 
-def _is_same(one: NamespaceUser, other: NamespaceUser) -> bool:
-    """Whether both are known to use one namespace."""
-    ours, theirs = one.courier.namespace, other.courier.namespace
-    if ours is theirs or (ours.id and ours.id == theirs.id):
+def _is_same(left: NamespaceUser, right: NamespaceUser) -> bool:
+    """Whether both are known to use the same namespace."""
+    left_namespace, right_namespace = left.courier.namespace, right.courier.namespace
+    if left_namespace is right_namespace:
         return True
-    return bool(one.address) and _plain_address(one.address) == _plain_address(other.address)
+    if left_namespace.id and left_namespace.id == right_namespace.id:
+        return True
+    return bool(left.address) and _plain_address(left.address) == _plain_address(right.address)
 
 
 def _plain_address(address: str) -> str:
-    """Return an address; the names of this machine's loopback interface are the same."""
+    """Return an address with every name of the loopback interface written as localhost."""
     host, colon, port = address.rpartition(":")
     return f"localhost:{port}" if colon and host in _LOOPBACK else address
 

@@ -1,7 +1,8 @@
-"""Pings: empty probes that find out whether a failed-over entity is back.
+"""Pings failed-over entities to find out whether the primary is available again.
 
-Each entity gets one per interval, however many the clients are. They are handed over without
-waiting, so that an entity that does not answer holds up neither the others nor its next ping.
+The factory sends one ping per entity and interval, however many clients it has. The pinger submits
+pings without waiting for their replies, so that an entity that does not answer delays neither other
+pings nor its own next one. The ticker calls `tick`; replies arrive on other threads and are queued.
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ from twinbus.protocol.commands import Send, SendReceipt
 
 
 def ping_message(random: Random) -> BrokeredMessage:
-    """Return a probe; entities with sessions take it because it has one of its own."""
+    """Return a ping; it has a new session id, so that entities with sessions accept it."""
     return BrokeredMessage(
         message_id=f"{random.getrandbits(128):032x}",
         content_type=PING_CONTENT_TYPE,
@@ -30,28 +31,28 @@ def ping_message(random: Random) -> BrokeredMessage:
 
 
 class Pinger:
-    """Pings what a board says is due."""
+    """Sends the pings that the board reports as due."""
 
     def __init__(self, primary: Courier, board: Board, nudge: Callable[[], None]) -> None:
         self._primary = primary
         self._board = board
-        self._nudge = nudge  # calls for a tick
+        self._nudge = nudge  # requests a tick
         self._ended: deque[tuple[DuePing, MessagingError | None]] = deque()
 
     def tick(self, now: int) -> int:
-        """Take in the pings that ended and send those that are due; return when to look again."""
+        """Record the pings that ended, send the pings that are due; return when to call again."""
         while self._ended:
             ping, error = self._ended.popleft()
             if error is not None:
                 self._primary.note(error)
             is_down = error is not None and _leaves_it_down(error)
             self._board.pinged(ping, error, leaves_it_down=is_down)
-        held_until = partial(self._primary.busy_until, now=now)
-        for ping in self._board.due_pings(now, held_until):
+        busy_until = partial(self._primary.busy_until, now=now)
+        for ping in self._board.due_pings(now, busy_until):
             probe = Send(ping.path, [ping_message(self._primary.random)])
             answer = self._primary.submit(probe)
             answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
-        return self._board.next_due(held_until)
+        return self._board.next_due(busy_until)
 
     def _end(self, ping: DuePing, done: "Future[SendReceipt]") -> None:
         error = done.exception()
@@ -62,9 +63,10 @@ class Pinger:
 
 
 def _leaves_it_down(error: MessagingError) -> bool:
-    """Whether a ping's refusal leaves its entity failed over.
+    """Whether the entity stays failed over after a ping failed with this error.
 
-    A busy entity, or a key that lacks the right, says nothing about the entity. Any other fault of
-    the caller, such as an entity that does not exist, ends the failover: callers must hear it.
+    It does if the entity is unavailable or busy, or if the key lacks the right to send. Any other
+    error of the caller, such as an entity that does not exist, ends the failover, so that the next
+    send gets that error from the primary.
     """
     return says_unavailable(error) or isinstance(error, ServerBusyError | UnauthorizedError)

@@ -1,6 +1,7 @@
-"""The backlog queues a pairing diverts to: which are in rotation, and who takes which.
+"""The rotation: which backlog queues are in use, and which of them a client gets.
 
-A queue that fails leaves the rotation for everyone, and comes back after a cool-down.
+A queue that fails leaves the rotation for all clients, and returns after a cool-down. Pure: time
+and chance are arguments. The board calls it under its lock.
 """
 
 from collections.abc import Collection, Sequence
@@ -9,26 +10,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A queue to try, and how many there were to choose from."""
+    """A queue to try, and the number of queues that could be chosen."""
 
     queue: int
     usable: int
 
 
 class Rotation:
-    """Backlog queues by index. Pure: time and chance are arguments; callers hold a lock."""
+    """The backlog queues of a pairing, by index. The caller must hold a lock."""
 
     def __init__(self, queues: Sequence[int], cool_down_us: int) -> None:
         self._queues = tuple(queues)
         self._cool_down_us = cool_down_us
-        self._back_at: dict[int, int] = {}  # of those that were pulled
+        self._back_at: dict[int, int] = {}  # when each pulled queue returns
 
     def choose(
         self, current: int | None, chance: float, tried: Collection[int] = ()
     ) -> Choice | None:
-        """Return the queue to use: the current one if it is in rotation, else any that is.
+        """Return the queue to use: the current one if it is in rotation, else a random one.
 
-        Chance is from 0 up to 1; queues that were tried are left out.
+        `chance` is a random number in [0, 1). Queues in `tried` are left out.
         """
         usable = [q for q in self._queues if q not in self._back_at and q not in tried]
         if not usable:
@@ -41,16 +42,16 @@ class Rotation:
         return queue in self._back_at
 
     def pull(self, queue: int, now: int) -> bool:
-        """Take a queue out of rotation; say whether it was in."""
+        """Take a queue out of rotation; return whether it was in rotation."""
         was_in = queue not in self._back_at
         self._back_at[queue] = now + self._cool_down_us
         return was_in
 
     def bring_back(self, now: int) -> list[int]:
-        """Return the queues whose cool-down is over; they are in rotation again.
+        """Return the queues whose cool-down is over to the rotation, and list them.
 
-        One that ends later than a whole cool-down from now was begun before the clock was set
-        back.
+        A cool-down never ends more than one cool-down from now: if it would, the clock was set
+        back, and the end is moved.
         """
         latest = now + self._cool_down_us
         self._back_at = {queue: min(at, latest) for queue, at in self._back_at.items()}
@@ -60,9 +61,9 @@ class Rotation:
         return back
 
     def pulled(self) -> dict[int, int]:
-        """Return the queues out of rotation, and when each comes back."""
+        """Return the queues that are out of rotation, and when each returns."""
         return dict(self._back_at)
 
     def next_due(self, never: int) -> int:
-        """Return when the next queue comes back."""
+        """Return when the next queue returns; `never` if all are in rotation."""
         return min(self._back_at.values(), default=never)

@@ -1,10 +1,12 @@
 """The route of a paired factory: to the primary while an entity is healthy, else to the backlog.
 
-A batch goes whole to one place or the other. Messages that were tried at the primary and diverted
-afterwards carry the numbers they were tried with: when they are brought home, the primary
-recognises those that it had accepted although its reply was lost. Where the secondary does not
-number its messages, every diverted message carries the number of its sender: the syphon may deliver
-a message twice, and the primary then recognises it by that number.
+A batch goes as a whole to the primary or to one backlog queue. A message that was tried at the
+primary and then diverted carries the sender's number of that try. When the syphon brings it home,
+the primary recognises a message that it had accepted although the reply was lost. If the secondary
+does not assign sequence numbers, every diverted message carries its sender's number: the syphon may
+then deliver a message twice, and the primary recognises the second copy by that number.
+
+Senders call the route from any thread; it keeps its state on the board.
 """
 
 from dataclasses import dataclass
@@ -36,21 +38,21 @@ from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 
 @dataclass(frozen=True, slots=True)
 class _Diversion:
-    """A send on its way to the backlog."""
+    """A send that is being diverted."""
 
     path: str
-    columns: pa.RecordBatch  # as they were sent
-    batch: pa.RecordBatch  # as a backlog queue holds them
+    columns: pa.RecordBatch  # the messages as they were sent
+    batch: pa.RecordBatch  # the messages in the format of a backlog queue
     command: Send
     deadline: int
 
     def to(self, queue: str) -> Send:
-        """Return the send to a queue; the secondary recognises what it took in any of them."""
+        """Return the send to a queue; its origin lets the secondary recognise a repeated send."""
         return Send(queue, self.batch, self.command.origin)
 
 
 class _PrimaryTries:
-    """The tries of one send at the primary: they end when its entity fails over."""
+    """Limits the tries of one send at the primary: they end when its entity fails over."""
 
     __slots__ = ("_path", "_route")
 
@@ -63,13 +65,13 @@ class _PrimaryTries:
         return self._route.tries_end_at(self._path)
 
     def failed(self, error: MessagingError) -> None:
-        """Count a try that timed out or found nobody."""
+        """Count a try that timed out or could not reach the server."""
         if counts_at_once(error):
             self._route.note_failure(self._path, error)
 
 
 class _QueueTries(UnlimitedTries):
-    """The tries at one backlog queue: they end when the queue leaves the rotation."""
+    """Limits the tries at one backlog queue: they end when the queue leaves the rotation."""
 
     def __init__(self, board: Board, queue: int) -> None:
         self._board = board
@@ -81,7 +83,7 @@ class _QueueTries(UnlimitedTries):
 
 
 class PairedRoute:
-    """Sends for all clients of a paired factory."""
+    """Routes the sends of all clients of a paired factory."""
 
     def __init__(
         self,
@@ -123,12 +125,12 @@ class PairedRoute:
         return self._board.tries_end_at(path)
 
     def note_failure(self, path: str, error: MessagingError) -> None:
-        """Count a failure that says that an entity is unavailable."""
+        """Count a failure of an entity that is unavailable."""
         self._board.failed(path, error)
         self._ticker.expect(self._board.next_due())
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
-        """Begin to send; what is diverted is sent while it is waited for."""
+        """Submit a send and return a function that waits for it; a diverted send runs in there."""
         self._check(command)
         if divert:
             return partial(self._divert, command, lane, was_tried=False)
@@ -151,24 +153,24 @@ class PairedRoute:
         return receipt
 
     def _check(self, command: Send) -> None:
-        """Refuse messages that could not be diverted, on healthy sends, too."""
+        """Refuse messages that could not be diverted; checked on healthy sends as well."""
         if self._check_head_room and command.origin is not None:
             check_divertible(_columns(command), command.path, command.origin)
         else:
             check_reserved(command.messages)
 
     def _rescue(self, command: Send, lane: Lane, error: MessagingError) -> SendReceipt:
-        """Divert what the primary did not take, if its entity has failed over; else raise."""
+        """Divert a send that the primary did not accept if its entity failed over; else raise."""
         if not says_unavailable(error) and not isinstance(error, ServerBusyError):
             raise self._about_primary(error)
-        if says_unavailable(error) and not counts_at_once(error):  # else its tries were counted
+        if says_unavailable(error) and not counts_at_once(error):  # else `_PrimaryTries` counted it
             self.note_failure(command.path, error)
         if not self._board.is_diverting(command.path):
             raise self._about_primary(error)
         return self._divert(command, lane, was_tried=True)
 
     def _about_primary(self, error: MessagingError) -> MessagingError:
-        """Return an error that says which of the two namespaces it is about."""
+        """Return the error with a note that it is about the primary namespace."""
         error.facts = {**error.facts, "namespace": "primary"}
         error.add_note("This error is about the primary namespace of the pairing.")
         if not self._board.queues:
@@ -178,10 +180,10 @@ class PairedRoute:
     # -- to the backlog ------------------------------------------------------------------------
 
     def _divert(self, command: Send, lane: Lane, *, was_tried: bool) -> SendReceipt:
-        """Send to the client's backlog queue, or to another where that one fails.
+        """Send to the client's backlog queue; if that queue fails, to another one.
 
-        The queues share the time an operation has. A busy secondary is waited for, as a busy
-        primary is: that is no failure of a queue.
+        All tries together share the timeout of one operation. If the secondary is busy, the send
+        waits, as it does for a busy primary: a busy queue stays in rotation.
         """
         self._primary.life.check()
         columns, clock = _columns(command), self._primary.clock
@@ -223,7 +225,7 @@ class PairedRoute:
         clock.sleep_us(pause)
 
     def _pull(self, queue: int, diversion: _Diversion, error: MessagingError) -> None:
-        """Take a queue that failed out of rotation; raise where the messages are at fault."""
+        """Take a failed queue out of rotation; raise if the queue is not what is at fault."""
         if isinstance(error, MessageSizeExceededError):
             grown, limit = sizes(diversion.batch), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:
@@ -236,11 +238,11 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
 
     def _unavailable(self, path: str, backlog: MessagingError | None) -> BacklogUnavailableError:
-        """Return the error that holds both causes."""
+        """Return the error with the cause at the primary and the cause in the backlog."""
         primary = self._board.cause_of(path)
         error = BacklogUnavailableError(
-            f"{path} is unavailable ({primary}), and no backlog queue took its messages either "
-            f"({backlog}). Send again later",
+            f"{path} is unavailable ({primary}), and no backlog queue accepted its messages "
+            f"({backlog}). Neither namespace acknowledged the messages. Send them again later",
             path=path,
             primary_cause=primary,
             backlog_cause=backlog,

@@ -1,6 +1,7 @@
-"""Does what is due when it is due: in a thread on real time, inline when a manual clock moves.
+"""Calls a function when it is due: in a thread on real time, inline when a manual clock moves.
 
-The thread begins with the first thing that is due; a pairing that never fails has none.
+The first due time starts the thread, so a pairing that never fails has no thread. Any thread may
+call `expect` and `nudge`. At most one call of the function runs at a time.
 """
 
 import logging
@@ -14,15 +15,15 @@ _log = logging.getLogger("twinbus.pairing")
 
 
 class Ticker:
-    """Calls `tick(now)`, one call at a time; it returns when it wants to be called next."""
+    """Calls `tick(now)`, one call at a time; `tick` returns when it must be called next."""
 
     def __init__(self, clock: Clock, tick: Callable[[int], int]) -> None:
         self._clock = clock
         self._tick = tick
         self._due = NEVER_US
         self._is_wanted = False
-        self._turn = threading.Lock()  # of whoever ticks
-        self._changing = threading.Lock()  # of the due time and the thread
+        self._turn = threading.Lock()  # the thread that ticks has it
+        self._changing = threading.Lock()  # guards the due time and the thread
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -58,21 +59,21 @@ class Ticker:
                 self._run()
 
     def _run(self) -> None:
-        """Tick; who comes while another does, lets it tick once more."""
+        """Tick; if another thread is ticking, make that thread tick once more."""
         self._is_wanted = True
         while self._is_wanted and not self._is_closed and self._turn.acquire(blocking=False):
             try:
                 self._is_wanted = False
                 self._due = NEVER_US
                 self.expect(self._tick(self._clock.now_us()))
-            except Exception:  # noqa: BLE001 - whatever it is, the next tick must come
-                _log.exception("a tick of a pairing failed")
+            except Exception:  # noqa: BLE001 - no error may stop later ticks
+                _log.exception("a tick of a pairing failed; the next tick follows")
                 self.expect(self._clock.now_us() + TICK_RETRY_US)
             finally:
                 self._turn.release()
 
     def close(self) -> None:
-        """Stop; returns when the last tick has ended, unless it is that tick which closes."""
+        """Stop; return when the last tick has ended, unless a tick itself calls this."""
         with self._changing:
             if self._is_closed:
                 return

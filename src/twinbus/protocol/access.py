@@ -76,8 +76,11 @@ class Admission:
 
     def may(self, claim: Claim, path: str | None) -> bool:
         """Whether token and key allow that."""
-        covered = all(path is not None and _covers(scope, path) for scope in self._scopes)
-        return self.key.has(claim) and covered
+        return self.key.has(claim) and self.covers(path)
+
+    def covers(self, path: str | None) -> bool:
+        """Whether an entity is among those that token and key are for; None: the namespace."""
+        return all(path is not None and _covers(scope, path) for scope in self._scopes)
 
     def check(self, command: Command[Any]) -> None:
         """Refuse what the token or its key does not allow."""

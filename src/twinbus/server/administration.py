@@ -146,8 +146,9 @@ class _Call:
         return "if-match" in self.request.headers
 
     def url(self, path: str, **query: object) -> str:
-        """Return the address of something."""
-        return f"{self.base}/{quote(path)}?{urlencode({**query, 'api-version': self.version})}"
+        """Return the address of something; some SDKs read its name from there."""
+        name = quote(path, safe="/$")
+        return f"{self.base}/{name}?{urlencode({**query, 'api-version': self.version})}"
 
     def number(self, name: str, default: int) -> int:
         """Return a number of the query."""
@@ -467,7 +468,7 @@ def _page_size(call: _Call) -> int:
 def _rule_entry(call: _Call, path: str, rule: RuleDescription, created_at: datetime) -> Entry:
     return Entry(
         title=rule.name,
-        url=call.url(f"{path}/rules/{rule.name}"),
+        url=call.url(f"{path}/Rules/{rule.name}"),
         published=created_at,
         updated=created_at,
         content=write_rule(rule, created_at),

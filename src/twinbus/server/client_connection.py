@@ -155,10 +155,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             turns.call_in_loop(partial(self._answer, request, value))
 
     def _check_reader(self, now: int) -> None:
-        """Let a client go that reads nothing, or not soon why the connection ends."""
+        """Let a client go that reads nothing, or not soon why the connection ends.
+
+        A client that has hung up is not waited for: the locks in what it did not read go back.
+        """
         size = self.transport.get_write_buffer_size()
         if size and (self._is_leaving or size == self._buffered):
-            patience_us = SECOND_US if self._is_leaving else QUIET_US
+            hurries = self._is_leaving or self.transport.is_closing()
+            patience_us = SECOND_US if hurries else QUIET_US
             if now - self._stalled_at >= patience_us:
                 self.abort()
         else:

@@ -5,9 +5,9 @@ import ssl
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from twinbus import __version__
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.client.manager import new_secret
@@ -21,7 +21,6 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
 from twinbus.protocol.keys import EMULATOR_SECRET, ROOT_KEY, Claim, SharedAccessKey
 from twinbus.server.addresses import is_loopback
-from twinbus.server.certificates import DevCertificate, ready_certificate
 from twinbus.server.config import Config, apply, read_config
 from twinbus.server.door import Door
 from twinbus.server.reload import Reloader
@@ -100,7 +99,7 @@ class Server(Closable):
             settings.directory,
             address,
             self.door.admin_port,
-            _version(),
+            __version__,
             recovery.messages,
             recovery.records,
             recovery.seconds,
@@ -111,7 +110,7 @@ class Server(Closable):
                 directory=str(settings.directory),
                 address=address,
                 admin_port=self.door.admin_port,
-                version=_version(),
+                version=__version__,
                 messages=recovery.messages,
                 records=recovery.records,
                 seconds=recovery.seconds,
@@ -149,7 +148,7 @@ class Server(Closable):
             key_name=key.name if key else "",
             key=key.primary if key else "",
             tls=self._settings.has_tls,
-            ca_file=None if dev is None else DevCertificate(dev).ca.absolute(),
+            ca_file=None if dev is None else dev.absolute() / "ca.pem",
         ).to_text()
 
     def close(self) -> None:
@@ -170,13 +169,6 @@ class Server(Closable):
         )
 
 
-def _version() -> str:
-    try:
-        return version("twinbus")
-    except PackageNotFoundError:  # a copy of the source that was never installed
-        return "unknown"
-
-
 def _reachable(host: str) -> str:
     """Return the address a client on this machine can use."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
@@ -187,6 +179,8 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     if settings.tls_folder is not None:
         if certificate is not None or key is not None:
             raise InvalidArgumentError("give --tls, or --tls-certificate and --tls-key, not both")
+        from twinbus.server.certificates import ready_certificate  # noqa: PLC0415 - takes 50 ms
+
         held = ready_certificate(settings.tls_folder, datetime.now(UTC))
         certificate, key = held.certificate, held.key
     if certificate is None and key is None:

@@ -14,6 +14,7 @@ a key that manages the namespace. A request that names an `api-version`, or a pa
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
@@ -79,9 +80,13 @@ class _Metrics(Collector):
             "bytes": CounterMetricFamily("twinbus_bytes", "Bytes carried", labels=labels),
             "units": CounterMetricFamily("twinbus_units", "Units of 64 KB", labels=labels),
         }
-        for row in snapshot.meter.to_pylist():
-            for name, family in counted.items():
-                family.add_metric([row[label] for label in labels], row[name])
+        rows = snapshot.meter.to_pylist()
+        for name, family in counted.items():
+            sums: Counter[tuple[str, ...]] = Counter()  # over purposes, which are no label
+            for row in rows:
+                sums[tuple(row[label] for label in labels)] += row[name]
+            for values, total in sums.items():
+                family.add_metric(values, total)
         yield from counted.values()
         waiting = GaugeMetricFamily(
             "twinbus_waiting_messages", "Messages an entity holds", labels=["path", "state"]

@@ -98,7 +98,7 @@ class ServiceBusConversation:
         )
         sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens follow
         self.amqp = AmqpConnection(options, now, sasl=sasl)
-        self._work = Work(guard, deliver, now)
+        self._work = Work(guard, deliver, now, lambda: self.amqp.unread_bytes)
         self._began_at = now
         self._max_message_bytes = max_message_bytes
         self._cbs = RequestNode(CBS, _CBS_NAMES)
@@ -138,6 +138,7 @@ class ServiceBusConversation:
     def note_buffered(self, size: int) -> None:
         """Note how many bytes the driver has not written yet; deliver more if these are few."""
         self.amqp.note_buffered(size)
+        self._work.release_held()
         if self._work.is_stalled and self.amqp.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
             self._work.is_stalled = False
             for session in self.amqp.sessions:
@@ -231,11 +232,18 @@ class ServiceBusConversation:
         link.context = None
         if isinstance(held, Sending | Receiving):
             held.end()
-        elif isinstance(held, Answers) and isinstance(link, SenderLink):
-            for node in (self._cbs, *self._management.values()):
-                node.end_answers(link)
+        elif isinstance(held, RequestNode):
+            held.end_requests()
+            self._forget_unused(held)
+        elif isinstance(held, Answers):
+            held.node.end_answers(held.link)
+            self._forget_unused(held.node)
         elif isinstance(link, SenderLink) and link in self._accepting:
             self._work.drop(self._accepting.pop(link))
+
+    def _forget_unused(self, node: RequestNode) -> None:
+        if isinstance(node, ManagementNode) and not node.links:
+            self._management.pop(node.path.lower(), None)
 
     # -- tokens --------------------------------------------------------------------------------
 

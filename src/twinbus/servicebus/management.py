@@ -35,6 +35,8 @@ from twinbus.servicebus.work import Work
 
 MANAGEMENT: Final = "/$management"
 _NAMES: Final = ("statusCode", "statusDescription", "errorCondition")
+_ANSWER_HEAD_BYTES: Final = 2048  # of an answer, beside its messages
+_ENTRY_BYTES: Final = 32  # of a message in an answer, beside its content
 _NOTHING: Final = Answer(204, "No Content")
 _DISPOSITIONS: Final = {
     "completed": c.Disposition.COMPLETE,
@@ -60,20 +62,26 @@ class ManagementNode(RequestNode):
         try:
             if operation is None:
                 raise InvalidOperationError(f"there is no operation {request.operation!r:.60}")
-            body = _Body(request.body if isinstance(request.body, Mapping) else {})
+            values = request.body if isinstance(request.body, Mapping) else {}
+            body = _Body(values, self.largest_answer(request))
             command = operation.command(self, body)
         except MessagingError as error:
             self.answer(request, failed(error))
             return
-        self._work.ask(self.path, command, partial(self._reply, request, operation, body))
+        self._work.ask(self.path, command, partial(self._reply, request, operation, body, command))
 
     def _reply(
-        self, request: NodeRequest, operation: "Operation", body: "_Body", value: Any
+        self,
+        request: NodeRequest,
+        operation: "Operation",
+        body: "_Body",
+        command: c.Command[Any],
+        value: Any,
     ) -> None:
         if isinstance(value, MessagingError):
             self.answer(request, failed(value))
-        else:
-            self.answer(request, operation.answer(body, value))
+        elif not self.answer(request, operation.answer(body, value)):
+            self._work.give_back(self.path, command, value)
 
     def session(self, body: "_Body") -> c.SessionLock | None:
         """Return the lock on the session that a request names; None: it names none."""
@@ -93,10 +101,11 @@ class ManagementNode(RequestNode):
 
 
 class _Body:
-    """The values of a request, by name."""
+    """The values of a request, by name, and how large its answer may be."""
 
-    def __init__(self, values: Mapping[Any, Any]) -> None:
+    def __init__(self, values: Mapping[Any, Any], most_bytes: int) -> None:
         self._values = values
+        self.most_bytes = most_bytes
 
     def get(self, name: str, kind: type[Any]) -> Any:
         """Return a value of this type, or None."""
@@ -150,12 +159,20 @@ def _renewed(body: _Body, value: Any) -> Answer:
 def _peek(node: ManagementNode, body: _Body) -> c.Command[Any]:
     count = min(max(body.need("message-count", int), 1), MAX_RECEIVE_MESSAGES)
     first, session = body.need("from-sequence-number", int), body.get("session-id", str)
-    return c.Peek(node.path, first, count, SERVICE_BUS_FETCH_BYTES, session)
+    return c.Peek(node.path, first, count, min(SERVICE_BUS_FETCH_BYTES, body.most_bytes), session)
 
 
-def _peeked(_: _Body, value: Any) -> Answer:
-    messages = [{"message": _whole(one, is_browsed=True)} for one in to_messages(value)]
-    return Answer(body={"messages": messages}) if messages else _NOTHING
+def _peeked(body: _Body, value: Any) -> Answer:
+    """Answer with the messages that fit; the client goes on behind the last one."""
+    found: list[dict[str, Any]] = []
+    room = body.most_bytes - _ANSWER_HEAD_BYTES
+    for message in to_messages(value):
+        content = _whole(message, is_browsed=True)
+        room -= len(content) + _ENTRY_BYTES
+        if found and room < 0:
+            break
+        found.append({"message": content})
+    return Answer(body={"messages": found}) if found else _NOTHING
 
 
 def _schedule(node: ManagementNode, body: _Body) -> c.Command[Any]:

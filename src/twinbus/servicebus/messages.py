@@ -94,10 +94,14 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
     native = BrokeredMessage(
         body=body, **_native_fields(properties, annotations, message.header, held)
     )
+    given = {}
+    if properties.message_id is None:  # some SDKs cannot do without one
+        given[SectionKind.PROPERTIES] = replace(properties, message_id=native.message_id).encode()
     if kind is BodyKind.OTHER:
-        kept = [bytes(piece) for piece in message.spliced({})]
+        kept = [bytes(piece) for piece in message.spliced(given)]
     else:
-        kept = [section for one in _BESIDE if (section := message.raw(one)) is not None]
+        found = (given.get(one) or message.raw(one) for one in _BESIDE)
+        kept = [section for section in found if section is not None]
     sections = _HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
     object.__setattr__(native, "amqp", sections)  # nobody has seen it yet; a copy takes 50 us
     return native

@@ -15,7 +15,12 @@ from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.session import AmqpSession
 from twinbus.amqp.types import Int, Symbol
-from twinbus.errors import InvalidArgumentError, MessagingError, QuotaExceededError
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    MessagingError,
+    QuotaExceededError,
+)
 from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_UNREAD_BYTES
 from twinbus.servicebus.conditions import condition_of, mapped, text_of
 
@@ -55,6 +60,7 @@ class NodeRequest:
 class Answers:
     """The link that answers go out on, and those that wait for its credit."""
 
+    node: "RequestNode"
     link: SenderLink
     waiting: deque[bytes] = field(default_factory=deque)
     waiting_bytes: int = 0
@@ -65,7 +71,8 @@ class Answers:
         self.waiting_bytes += len(message)
         self.pump()
         unread = self.waiting_bytes + self.link.session.connection.unread_bytes
-        if unread > MAX_UNREAD_BYTES or len(self.waiting) > MAX_AMQP_UNSETTLED:
+        # Large answers are held back before they are twice the bound, if the client has credit.
+        if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > MAX_AMQP_UNSETTLED:
             self.waiting.clear()
             self.waiting_bytes = 0
             error = QuotaExceededError("the client asks, and does not take the answers")
@@ -85,20 +92,28 @@ class RequestNode:
     def __init__(self, address: str, status_names: tuple[str, str, str]) -> None:
         self.address = address
         self._status_names = status_names
+        self.links = 0  # attached to the node
         self._answers: dict[AmqpSession, list[Answers]] = {}
 
     def begin_requests(self, link: ReceiverLink) -> None:
         """Let a client send requests."""
+        self.links += 1
         link.grant(_REQUEST_CREDIT)
 
     def begin_answers(self, link: SenderLink) -> Answers:
         """Take a link that answers go out on."""
-        answers = Answers(link)
+        self.links += 1
+        answers = Answers(self, link)
         self._answers.setdefault(link.session, []).append(answers)
         return answers
 
+    def end_requests(self) -> None:
+        """Forget a link that requests came on."""
+        self.links -= 1
+
     def end_answers(self, link: SenderLink) -> None:
-        """Forget a link."""
+        """Forget a link that answers went out on."""
+        self.links -= 1
         held = [one for one in self._answers.pop(link.session, []) if one.link is not link]
         if held:
             self._answers[link.session] = held
@@ -124,12 +139,34 @@ class RequestNode:
             str(operation), held, body, properties.message_id, properties.reply_to, link
         )
 
-    def answer(self, request: NodeRequest, answer: Answer) -> None:
-        """Answer a request on the link that the client reads."""
-        found = self._answers.get(request.link.session, ())
+    def answer(self, request: NodeRequest, answer: Answer) -> bool:
+        """Answer a request on the link that the client reads; false: it cannot take the answer."""
+        answers = self._answers_to(request)
+        if answers is None:
+            return False
+        message = self._encoded(request, answer)
+        most = self.largest_answer(request)
+        if len(message) <= most:
+            answers.send(message)
+            return True
+        error = MessageSizeExceededError(
+            f"the answer has {len(message)} bytes; the link takes {most}. Ask for fewer messages",
+            size=len(message),
+            limit=most,
+        )
+        answers.send(self._encoded(request, failed(error)))
+        return False
+
+    def largest_answer(self, request: NodeRequest) -> int:
+        """Return how many bytes an answer to a request may have."""
+        answers = self._answers_to(request)
+        most = 0 if answers is None else answers.link.max_message_bytes
+        return min(most or MAX_UNREAD_BYTES, MAX_UNREAD_BYTES)
+
+    def _answers_to(self, request: NodeRequest) -> Answers | None:
+        found = self._answers.get(request.link.session, [])
         fitting = [one for one in found if _address(one.link) == request.reply_to]
-        for answers in (fitting or found)[:1]:
-            answers.send(self._encoded(request, answer))
+        return next(iter(fitting or found), None)
 
     def _encoded(self, request: NodeRequest, answer: Answer) -> bytes:
         code, description, condition = self._status_names

@@ -114,7 +114,7 @@ class Receiving:
             wait,
             self._mode,
             self.session,
-            SERVICE_BUS_FETCH_BYTES,
+            self._work.fetch_bytes,
         )
         self._asked = self._work.ask(self.path, command, self._take_reply)
 

@@ -12,7 +12,7 @@ _JAVA = re.compile(r"^(?:: |Caused by: )(?:[a-z]\w*\.)*([\w$]+(?:: .*)?)$", re.M
 _LONGEST = 500  # characters: Java may print whole plans
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException | None) -> str:
     """Return what happened: Python's error if there is one, else the innermost of Java."""
     text = str(error)
     pythons, javas = _PYTHON.findall(text), _JAVA.findall(text)

@@ -83,6 +83,11 @@ class BorrowedSession:
         else:
             self.give_back()
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether we started it, and may start it again."""
+        return self._is_ours
+
     def check(self) -> None:
         """Raise if Spark is gone."""
         _ = self.session.sparkContext.defaultParallelism
@@ -173,7 +178,11 @@ def _settings(folder: Path, master: str | None) -> dict[str, str]:
         "spark.ui.enabled": "false",
     }
     if settings["spark.master"].startswith("local"):
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= {
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.python.daemon.module": "twinbus.spark.daemon",  # elsewhere it may be missing
+        }
     return settings
 
 

@@ -1,9 +1,10 @@
-"""The syphon's book: which ranges are at hand, and what the next batch carries. Pure.
+"""The syphon's book: which ranges the syphon has leased, and what the next batch carries. Pure.
 
-A range comes in when it is leased and goes when nothing of it is left. Ranges of which a
-destination keeps messages stay at hand, in order, and are carried again when it may be tried; what
-came to the queue after them is carried meanwhile, so that no destination holds up another. A queue
-goes to one task of a batch, with its ranges in order.
+The planner adds a range when the secondary grants its lease. The book drops the range when none of
+its messages is left. If a destination fails, its messages stay in their range, and later batches
+carry that range again when the destination may be retried. Batches meanwhile carry the ranges
+behind it, so that a failing destination does not delay the others. One task of a batch carries all
+ranges of a queue, in order. The planner calls the book under its lock.
 """
 
 from collections import Counter
@@ -22,61 +23,63 @@ _STALE = "StaleEpoch"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one worker carries: ranges of a queue, in order."""
+    """The work of one worker in a batch: ranges of a queue, in order."""
 
     queue: str
     ranges: tuple[Range, ...]
-    held_back: tuple[str, ...] = ()  # destinations to pass over
+    held_back: tuple[str, ...] = ()  # destinations to skip
     on_trial: Mapping[str, int] = field(default_factory=dict)  # destination -> epoch to try it in
 
     def to_json(self) -> list[Any]:
-        """Return it as offsets and the desk keep it."""
-        ranges = [[one.epoch, one.first, one.last, one.origin] for one in self.ranges]
+        """Return the task in the form that Spark's offsets and the desk store."""
+        ranges = [
+            [leased.epoch, leased.first, leased.last, leased.origin] for leased in self.ranges
+        ]
         return [self.queue, ranges, list(self.held_back), dict(self.on_trial)]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "Task":
-        """Return a task that was kept."""
+        """Return a task from its stored form."""
         queue, ranges, held_back, on_trial = value
-        return cls(queue, tuple(Range(*one) for one in ranges), tuple(held_back), on_trial)
+        return cls(queue, tuple(Range(*fields) for fields in ranges), tuple(held_back), on_trial)
 
 
 @dataclass(slots=True)
-class _Held:
+class _LeasedRange:
     range: Range
     count: int  # messages when it was leased
     oldest_us: int
-    kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages it keeps here
-    retry_at: int = 0  # where it was not read or not settled
+    kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages that it left
+    retry_at: int = 0  # when to retry a range that could not be read or settled
 
     @property
     def left(self) -> int:
-        """How many messages are left in it, as far as is known."""
+        """How many messages are left in the range, as far as is known."""
         return sum(self.kept.values()) if self.kept else self.count
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it was never carried."""
+        """Whether no batch has carried the range yet."""
         return not self.kept and not self.retry_at
 
 
 @dataclass(slots=True)
 class _Queue:
-    ranges: list[_Held] = field(default_factory=list)
-    behind: int = 0  # messages that lay behind the last range
+    ranges: list[_LeasedRange] = field(default_factory=list)
+    behind: int = 0  # messages behind the last range, when it was leased
 
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """What a batch came to."""
+    """What the planner must report and release after a batch."""
 
     new_troubles: Sequence[Trouble]
     ended_troubles: Sequence[str]
-    surplus: Sequence[tuple[str, int]]  # leases of no use any more
+    surplus: Sequence[tuple[str, int]]  # leases to release: (queue, epoch)
 
 
 class Book:
-    """Of one syphon."""
+    """The leased ranges of one syphon."""
 
     def __init__(
         self, queues: Iterable[str], destinations: Destinations, retry_us: int, rival_memory_us: int
@@ -86,7 +89,7 @@ class Book:
         self._retry_us = retry_us
         self._rival_memory_us = rival_memory_us
         self._turn = 0
-        self._rivals: dict[str, int] = {}  # other syphons, and until when they are reckoned with
+        self._rivals: dict[str, int] = {}  # other syphons, and when each is forgotten
 
     @property
     def queues(self) -> list[str]:
@@ -94,40 +97,40 @@ class Book:
         return list(self._queues)
 
     def add_queues(self, paths: Iterable[str]) -> None:
-        """Plan for these backlog queues, too."""
+        """Add backlog queues."""
         for path in paths:
             self._queues.setdefault(path, _Queue())
 
-    # -- ranges come -------------------------------------------------------------------------------
+    # -- leasing -----------------------------------------------------------------------------------
 
     def epochs(self, queue: str) -> list[int]:
-        """Return the leases at hand, which the next one may pass over."""
-        return [held.range.epoch for held in self._queues[queue].ranges]
+        """Return the epochs of the leases of a queue; the next lease may lie behind them."""
+        return [leased.range.epoch for leased in self._queues[queue].ranges]
 
     def has_room(self, queue: str) -> bool:
-        """Whether another range of a queue can be used."""
+        """Whether the syphon may lease another range of a queue."""
         return len(self._queues[queue].ranges) < HELD_RANGES
 
     def meet(self, rival: str | None, now: int) -> None:
-        """Note another syphon: somebody whose lease was in the way."""
+        """Record another syphon: the owner of a lease that delayed one of ours."""
         if rival is not None:
             self._rivals[rival] = now + self._rival_memory_us
 
     def grant(self, queue: str, lease: RangeLease, oldest_us: int) -> None:
-        """Take in a range."""
-        leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
-        held = self._queues[queue]
-        held.ranges.append(_Held(leased, lease.message_count, oldest_us))
-        held.behind = lease.left_behind
+        """Add a leased range."""
+        new = Range(lease.epoch, lease.first, lease.last, lease.origin)
+        known = self._queues[queue]
+        known.ranges.append(_LeasedRange(new, lease.message_count, oldest_us))
+        known.behind = lease.left_behind
 
     def give_up_surplus(self, now: int) -> list[tuple[str, int]]:
-        """Return what is to be released so that other syphons have their share, and forget it."""
+        """Remove the leases beyond this syphon's share of the queues; return them for release."""
         self._rivals = {rival: until for rival, until in self._rivals.items() if until > now}
         share = -(-len(self._queues) // (1 + len(self._rivals)))
         busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
-        fresh = [p for p, queue in busy.items() if not any(held.kept for held in queue.ranges)]
+        fresh = [p for p, queue in busy.items() if not any(leased.kept for leased in queue.ranges)]
         keep = max(share - (len(busy) - len(fresh)), 0)
-        self._turn += 1  # so that it is not always the same ones that are given away
+        self._turn += 1  # release other queues each time
         at = self._turn % len(fresh) if fresh else 0
         surplus = [*fresh[at:], *fresh[:at]][keep:]
         return [(path, epoch) for path in surplus for epoch in self.clear(path)]
@@ -135,7 +138,7 @@ class Book:
     # -- batches -----------------------------------------------------------------------------------
 
     def tasks(self, now: int, *, split: bool = False, fresh_only: bool = False) -> list[Task]:
-        """Return what there is to carry now: a task for each queue, or `split` for each range."""
+        """Return the tasks of a batch: one for each queue, or with `split` one for each range."""
         waiting, on_trial = self._destinations.waiting(now), self._destinations.on_trial(now)
         tasks = []
         for path, queue in self._queues.items():
@@ -143,43 +146,43 @@ class Book:
             held_back = tuple(sorted(waiting | (on_trial - tried_here)))
             trials = _trials(queue.ranges, tried_here)
             ready = list(_ready(queue.ranges, set(held_back), trials, now))
-            ranges = [held.range for held in ready if held.is_fresh or not fresh_only]
+            ranges = [leased.range for leased in ready if leased.is_fresh or not fresh_only]
             if ranges:
                 on_trial -= tried_here
-                waiting |= tried_here  # by this queue alone
-                parts = [(one,) for one in ranges] if split else [tuple(ranges)]
+                waiting |= tried_here  # only this queue tries them
+                parts = [(single,) for single in ranges] if split else [tuple(ranges)]
                 tasks += [Task(path, part, held_back, trials) for part in parts]
         return tasks
 
     def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
-        """Return the destinations on trial that this queue tries: those it keeps messages of."""
-        kept = {name for held in queue.ranges for name in held.kept}
-        if any(not held.kept for held in queue.ranges):  # who knows what is in it
+        """Return the destinations on trial whose messages wait in this queue."""
+        kept = {name for leased in queue.ranges for name in leased.kept}
+        if any(not leased.kept for leased in queue.ranges):  # its destinations are not known yet
             kept |= on_trial - set(self.kept())
         return on_trial & kept
 
     def kept(self) -> Counter[str]:
-        """Return how many messages at hand each destination keeps waiting."""
+        """Return how many messages wait in the leased ranges, by failing destination."""
         kept: Counter[str] = Counter()
-        for held in self._held():
-            kept.update(held.kept)
+        for leased in self._leased_ranges():
+            kept.update(leased.kept)
         return kept
 
-    def _held(self) -> Iterator[_Held]:
-        return (held for queue in self._queues.values() for held in queue.ranges)
+    def _leased_ranges(self) -> Iterator[_LeasedRange]:
+        return (leased for queue in self._queues.values() for leased in queue.ranges)
 
     def next_due(self, now: int) -> int | None:
-        """Return when a destination or a range is to be tried again; None: nothing waits for that.
+        """Return when the next destination or range may be retried; None if nothing waits.
 
-        A destination of which nothing is at hand is nobody's business.
+        Destinations without messages in a leased range do not count.
         """
         kept = self.kept()
         due = [t.due for t in self._destinations.troubles() if canonical(t.destination) in kept]
-        due += [held.retry_at for held in self._held() if held.retry_at > now]
+        due += [leased.retry_at for leased in self._leased_ranges() if leased.retry_at > now]
         return min(due, default=None)
 
     def absorb(self, outcomes: Iterable[Carried], now: int) -> Absorbed:
-        """Learn what became of ranges."""
+        """Update ranges and destinations with the outcomes of a batch."""
         surplus: list[tuple[str, int]] = []
         new: list[Trouble] = []
         ended: list[str] = []
@@ -194,65 +197,67 @@ class Book:
         return Absorbed(new, ended, surplus)
 
     def _put_back(self, carried: Carried, now: int) -> list[tuple[str, int]]:
-        """Keep what is left of a range at hand, or let it go; return leases of no use any more."""
+        """Update a range after a batch, or drop it if it is empty; return leases to release."""
         queue = self._queues.get(carried.queue)
-        held = next((h for h in queue.ranges if h.range == carried.range), None) if queue else None
-        if queue is None or held is None:
+        ranges = queue.ranges if queue else []
+        leased = next((known for known in ranges if known.range == carried.range), None)
+        if queue is None or leased is None:
             return []
         if carried.unread is not None:
             if carried.unread.code == _STALE:
                 return self.lose(carried.queue, carried.range.epoch)
-            held.retry_at = now + self._retry_us
+            leased.retry_at = now + self._retry_us
         elif carried.kept:
-            held.kept = {canonical(name): count for name, count in carried.kept.items()}
-            held.retry_at = 0
+            leased.kept = {canonical(name): count for name, count in carried.kept.items()}
+            leased.retry_at = 0
         else:
-            queue.ranges.remove(held)
+            queue.ranges.remove(leased)
         return []
 
     def crowded(self) -> list[tuple[str, list[Range]]]:
-        """Return queues with many small ranges that wait, and the ranges: to be made one.
+        """Return queues with many small waiting ranges, and the ranges that can be merged.
 
-        Else a destination that stays down would cost a lease for every few messages.
+        Without merging, a destination that stays down costs a lease for every few messages.
         """
         found = []
         for path, queue in self._queues.items():
             group: list[Range] = []
             size = 0
-            for held in takewhile(lambda held: held.kept and not held.retry_at, queue.ranges):
-                is_other = bool(group) and held.range.origin != group[0].origin
-                if is_other or size + held.count > MAX_LEASE_MESSAGES:
+            for leased in takewhile(lambda known: known.kept and not known.retry_at, queue.ranges):
+                is_other = bool(group) and leased.range.origin != group[0].origin
+                if is_other or size + leased.count > MAX_LEASE_MESSAGES:
                     group, size = [], 0
-                group.append(held.range)
-                size += held.count
+                group.append(leased.range)
+                size += leased.count
             if len(group) >= CROWDED_RANGES:
                 found.append((path, group))
         return found
 
     def merge(self, queue: str, ranges: Sequence[Range], lease: RangeLease) -> bool:
-        """Put one range in the place of several; False: they were lost meanwhile."""
-        held = self._queues[queue].ranges
-        old = [one for one in held if one.range in ranges]
+        """Replace several ranges by one; return False if a lease of them was lost meanwhile."""
+        known = self._queues[queue].ranges
+        old = [leased for leased in known if leased.range in ranges]
         if len(old) != len(ranges):
             return False
         kept: Counter[str] = Counter()
-        for one in old:
-            kept.update(one.kept)
-        leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
-        oldest = min(one.oldest_us for one in old)
-        merged = _Held(leased, lease.message_count, oldest, dict(kept))
-        at = held.index(old[0])
-        held[at : at + len(old)] = [merged]
+        for leased in old:
+            kept.update(leased.kept)
+        new = Range(lease.epoch, lease.first, lease.last, lease.origin)
+        oldest = min(leased.oldest_us for leased in old)
+        merged = _LeasedRange(new, lease.message_count, oldest, dict(kept))
+        at = known.index(old[0])
+        known[at : at + len(old)] = [merged]
         return True
 
     def leases(self) -> list[tuple[str, int]]:
-        """Return every lease at hand."""
+        """Return every lease as (queue, epoch)."""
         return [(path, epoch) for path in self._queues for epoch in self.epochs(path)]
 
     def lose(self, queue: str, epoch: int) -> list[tuple[str, int]]:
-        """Forget a lease that is over; return those behind it, which another may not wait for.
+        """Remove a lease that has expired, and those behind it; return the latter for release.
 
-        Whoever leases it next is to find what comes after it, too, or it would be overtaken.
+        The next owner of the expired range must also get the ranges behind it. Otherwise their
+        messages would overtake those of the expired range.
         """
         epochs = self.epochs(queue)
         if epoch not in epochs:
@@ -262,7 +267,7 @@ class Book:
         return [(queue, later) for later in epochs[at + 1 :]]
 
     def clear(self, queue: str) -> list[int]:
-        """Forget the leases of a queue, and return them."""
+        """Remove the leases of a queue, and return their epochs."""
         epochs = self.epochs(queue)
         self._queues[queue].ranges.clear()
         return epochs
@@ -271,46 +276,46 @@ class Book:
 
     @property
     def waiting(self) -> int:
-        """How many messages wait, as far as is known: those at hand and those behind them."""
+        """How many messages wait, as far as is known: in the leased ranges and behind them."""
         return sum(
-            sum(held.left for held in queue.ranges) + queue.behind
+            sum(leased.left for leased in queue.ranges) + queue.behind
             for queue in self._queues.values()
         )
 
     def see_behind(self, queue: str, count: int) -> None:
-        """Note that a queue has at least so many messages besides those at hand."""
-        held = self._queues[queue]
-        held.behind = max(count - sum(one.left for one in held.ranges), 0)
+        """Record that a queue has at least `count` messages, leased ones included."""
+        known = self._queues[queue]
+        known.behind = max(count - sum(leased.left for leased in known.ranges), 0)
 
     @property
     def oldest_us(self) -> int | None:
-        """When the oldest message at hand was diverted."""
-        return min((held.oldest_us for held in self._held()), default=None)
+        """When the oldest message of the leased ranges was diverted."""
+        return min((leased.oldest_us for leased in self._leased_ranges()), default=None)
 
 
-def _trials(ranges: Iterable[_Held], on_trial: set[str]) -> dict[str, int]:
-    """Return in which range each destination is tried: the first of those that wait for it.
+def _trials(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
+    """Return the epoch in which each destination is tried: the first range with its messages.
 
-    One of which nothing waits here is tried wherever it comes up.
+    A destination without messages in these ranges is left out, and may be tried in any range.
     """
     trials: dict[str, int] = {}
-    for held in ranges:
-        for name in on_trial & set(held.kept):
-            trials.setdefault(name, held.range.epoch)
+    for leased in ranges:
+        for name in on_trial & set(leased.kept):
+            trials.setdefault(name, leased.range.epoch)
     return trials
 
 
 def _ready(
-    ranges: Iterable[_Held], held_back: set[str], trials: Mapping[str, int], now: int
-) -> Iterator[_Held]:
-    """Give the ranges of a queue of which something may move, in order.
+    ranges: Iterable[_LeasedRange], held_back: set[str], trials: Mapping[str, int], now: int
+) -> Iterator[_LeasedRange]:
+    """Yield the ranges of a queue with messages that may be sent now, in order.
 
-    A destination on trial is tried in one range, not in all that wait for it. What could not be
-    read is not overtaken.
+    A destination on trial is tried in one range only. A range that could not be read ends the
+    sequence, so that no later range overtakes it.
     """
-    for held in ranges:
-        if held.retry_at > now:
+    for leased in ranges:
+        if leased.retry_at > now:
             return
-        flowing = set(held.kept) - held_back - set(trials)
-        if not held.kept or flowing or held.range.epoch in trials.values():
-            yield held
+        flowing = set(leased.kept) - held_back - set(trials)
+        if not leased.kept or flowing or leased.range.epoch in trials.values():
+            yield leased

@@ -1,11 +1,14 @@
-"""Carries ranges of a backlog queue home: read, restore, send, and tell what became of them.
+"""Carries ranges of a backlog queue home: reads, restores and sends them, and returns the outcome.
 
     secondary --ReadRange--> restored --by destination--> Send with its origin --> primary
 
-The next piece is read while one is sent. Pieces go to their destinations side by side, but to one
-destination one after the other: after a failure the rest of it stays, so that what one client sent
-arrives in its order. Nothing is settled here. Whoever settles may do so twice, or never: the
-primary recognises what it took before.
+The carrier reads the next piece of a range while it sends the current one. It sends to several
+destinations in parallel, but to each destination only one run at a time. If a send to a destination
+fails, its later messages stay in the backlog, so that the messages of a client arrive in order.
+
+The carrier settles nothing. Spark may repeat a task, and the driver may settle a range twice or
+never: the primary recognises by their origin the messages that it has already accepted. Workers
+call the carrier, each from one thread; the simulations call it without Spark.
 """
 
 import logging
@@ -28,16 +31,22 @@ from twinbus.errors import (
     QuotaExceededError,
 )
 from twinbus.intervals import runs
-from twinbus.limits import CARRIED_BYTES, CARRY_TIMEOUT, MAX_BATCH_MESSAGES
+from twinbus.limits import (
+    CARRIED_BYTES,
+    CARRY_TIMEOUT,
+    MAX_BATCH_MESSAGES,
+    TRIAL_MESSAGES,
+    TRIAL_TIMEOUT_S,
+)
 from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.protocol.commands import Origin, ReadRange, Send, SendReceipt
 from twinbus.syphon.transfers import Passed, TransferLedger
 
-NOT_DIVERTED = f"messages without {PATH}"  # stands for their destination
-CANNOT_GO_HOME = "CannotBeBroughtHome"  # why a message of a backlog queue is dead-lettered
-_OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # a refusal of one of many, perhaps
+NOT_DIVERTED = f"messages without {PATH}"  # used as the name of their destination
+CANNOT_GO_HOME = "CannotBeBroughtHome"  # the dead-letter reason of messages in a backlog queue
+_OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # may be about one message of a batch
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
 _log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
@@ -51,43 +60,43 @@ class Range:
     epoch: int
     first: int  # sequence numbers, both included
     last: int
-    origin: str  # of the queue: what the primary knows its messages by; empty: it numbers none
+    origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a destination did not take its messages, for now."""
+    """Why a destination did not accept its messages this time."""
 
     code: str  # of the error
     text: str
 
 
-OVERTAKING = Failure("Overtaking", "what lies before it could not be read")
+OVERTAKING = Failure("Overtaking", "the range before it could not be read")
 INTERRUPTED = Failure("Interrupted", "its worker was killed; its locks must expire first")
 
 
 @dataclass(slots=True)
 class Carried:
-    """What became of a range; what is not named here was not there any more."""
+    """The outcome of carrying a range. Messages not listed here were no longer in the queue."""
 
     queue: str
     range: Range
-    completed: list[tuple[int, int]] = field(default_factory=list)  # intervals; home, durably
-    poison: list[tuple[int, str]] = field(default_factory=list)  # number, and what is wrong
+    completed: list[tuple[int, int]] = field(default_factory=list)  # intervals durable at primary
+    poison: list[tuple[int, str]] = field(default_factory=list)  # number, and why it cannot go home
     kept: dict[str, int] = field(default_factory=dict)  # destination -> messages that stay
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
-    kept_at: list[tuple[int, int]] = field(default_factory=list)  # where, if a transform is used
+    kept_at: list[tuple[int, int]] = field(default_factory=list)  # intervals; only with a transform
     failures: dict[str, Failure] = field(default_factory=dict)  # of destinations that were tried
-    unread: Failure | None = None  # the secondary did not hand it out whole, or not settle it
+    unread: Failure | None = None  # why the range could not be read completely, or not settled
     sends: int = 0  # operations on the primary
-    reading_s: float = 0.0  # waited for the secondary
-    sending_s: float = 0.0  # waited for the primary
-    is_settled: bool = False  # by the worker, which had the messages locked
-    is_drained: bool = False  # it was received under lock until nothing was left
-    oldest_us: int | None = None  # what stays in the queue was diverted then or later
+    reading_s: float = 0.0  # time spent waiting for the secondary
+    sending_s: float = 0.0  # time spent waiting for the primary
+    is_settled: bool = False  # the worker has settled it, because it had the messages locked
+    is_drained: bool = False  # the worker received under lock until the queue was empty
+    oldest_us: int | None = None  # messages left in the queue were diverted at this time or later
 
     def merge(self, other: "Carried") -> None:
-        """Add what another worker says of the same range."""
+        """Add the outcome of another worker for the same range."""
         self.completed += other.completed
         self.poison += other.poison
         self.kept_at += other.kept_at
@@ -102,48 +111,49 @@ class Carried:
             self.moved[name] = (before[0] + messages, before[1] + size)
 
     def note_moved(self, destination: str, numbers: Int64s, size: int) -> None:
-        """Count messages that are home."""
+        """Count messages that the primary has accepted."""
         messages, total = self.moved.get(destination, (0, 0))
         self.moved[destination] = (messages + len(numbers), total + size)
         self.completed += runs(numbers)
 
     def note_kept(self, destination: str, count: int) -> None:
-        """Count messages that stay for now."""
+        """Count messages that stay in the backlog for now."""
         self.kept[destination] = self.kept.get(destination, 0) + count
 
 
 def failure_of(error: MessagingError) -> Failure:
-    """Return an error as a value that travels."""
+    """Return an error as a value that can be sent to another process."""
     return Failure(error.code, error.text)
 
 
 def canonical(destination: str) -> str:
-    """Return the name destinations are compared by: case does not matter in a path."""
+    """Return the name by which destinations are compared: paths are case-insensitive."""
     return destination.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages of one destination, in order, that can go in one send."""
+    """Messages for one destination and of one sender, in order; one send carries them."""
 
     batch: pa.RecordBatch
-    numbers: Int64s  # in their backlog queue
-    sender: str | None  # who tried the primary before
-    sent_as: pa.Array  # the sender's numbers
+    numbers: Int64s  # their sequence numbers in the backlog queue
+    sender: str | None  # the sender that tried the primary first; None: it was not tried
+    sent_as: pa.Array  # the numbers that the sender gave them
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def slice(self, first: int, last: int) -> "Run":
-        """Return a part."""
+        """Return the rows from `first` up to but not including `last`."""
         count = last - first
         batch = self.batch.slice(first, count)
         return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
 
     def send_to(self, destination: str, carried: Carried) -> Send:
-        """Return the command that brings it home once, however often it is asked.
+        """Return the send to the destination; its origin makes the send idempotent.
 
-        Where the backlog queue does not number its messages, the numbers of their sender do.
+        The origin is the backlog queue with its sequence numbers. If the queue has none, the origin
+        is the sender with its own numbers.
         """
         also = Origin(self.sender, self.sent_as.to_numpy()) if self.sender is not None else None
         if carried.range.origin:
@@ -156,14 +166,28 @@ class Run:
 
 
 def _cheapest(numbers: Int64s) -> range | Int64s:
-    """Return numbers without a gap as a range, which is nothing to carry."""
+    """Return consecutive numbers as a range, which needs less space on the wire."""
     if (np.diff(numbers) == 1).all():
         return range(int(numbers[0]), int(numbers[-1]) + 1)
     return numbers
 
 
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Destinations that failed and are tried again, by one queue in one range."""
+
+    passed: frozenset[str] = frozenset()  # tried elsewhere: passed over here
+    tried: frozenset[str] = frozenset()  # tried here
+
+    @classmethod
+    def of(cls, on_trial: Mapping[str, int], epoch: int) -> "Trials":
+        """Return what trials mean for the range of an epoch."""
+        tried = frozenset(name for name, where in on_trial.items() if where == epoch)
+        return cls(frozenset(on_trial) - tried, tried)
+
+
 class Carrier:
-    """Carries for one primary and one secondary; used by one thread."""
+    """Carries messages from one secondary to one primary. Not thread-safe."""
 
     def __init__(
         self,
@@ -178,19 +202,19 @@ class Carrier:
         self._extra_queues = {canonical(queue) for queue in extra_queues}
 
     def own_rows(self, batch: pa.RecordBatch, carried: Carried) -> pa.RecordBatch:
-        """Return the messages that somebody diverted; in an extra queue the others are kept.
+        """Return the diverted messages; in an extra queue the others stay where they are.
 
-        A message without a path in any other backlog queue is dead-lettered.
+        In any other backlog queue, a message without a path is dead-lettered later.
         """
         if canonical(carried.queue) not in self._extra_queues:
             return batch
-        is_own = byte_lengths(restored(batch).paths) > 0
-        foreign = int((~is_own).sum())
+        is_diverted = byte_lengths(restored(batch).paths) > 0
+        foreign = int((~is_diverted).sum())
         if foreign:
             carried.note_kept(NOT_DIVERTED, foreign)
-            text = f"nobody diverted them; they stay in {carried.queue}"
+            text = f"a pairing did not divert them, so they stay in {carried.queue}"
             carried.failures[NOT_DIVERTED] = Failure("NotDiverted", text)
-        return batch.filter(pa.array(is_own))
+        return batch.filter(pa.array(is_diverted))
 
     def carry(
         self,
@@ -199,27 +223,27 @@ class Carrier:
         held_back: Iterable[str] = (),
         on_trial: Mapping[str, int] = NO_TRIALS,
     ) -> list[Carried]:
-        """Carry ranges of a queue, in their order.
+        """Carry ranges of a queue, in order.
 
-        Destinations held back are passed over; those on trial everywhere but in the range of one
-        epoch. What cannot be read is not overtaken.
+        Destinations in `held_back` are skipped. Destinations in `on_trial` are skipped in every
+        range but the one with the given epoch. A range behind one that could not be read is not
+        carried, because it would overtake that one.
         """
         blocked = set(held_back)
         done: list[Carried] = []
-        for one in ranges:
+        for leased in ranges:
             if done and done[-1].unread is not None:
-                done.append(Carried(queue, one, unread=OVERTAKING))
+                done.append(Carried(queue, leased, unread=OVERTAKING))
                 continue
-            passed = {name for name, epoch in on_trial.items() if epoch != one.epoch}
-            done.append(self._carry(queue, one, blocked, passed))
+            done.append(self._carry(queue, leased, blocked, Trials.of(on_trial, leased.epoch)))
         self.write_transfers()  # before anything is settled
         return done
 
     def write_transfers(self) -> None:
-        """Write down what became of messages."""
+        """Write the ledger of transfers."""
         write_transfers(self.transfers)
 
-    def _carry(self, queue: str, leased: Range, blocked: set[str], passed: set[str]) -> Carried:
+    def _carry(self, queue: str, leased: Range, blocked: set[str], trials: "Trials") -> Carried:
         carried = Carried(queue, leased)
         pieces = self.pieces(queue, leased)
         try:
@@ -231,27 +255,27 @@ class Carrier:
                     break
                 batch = self.own_rows(batch, carried)
                 found = restored(batch)
-                self.deliver(found, _numbers(batch), carried, blocked, passed)
+                self.deliver(found, _numbers(batch), carried, blocked, trials)
                 self.transfers.note(carried, Passed.of(batch, found))
         except MessagingError as error:
             carried.unread = failure_of(error)
         return carried
 
     def pieces(self, queue: str, leased: Range) -> Iterator[pa.RecordBatch]:
-        """Read a range piece by piece; the next is under way while one is at work."""
+        """Yield a range in pieces; the next piece is requested while one is in use."""
 
         def read(first: int) -> "Future[pa.RecordBatch]":
             command = ReadRange(queue, leased.epoch, first, leased.last, CARRIED_BYTES)
             return self._secondary.submit(command)
 
-        coming: Future[pa.RecordBatch] | None = read(leased.first)
-        while coming is not None:
-            batch = _reply_of(coming, time.monotonic() + _TIMEOUT_S)
+        pending: Future[pa.RecordBatch] | None = read(leased.first)
+        while pending is not None:
+            batch = _reply_of(pending, time.monotonic() + _TIMEOUT_S)
             if not batch.num_rows:
                 return
             last = int(batch.column("sequence_number")[-1].as_py())
-            coming = read(last + 1) if last < leased.last else None
-            for at in range(0, batch.num_rows, MAX_BATCH_MESSAGES):  # of small ones many fit
+            pending = read(last + 1) if last < leased.last else None
+            for at in range(0, batch.num_rows, MAX_BATCH_MESSAGES):  # small messages: many per read
                 yield batch.slice(at, MAX_BATCH_MESSAGES)
 
     def deliver(
@@ -260,10 +284,15 @@ class Carrier:
         numbers: Int64s,
         carried: Carried,
         blocked: set[str],
-        passed: Iterable[str] = (),
+        trials: "Trials | None" = None,
     ) -> None:
-        """Send messages to their destinations; those that fail join the blocked ones."""
-        passed_over = blocked | set(passed)
+        """Send messages to their destinations; those that fail join the blocked ones.
+
+        All destinations wait for the slowest. One on trial, which failed before, begins with a few
+        messages and gets little time for them.
+        """
+        trials = trials or Trials()
+        passed_over = blocked | trials.passed
         carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
         waiting = {}
         for destination, rows in _by_destination(found).items():
@@ -271,13 +300,18 @@ class Carrier:
                 carried.note_kept(destination, len(rows))
             else:
                 waiting[destination] = list(_runs_of(found, numbers, rows))
+                if canonical(destination) in trials.tried:
+                    waiting[destination] = _with_small_first(waiting[destination])
+        first_round = True
         while waiting:
             sent = {
                 destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
                 for destination, left in waiting.items()
             }
-            deadline = time.monotonic() + _TIMEOUT_S  # of all that hang together
+            now = time.monotonic()
             for destination, (run, reply) in sent.items():
+                on_trial = first_round and canonical(destination) in trials.tried
+                deadline = now + (TRIAL_TIMEOUT_S if on_trial else _TIMEOUT_S)
                 done = self._finish(destination, run, reply, carried, deadline)
                 if done == len(run):
                     waiting[destination] = waiting[destination][1:]
@@ -286,6 +320,7 @@ class Carrier:
                     carried.note_kept(destination, sum(map(len, waiting[destination])) - done)
                     waiting[destination] = []
             waiting = {destination: left for destination, left in waiting.items() if left}
+            first_round = False
 
     def _finish(
         self,
@@ -295,7 +330,10 @@ class Carrier:
         carried: Carried,
         deadline: float,
     ) -> int:
-        """Wait for a send; return how many messages are home or put aside: all, or it failed."""
+        """Wait for a send; return how many of its messages are done: sent or dead-lettered.
+
+        Fewer than all means that the destination failed.
+        """
         carried.sends += 1
         began = time.monotonic()
         try:
@@ -303,7 +341,7 @@ class Carrier:
         except _REFUSED_FOR_GOOD as error:
             return self._put_aside(destination, run, error, carried)
         except QuotaExceededError as error:
-            if len(run) > 1:  # a part may fit
+            if len(run) > 1:  # a part of the run may fit
                 return self._send_halves(destination, run, carried)
             carried.failures[destination] = failure_of(error)
             return 0
@@ -318,16 +356,16 @@ class Carrier:
     def _put_aside(
         self, destination: str, run: Run, error: MessagingError, carried: Carried
     ) -> int:
-        """Find out which messages a refusal means, by halves, and put those aside."""
-        whole = not isinstance(error, _OF_A_MESSAGE)  # it is about the destination
-        if whole or len(run) == 1:
+        """Mark the refused messages as poison; halve the run to find them if need be."""
+        is_about_destination = not isinstance(error, _OF_A_MESSAGE)
+        if is_about_destination or len(run) == 1:
             why = f"{destination} on the primary refused it: {error.text}"
             carried.poison += [(number, why) for number in run.numbers.tolist()]
             return len(run)
         return self._send_halves(destination, run, carried)
 
     def _send_halves(self, destination: str, run: Run, carried: Carried) -> int:
-        """Send a run that was refused as a whole in two parts; return how many are done with."""
+        """Send a refused run in two parts; return how many of its messages are done."""
         middle = len(run) // 2
         done = 0
         for half in (run.slice(0, middle), run.slice(middle, len(run))):
@@ -335,16 +373,20 @@ class Carrier:
             deadline = time.monotonic() + _TIMEOUT_S
             done += self._finish(destination, half, reply, carried, deadline)
             if done != middle and half.numbers[0] == run.numbers[0]:
-                break  # in order or not at all
+                break  # the second half must not overtake the first
         return done
 
 
 def write_transfers(transfers: TransferLedger) -> None:
-    """Write a ledger; whatever goes wrong there stops no syphon."""
+    """Write the ledger of transfers; an error there must not stop the syphon."""
     try:
         transfers.write()
-    except Exception as error:  # noqa: BLE001 - see above; what was noted is kept for later
-        _log.warning("the ledger of transfers cannot be written: %s", error)
+    except Exception as error:  # noqa: BLE001 - see above; the rows are kept for the next write
+        _log.warning(
+            "the ledger of transfers cannot be written: %s. The syphon goes on, and writes the "
+            "rows with the next batch",
+            error,
+        )
 
 
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:
@@ -354,8 +396,16 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
         raise
     except TimeoutError:
         raise OperationTimeoutError(
-            f"no answer within {_TIMEOUT_S:.0f} s; whether the work was done is unknown"
+            "no answer in time; whether the work was done is unknown"
         ) from None
+
+
+def _with_small_first(runs: list[Run]) -> list[Run]:
+    """Return runs of which the first is small."""
+    first, *rest = runs
+    if len(first) <= TRIAL_MESSAGES:
+        return runs
+    return [first.slice(0, TRIAL_MESSAGES), first.slice(TRIAL_MESSAGES, len(first)), *rest]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:
@@ -364,25 +414,25 @@ def _numbers(batch: pa.RecordBatch) -> Int64s:
 
 
 def _by_destination(found: Restored) -> Mapping[str, Int64s]:
-    """Return the rows of each destination, in order, without those that are faulty."""
+    """Return the rows of each destination, in order; rows with faults are left out."""
     encoded = found.paths.dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)
     if found.faults:
         codes[list(found.faults)] = -1
-    names: dict[str, str] = {}  # one destination may be spelt in several ways
+    names: dict[str, str] = {}  # canonical name -> first spelling; messages may differ in case
     rows: dict[str, list[Int64s]] = {}
     for code, path in enumerate(encoded.dictionary.to_pylist()):
         name = names.setdefault(canonical(path), path)
         rows.setdefault(name, []).append(np.flatnonzero(codes == code))
-    merged = {name: np.sort(np.concatenate(held)) for name, held in rows.items()}
-    return {name: held for name, held in merged.items() if len(held)}
+    merged = {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
+    return {name: own_rows for name, own_rows in merged.items() if len(own_rows)}
 
 
 def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
-    """Give the rows of a destination in order, in runs of one sender."""
-    whole = len(rows) == found.batch.num_rows
+    """Yield the rows of a destination in order, as runs of one sender each."""
+    is_all = len(rows) == found.batch.num_rows
     at = pa.array(rows)
-    batch = found.batch if whole else found.batch.take(at)
+    batch = found.batch if is_all else found.batch.take(at)
     senders, sent_as = found.senders.take(at), found.numbers.take(at)
     run = Run(batch, numbers[rows], None, sent_as)
     if senders.null_count == len(senders):

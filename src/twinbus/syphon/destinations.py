@@ -1,10 +1,11 @@
-"""Which destinations of the primary are tried, and when those that failed are tried again.
+"""Decides when the syphon retries a destination that failed. Pure: `now` is an argument.
 
-    flowing --failure--> waiting until `due` --its time comes--> on trial --success--> flowing
-                            ^                                       |
-                            +---------- failure: a longer pause ----+
+    flowing --failure--> waiting until `due` --due time reached--> on trial --success--> flowing
+                            ^                                         |
+                            +----------- failure: a longer pause -----+
 
-One queue tries for all while a destination is on trial; the others pass it over.
+While a destination is on trial, one backlog queue sends to it and the other queues skip it. The
+planner calls this under its lock.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from twinbus.backoff import Backoff
 from twinbus.limits import RETRY_GROWTH, SECOND_US, SERVER_BUSY_RETRY_S
 from twinbus.syphon.carrier import Failure, canonical
 
-_BUSY = "ServerBusy"  # it said itself how long to wait
+_BUSY = "ServerBusy"  # a busy namespace must not be asked again for 10 seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,14 @@ class Trouble:
     """A destination that failed."""
 
     destination: str
-    failure: Failure  # the last one
-    since: int
-    failures: int
-    due: int  # when it is tried again
+    failure: Failure  # the last failure
+    since: int  # when the first failure happened
+    failures: int  # in a row
+    due: int  # when it may be retried
 
 
 class Destinations:
-    """The destinations that are not flowing; the others need no memory."""
+    """The destinations of one syphon; keeps only those that failed."""
 
     def __init__(self, retry_us: int, max_retry_us: int) -> None:
         longest_us = max(min(retry_us * RETRY_GROWTH, max_retry_us), retry_us)
@@ -36,7 +37,7 @@ class Destinations:
         self._troubles: dict[str, Trouble] = {}
 
     def failed(self, destination: str, failure: Failure, now: int) -> Trouble:
-        """Note a failure; return until when the destination is left alone."""
+        """Record a failure; return the trouble with the time of the next try."""
         before = self._troubles.get(canonical(destination))
         failures = before.failures + 1 if before else 1
         pause = self._backoff.pause_us(failures)
@@ -48,17 +49,17 @@ class Destinations:
         return trouble
 
     def flows(self, destination: str) -> bool:
-        """Note a success; return whether it ended a trouble."""
+        """Record a success; return whether the destination had failed before."""
         return self._troubles.pop(canonical(destination), None) is not None
 
     def waiting(self, now: int) -> set[str]:
-        """Return those that are left alone for now."""
+        """Return the destinations that must not be tried yet."""
         return {name for name, trouble in self._troubles.items() if trouble.due > now}
 
     def on_trial(self, now: int) -> set[str]:
-        """Return those that failed and may be tried again."""
+        """Return the destinations that failed and may be tried again."""
         return {name for name, trouble in self._troubles.items() if trouble.due <= now}
 
     def troubles(self) -> list[Trouble]:
-        """Return those that are not flowing."""
+        """Return all destinations that failed and have not succeeded since."""
         return list(self._troubles.values())

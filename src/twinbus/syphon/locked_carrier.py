@@ -1,18 +1,16 @@
-"""Carries messages of a backlog queue home under lock, where the secondary has no ranges.
+"""Carries messages of a backlog queue home under lock, for a secondary without ranges.
 
     secondary --Receive--> restored --by destination--> Send with its origin --> primary
               <--Settle--- complete what is home, dead-letter poison, release the rest
 
-One visit receives until the queue is empty or a bound is reached. The next messages are received
-while some are sent. A message leaves the queue only after the primary has it. Messages of a failing
-destination stay locked until the visit ends, so that those behind them are reached; then the visit
-releases them in their order.
+A visit receives until the queue is empty or a bound is reached. A message leaves the queue only
+after the primary has accepted it. Messages of a failing destination stay locked until the visit
+ends, so that the visit reaches those behind them; then it releases them in order.
 
-A visit that is killed leaves its messages locked. The queue delivers them again when the locks have
-expired, and the planner waits for that, or later messages would overtake them. A Twinbus primary
-recognises those that it took before by their origin: the creation of the backlog queue and their
-sequence numbers, or the numbers of their sender where the queue has none. Any other primary may
-enqueue them twice.
+A killed visit leaves its messages locked. The planner waits until the locks have expired, or later
+messages would overtake these. A Twinbus primary recognises by their origin the messages that it has
+already accepted: the creation time of the queue with the sequence numbers, or the sender's numbers
+if the queue has none. Any other primary may enqueue them twice. One thread runs a visit.
 """
 
 import logging
@@ -60,26 +58,26 @@ _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 
 
 def queue_origin(secondary: Namespace, queue: str) -> tuple[str, int]:
-    """Return the name of a backlog queue as an origin, and how many messages it has.
+    """Return the origin name of a backlog queue, and how many messages the queue has.
 
-    The creation time tells a queue from a later one of the same path, which numbers its messages
-    from the start again. The name is empty where the engine does not number messages.
+    The name contains the creation time, because a queue that is deleted and created again starts
+    its sequence numbers again. The name is empty if the engine does not number messages.
     """
-    seen = secondary.ask(GetRuntimeProperties(queue), SETTLE_TIMEOUT_S)
+    properties = secondary.ask(GetRuntimeProperties(queue), SETTLE_TIMEOUT_S)
     if Capability.SEQUENCE_NUMBERS not in secondary.capabilities:
-        return "", seen.active_message_count
-    born = moment_us(seen.created_at_utc)
-    return f"{canonical(queue)}#created.{born}", seen.active_message_count
+        return "", properties.active_message_count
+    created = moment_us(properties.created_at_utc)
+    return f"{canonical(queue)}#created.{created}", properties.active_message_count
 
 
 class LockedCarrier:
-    """Visits backlog queues; used by one thread."""
+    """Visits backlog queues. Not thread-safe."""
 
     def __init__(self, carrier: Carrier, secondary: Namespace, max_messages: int) -> None:
         self._carrier = carrier
         self._secondary = secondary
-        self._max_messages = max_messages  # of one visit
-        self.is_repeated = False  # an earlier run of the task may have left messages locked
+        self._max_messages = max_messages  # per visit
+        self.is_repeated = False  # True: an earlier run of the task may have left messages locked
         self.transfers = carrier.transfers
 
     def carry(
@@ -87,9 +85,9 @@ class LockedCarrier:
         queue: str,
         ranges: Sequence[Range],
         held_back: Iterable[str] = (),
-        on_trial: Mapping[str, int] = NO_TRIALS,  # noqa: ARG002 - the planner holds those back
+        on_trial: Mapping[str, int] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
     ) -> list[Carried]:
-        """Visit a queue; the one range says only what the queue is called as an origin."""
+        """Visit a queue; of the single range only the origin of the queue is used."""
         [visited] = ranges
         if self.is_repeated:
             return [Carried(queue, visited, is_settled=True, unread=INTERRUPTED)]
@@ -113,19 +111,19 @@ class _LockedVisit:
         self._carrier = carrier
         self._secondary = secondary
         self._queue = queue
-        self._blocked = blocked  # destinations that are passed over
-        self._held: list[pa.Array] = []  # lock tokens of messages that stay
+        self._blocked = blocked  # destinations to skip
+        self._locked: list[pa.Array] = []  # lock tokens of messages that stay in the queue
         self._settling: list[Future[None]] = []
         self._received = 0
 
     def run(self, max_messages: int) -> None:
         """Receive, send and settle until the queue is empty or a bound is reached."""
         deadline = time.monotonic() + VISIT_S
-        coming: Future[pa.RecordBatch] | None = self._receive()
+        pending: Future[pa.RecordBatch] | None = self._receive()
         try:
-            while coming is not None:
-                batch = self._reply(coming)
-                coming = None
+            while pending is not None:
+                batch = self._reply(pending)
+                pending = None
                 if not batch.num_rows:
                     self.carried.is_drained = True
                     break
@@ -133,15 +131,15 @@ class _LockedVisit:
                     self._check_origin(batch)
                 self._received += batch.num_rows
                 is_over = self._received >= max_messages or time.monotonic() > deadline
-                if not is_over and sum(map(len, self._held)) < MAX_VISIT_HELD:
-                    coming = self._receive()
+                if not is_over and sum(map(len, self._locked)) < MAX_VISIT_HELD:
+                    pending = self._receive()
                 self._deliver(batch)
         except MessagingError as error:
             self.carried.unread = failure_of(error)
         finally:
-            if coming is not None:
-                coming.add_done_callback(self._give_back)
-            for tokens in self._held:
+            if pending is not None:
+                pending.add_done_callback(self._release_late)
+            for tokens in self._locked:
                 self._settle(tokens, Disposition.RELEASE)
             self._await_settlements()
 
@@ -149,12 +147,12 @@ class _LockedVisit:
         command = Receive(self._queue, VISIT_RECEIVE_MESSAGES, max_bytes=CARRIED_BYTES)
         return self._secondary.submit(command)
 
-    def _reply(self, coming: "Future[pa.RecordBatch]") -> pa.RecordBatch:
+    def _reply(self, pending: "Future[pa.RecordBatch]") -> pa.RecordBatch:
         began = time.monotonic()
         try:
-            return coming.result(_TIMEOUT_S)
+            return pending.result(_TIMEOUT_S)
         except TimeoutError:
-            coming.add_done_callback(self._give_back)
+            pending.add_done_callback(self._release_late)
             raise OperationTimeoutError(
                 f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s"
             ) from None
@@ -162,20 +160,23 @@ class _LockedVisit:
             self.carried.reading_s += time.monotonic() - began
 
     def _check_origin(self, batch: pa.RecordBatch) -> None:
-        """Refuse messages of a queue that was deleted and created anew since the planner looked."""
+        """Raise if the queue was deleted and created again after the planner read its origin."""
         if not self.carried.range.origin:
             return
         origin, _ = queue_origin(self._secondary, self._queue)
         if origin != self.carried.range.origin:
-            self._held.append(batch.column("lock_token"))
-            raise StaleEpochError(f"{self._queue} was deleted and created anew")
+            self._locked.append(batch.column("lock_token"))
+            raise StaleEpochError(
+                f"the backlog queue {self._queue} was deleted and created again during the visit; "
+                "the next visit carries its messages"
+            )
 
     # -- messages ----------------------------------------------------------------------------------
 
     def _deliver(self, batch: pa.RecordBatch) -> None:
         """Send messages home, and settle them."""
         is_ping = pc.equal(batch.column("content_type"), PING_CONTENT_TYPE).fill_null(False)
-        if pc.any(is_ping).as_py():  # the engine did not know what a ping is
+        if pc.any(is_ping).as_py():  # an engine that does not know pings has stored one
             self._settle(batch.filter(is_ping).column("lock_token"), Disposition.COMPLETE)
             batch = batch.filter(pc.invert(is_ping))
         if not batch.num_rows:
@@ -189,7 +190,7 @@ class _LockedVisit:
             self.carried.merge(piece)
 
     def _numbers(self, batch: pa.RecordBatch) -> Int64s:
-        """Return a number for each message: its own, or its position in the visit."""
+        """Return a number for each message: its sequence number, or its position in the visit."""
         if self.carried.range.origin:
             numbers: Int64s = batch.column("sequence_number").to_numpy()
             return numbers
@@ -208,7 +209,7 @@ class _LockedVisit:
             self._carrier.write_transfers()  # before anything is settled
 
     def _settle_piece(self, batch: pa.RecordBatch, numbers: Int64s, piece: Carried) -> None:
-        """Complete what is home, put poison aside, and keep the rest locked."""
+        """Complete accepted messages, dead-letter poison, and keep the rest locked."""
         tokens = batch.column("lock_token")
         is_home = Intervals(sorted(piece.completed)).contains(numbers)
         if is_home.any():
@@ -224,12 +225,16 @@ class _LockedVisit:
         oldest = enqueued.filter(pa.array(stays)) if stays.any() else enqueued
         self._note_oldest(oldest)
         if stays.any():
-            self._held.append(tokens.filter(pa.array(stays)))
+            self._locked.append(tokens.filter(pa.array(stays)))
 
     def _note_oldest(self, enqueued: pa.Array) -> None:
-        """Note since when messages wait: those that stay, or those behind the last received."""
+        """Record when the oldest waiting message was diverted.
+
+        That is the oldest message that stays. If none stays, the messages behind the last received
+        batch are not older than that batch.
+        """
         oldest = pc.min(enqueued).as_py()
-        if oldest is not None and not (self._held and self.carried.oldest_us is not None):
+        if oldest is not None and not (self._locked and self.carried.oldest_us is not None):
             self.carried.oldest_us = moment_us(oldest)
 
     # -- settling ----------------------------------------------------------------------------------
@@ -242,20 +247,20 @@ class _LockedVisit:
         self._settling.append(self._secondary.submit(command))
 
     def _await_settlements(self) -> None:
-        """Wait for settlements; messages whose settlement fails are delivered again."""
+        """Wait for the settlements; if one fails, the queue delivers its messages again."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         for settling in self._settling:
             try:
                 settling.result(max(deadline - time.monotonic(), 0.0))
             except (MessagingError, TimeoutError) as error:
                 _log.warning(
-                    "messages of %s could not be settled and will be delivered again: %s",
+                    "messages of %s could not be settled, so the queue delivers them again: %s",
                     self._queue,
-                    str(error) or "no answer in time",
+                    str(error) or "no reply in time",
                 )
 
-    def _give_back(self, received: "Future[pa.RecordBatch]") -> None:
-        """Release messages that came after the visit had given up; comes in any thread."""
+    def _release_late(self, received: "Future[pa.RecordBatch]") -> None:
+        """Release messages that arrived after the visit had stopped; called in any thread."""
         with suppress(Exception):  # the receive failed: nothing is locked
             batch = received.result()
             if batch.num_rows:

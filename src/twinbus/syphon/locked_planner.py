@@ -1,9 +1,12 @@
-"""Plans the syphon's batches where the secondary has no ranges: which backlog queues to visit.
+"""Plans the syphon's batches for a secondary without ranges: which backlog queues to visit.
 
-Lives in the process of the streaming source, on the driver, like the planner of ranges. An idle
-queue is asked for one message by one long poll, so that it costs one operation per poll and a new
-message is noticed at once. The planner releases that message again: a worker receives it and what
-follows. While a queue is visited, nobody polls it: a polled message would be overtaken.
+The planner runs in the process of Spark's streaming source, on the driver. It asks an idle queue
+for one message with one long poll, so that an idle queue costs one operation per poll and the
+planner notices a new message at once. The planner releases that message, and a worker receives it
+together with those behind it. The planner does not poll a queue while a worker visits it: other
+messages would overtake the polled one.
+
+Spark calls `next_tasks` from one thread; replies arrive on other threads.
 """
 
 import logging
@@ -52,23 +55,25 @@ class LockedPlanner:
         retry_us = to_us(settings.retry_interval)
         self._destinations = Destinations(retry_us, to_us(MAX_RETRY_INTERVAL))
         self._visits = Visits(settings.queues, self._destinations, retry_us)
-        self._visitors = settings.ranges_per_queue  # more than one give up the order of messages
+        self._visitors = settings.ranges_per_queue  # above 1 the order of messages is not kept
         self._tally = Tally(desk, clock)
-        self._lock = threading.RLock()  # around what is below; a reply may come while one asks
-        self._polls: dict[str, Future[pa.RecordBatch]] = {}  # of idle queues
-        self._unreadable: set[str] = set()  # queues whose last question failed
+        # Guards the visits and the fields below. Reentrant: a submit under the lock may deliver
+        # the reply to an earlier poll in the same thread.
+        self._lock = threading.RLock()
+        self._polls: dict[str, Future[pa.RecordBatch]] = {}  # in flight, by idle queue
+        self._unreadable: set[str] = set()  # queues whose last request failed
         self._wakeup = Wakeup()
         self._is_closed = False
-        self._has_looked = False  # at every queue, for `once`
-        self._rest({task.queue for task in desk.take_tasks()})  # of a batch that was killed
+        self._has_looked = False  # `once` has made every queue ready
+        self._rest({task.queue for task in desk.take_tasks()})  # the tasks of a killed batch
 
     def _rest(self, queues: Iterable[str]) -> None:
-        """Leave queues alone until the locks of killed visits have expired.
+        """Pause queues until the locks of killed visits have expired.
 
-        The desk remembers them: this planner may be killed, too.
+        They are stored at the desk, because this planner may be killed as well.
         """
         now, wall = self._clock.now_us(), self._clock.wall_us()
-        latest = wall + to_us(DEFAULT_LOCK_DURATION)  # whatever became of the wall clock meanwhile
+        latest = wall + to_us(DEFAULT_LOCK_DURATION)  # a bound in case the wall clock was set
         known = self._desk.interrupted().items()
         resting = {path: min(until, latest) for path, until in known if until > wall}
         resting |= dict.fromkeys(queues, latest)
@@ -79,9 +84,9 @@ class LockedPlanner:
     # -- batches -----------------------------------------------------------------------------------
 
     def next_tasks(self, patience_s: float, *, once: bool = False) -> list[Task]:
-        """Return what the next batch visits; empty: nothing came while it waited.
+        """Return the tasks of the next batch; empty if no message arrived within `patience_s`.
 
-        `once` visits every queue until it is empty, and does not try again what failed.
+        `once` visits every queue until it is empty, and does not retry what failed.
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
@@ -110,10 +115,10 @@ class LockedPlanner:
             if tasks or left_s <= 0:
                 return tasks
             if self._wakeup.wait(self._pause_s(left_s)):
-                time.sleep(min(POLL_GATHER_S, left_s))  # what is diverted together comes together
+                time.sleep(min(POLL_GATHER_S, left_s))  # let more messages of the same burst arrive
 
     def _tasks_at_once(self) -> list[Task]:
-        """Return what is there; a queue that cannot be read is tried a few times."""
+        """Return tasks for all ready queues; retry a queue that cannot be read a few times."""
         for _ in range(POLL_TRIES):
             tasks = self._ready_tasks()
             if tasks or not self._unreadable:
@@ -124,7 +129,7 @@ class LockedPlanner:
         return tasks
 
     def _pause_s(self, left_s: float) -> float:
-        """Return how long there is nothing to do unless a message arrives."""
+        """Return how long to wait for a message: until the next pause ends, at most `left_s`."""
         with self._lock:
             due = self._visits.next_due()
         if due is None:
@@ -132,7 +137,7 @@ class LockedPlanner:
         return min(left_s, max((due - self._clock.now_us()) / SECOND_US, POLL_GATHER_S))
 
     def _ready_tasks(self) -> list[Task]:
-        """Return the tasks of the queues to be visited; without the lock: replies need it."""
+        """Return the tasks for all ready queues. The caller must not hold the lock."""
         origins: dict[str, str] = {}
         for path in self._visits.ready_queues:
             try:
@@ -153,7 +158,7 @@ class LockedPlanner:
         ]
 
     def _finish_batch(self) -> None:
-        """Learn what the last batch came to."""
+        """Read the outcomes of the last batch, and update the visits and the tally."""
         outcomes = self._desk.take_outcomes()
         with self._lock:
             learned = self._visits.absorb(outcomes, self._clock.now_us())
@@ -161,7 +166,7 @@ class LockedPlanner:
                 return
             self._tally.add(outcomes)
             self._tally.note(learned.new_troubles, learned.ended_troubles, outcomes)
-            unread = {one.queue: one.unread for one in outcomes if one.unread is not None}
+            unread = {c.queue: c.unread for c in outcomes if c.unread is not None}
             self._rest(queue for queue, why in unread.items() if why == INTERRUPTED)
             for queue, why in unread.items():
                 self._note_unreadable(queue, why.text)
@@ -170,7 +175,7 @@ class LockedPlanner:
     # -- polls of idle queues ----------------------------------------------------------------------
 
     def _poll_idle(self) -> "Sequence[Future[pa.RecordBatch]]":
-        """Ask every idle queue that is not being asked for one message."""
+        """Poll every idle queue that has no poll in flight for one message."""
         with self._lock:
             wanted = [path for path in self._visits.idle if path not in self._polls]
             for path in wanted:
@@ -181,7 +186,7 @@ class LockedPlanner:
         return asked
 
     def _on_polled(self, path: str, reply: "Future[pa.RecordBatch]") -> None:
-        """Take the reply of a poll; comes in any thread."""
+        """Handle the reply to a poll; called in any thread."""
         error = reply.exception()
         batch = None if error is not None else reply.result()
         if batch is not None and batch.num_rows:
@@ -197,7 +202,7 @@ class LockedPlanner:
         self._wakeup.send()
 
     def _on_released(self, path: str, _: "Future[None]") -> None:
-        """Have a queue visited: its message is available again, or will be when its lock ends."""
+        """Make a queue ready: its message is available again, or will be when its lock expires."""
         with self._lock:
             self._polls.pop(path, None)
             self._unreadable.discard(path)
@@ -205,18 +210,20 @@ class LockedPlanner:
         self._wakeup.send()
 
     def _note_unreadable(self, path: str, why: object) -> None:
-        """Have the application log that a queue cannot be read, once until it can."""
+        """Add a note that a queue cannot be read, unless there is one since it last could."""
         with self._lock:
             if path in self._unreadable:
                 return
             self._unreadable.add(path)
         hint = ""
         if isinstance(why, UnauthorizedError):
-            hint = " (its key needs Listen and Manage on the secondary)"
-        self._desk.note(logging.WARNING, f"{path} cannot be read: {why}{hint}; trying again")
+            hint = " (the syphon's key needs Listen and Manage on the secondary)"
+        self._desk.note(
+            logging.WARNING, f"{path} cannot be read: {why}{hint}. The syphon tries again"
+        )
 
     def close(self) -> None:
-        """Report failed polls no longer; what a poll still brings is released."""
+        """Stop reporting failed polls; messages of polls in flight are still released."""
         self._is_closed = True
 
     # -- numbers -----------------------------------------------------------------------------------

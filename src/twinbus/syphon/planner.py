@@ -1,9 +1,12 @@
-"""Plans the syphon's batches: leases ranges of the backlog queues, and keeps the leases alive.
+"""Plans the syphon's batches: leases ranges of the backlog queues, and renews the leases.
 
-Lives in the process of the streaming source, on the driver. Every backlog queue is asked for its
-next range by one long poll, so that an idle backlog costs one operation per queue and poll, and a
-message that comes is known at once. What is granted while a batch is under way is given back: it
-would wait here, while another syphon could carry it.
+The planner runs in the process of Spark's streaming source, on the driver. It asks every backlog
+queue for its next range with one long poll, so that an idle queue costs one operation per poll and
+the planner gets a new message at once. The planner releases a range that is granted while a batch
+runs: another syphon may carry that range now, and this one could not.
+
+Spark calls `next_tasks` from one thread. Replies arrive on other threads, and one more thread
+renews the leases; the lock protects the book.
 """
 
 import logging
@@ -42,15 +45,15 @@ from twinbus.wakeup import Wakeup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """How a syphon goes about it."""
+    """The settings of a planner."""
 
-    owner: str
+    owner: str  # the name of this syphon as the owner of leases
     queues: tuple[str, ...]
     retry_interval: timedelta
     lease: timedelta = SYPHON_LEASE
     range_messages: int = RANGE_MESSAGES
-    ranges_per_queue: int = 1  # in one batch; more of them give up the order of a client's messages
-    extra_queues: tuple[str, ...] = ()  # of the queues: only diverted messages are taken from them
+    ranges_per_queue: int = 1  # per batch; above 1 the order of a client's messages is not kept
+    extra_queues: tuple[str, ...] = ()  # part of `queues`; only diverted messages leave them
 
 
 class Planner:
@@ -69,29 +72,31 @@ class Planner:
         self._poll_backoff = Backoff(retry_us, longest_us)
         self._destinations = destinations
         self._book = Book(settings.queues, destinations, retry_us, 4 * to_us(settings.lease))
-        self._lock = threading.RLock()  # around what is below; a reply may come while one asks
-        self._polls: set[str] = set()  # queues that are being asked
-        self._pauses: dict[str, tuple[int, int]] = {}  # queue -> failed polls, next one not before
+        # Guards the book and the fields below. Reentrant: a submit under the lock may deliver the
+        # reply to an earlier poll in the same thread.
+        self._lock = threading.RLock()
+        self._polls: set[str] = set()  # queues with a poll in flight
+        self._pauses: dict[str, tuple[int, int]] = {}  # queue -> failed polls, time of the next
         self._granted: deque[tuple[str, RangeLease]] = deque()
         self._is_planning = False
         self._wakeup = Wakeup()
         self._tally = Tally(desk, clock)
-        self._bounds: dict[str, int] = {}  # how many messages of a queue `once` may still take
+        self._bounds: dict[str, int] = {}  # how many messages of a queue `once` may still carry
         self._is_closed = threading.Event()
-        self._has_given_back = False
-        desk.take_tasks()  # of a planner before, whose batch was never committed
+        self._has_released_all = False
+        desk.take_tasks()  # discard the tasks of an earlier planner: its batch was not committed
 
     # -- batches -----------------------------------------------------------------------------------
 
     def next_tasks(self, patience_s: float, *, once: bool = False) -> list[Task]:
-        """Return what the next batch carries; empty: nothing came while it waited.
+        """Return the tasks of the next batch; empty if no message arrived within `patience_s`.
 
-        `once` neither waits for messages nor tries again what failed.
+        `once` neither waits for messages nor retries what failed.
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
-            self._give_back()
-            self._tell(is_stopped=True)
+            self._release_all()
+            self._publish(is_stopped=True)
             return []
         with self._lock:
             self._book.add_queues(self._desk.added_queues())
@@ -101,30 +106,30 @@ class Planner:
             tasks = self._tasks_at_once() if once else self._await_tasks(patience_s)
         finally:
             self._is_planning = False
-        with self._lock:  # granted too late: to be used by others meanwhile
+        with self._lock:  # granted too late for this batch; other syphons may use it
             while self._granted:
                 queue, lease = self._granted.popleft()
                 self._release(queue, lease.epoch)
         if tasks:
             self._desk.put_tasks(tasks)
             self._tally.begin_batch()
-        self._tell()
+        self._publish()
         return tasks
 
     def _await_tasks(self, patience_s: float) -> list[Task]:
         deadline = time.monotonic() + patience_s
         while True:
             asked = self._ask_all(SYPHON_POLL)
-            wait(asked, POLL_GATHER_S)  # where something waits, it is there now
+            wait(asked, POLL_GATHER_S)  # queues that have messages reply within this time
             tasks = self._take()
             left_s = deadline - time.monotonic()
             if tasks or left_s <= 0:
                 return tasks
             if self._wakeup.wait(self._pause_s(left_s)) and self._granted:
-                time.sleep(min(POLL_GATHER_S, left_s))  # what is diverted together comes together
+                time.sleep(min(POLL_GATHER_S, left_s))  # let more messages of the same burst arrive
 
     def _tasks_at_once(self) -> list[Task]:
-        """Return what is there, up to what was there at the first look."""
+        """Return tasks for the messages that were in the queues at the first call, at most."""
         for _ in range(POLL_TRIES):
             wait(self._ask_all(timedelta(0)), POLL_GRACE_S)
             self._bound()
@@ -133,12 +138,12 @@ class Planner:
                 break
             time.sleep(self._pause_s(POLL_GRACE_S))
         if not tasks:
-            self._look_what_is_left()
-            self._give_back()
+            self._count_remaining()
+            self._release_all()
         return tasks
 
     def _bound(self) -> None:
-        """Note how much of each queue is still to be taken."""
+        """Record how many messages of each queue `once` may still carry."""
         granted = dict(self._granted)
         for queue in self._book.queues:
             lease = granted.get(queue)
@@ -148,18 +153,18 @@ class Planner:
             elif queue not in self._pauses:
                 self._bounds[queue] = 0
 
-    def _look_what_is_left(self) -> None:
-        """Find messages that others hold or that came late: it must not look as if none were."""
+    def _count_remaining(self) -> None:
+        """Find out whether messages remain, leased by others or new: report them as waiting."""
         for queue in self._book.queues:
             try:
                 left = self._secondary.ask(Peek(queue, 0, 1), POLL_GRACE_S).num_rows
             except MessagingError:
-                left = 1  # who knows
+                left = 1  # report an unreadable queue as not empty
             with self._lock:
                 self._book.see_behind(queue, left)
 
     def _take(self, *, fresh_only: bool = False) -> list[Task]:
-        """Take in what was granted, and return what there is to carry."""
+        """Add the granted ranges to the book, and return the tasks of the next batch."""
         while self._granted:
             self._take_in(*self._granted.popleft())
         with self._lock:
@@ -170,7 +175,7 @@ class Planner:
             return self._book.tasks(now, split=split, fresh_only=fresh_only)
 
     def _take_in(self, queue: str, lease: RangeLease) -> None:
-        """Put a range into the book, and those behind it where a queue may be split."""
+        """Add a range to the book; with `ranges_per_queue` above 1, lease those behind it, too."""
         missing = self._settings.ranges_per_queue
         more: RangeLease | None = lease
         while more is not None:
@@ -182,23 +187,24 @@ class Planner:
             missing -= 1
             left, more = more.left_behind, None
             if missing and left and self._bounds.get(queue, 1) > 0:
-                with suppress(MessagingError):  # without the lock: replies need it
+                with suppress(MessagingError):  # outside the lock, because replies need it
                     more = self._secondary.ask(request, POLL_GRACE_S)
             if more is not None and queue in self._bounds:
                 self._bounds[queue] -= more.message_count
 
     def _meet(self, lease: RangeLease) -> None:
-        """Reckon with another syphon whose lease was in the way; a lost one of our own is none."""
+        """Record the other syphon that this lease had to wait for; ignore our own lost leases."""
         if lease.waited_for != self._settings.owner:
             self._book.meet(lease.waited_for, self._clock.now_us())
 
     def _merge_crowded(self) -> None:
-        """Make one range of many small ones that wait for destinations.
+        """Merge small ranges that wait for failing destinations.
 
-        Not while a queue is being asked: the question names the leases that may be passed over.
+        A queue with a poll in flight is skipped: the poll names the leases behind which it may
+        lease.
         """
         with self._lock:
-            crowded = [one for one in self._book.crowded() if one[0] not in self._polls]
+            crowded = [entry for entry in self._book.crowded() if entry[0] not in self._polls]
         settings = self._settings
         for queue, ranges in crowded:
             first, last = ranges[0].first, ranges[-1].last
@@ -211,12 +217,12 @@ class Planner:
             with self._lock:
                 if lease is not None and not self._book.merge(queue, ranges, lease):
                     self._release(queue, lease.epoch)
-                elif lease is None:  # theirs may be over
+                elif lease is None:  # the leases of the ranges may have expired
                     for surplus in self._book.lose(queue, ranges[0].epoch):
                         self._release(*surplus)
 
     def _finish_batch(self) -> None:
-        """Learn what the last batch came to."""
+        """Read the outcomes of the last batch, and update the book and the tally."""
         outcomes = self._desk.take_outcomes()
         if not outcomes:
             return
@@ -226,7 +232,7 @@ class Planner:
             for lease in absorbed.surplus:
                 self._release(*lease)
             self._tally.add(outcomes)
-        self._tell()
+        self._publish()
         self._tally.note(absorbed.new_troubles, absorbed.ended_troubles, outcomes)
 
     # -- leases ------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ class Planner:
         )
 
     def _ask_all(self, patience: timedelta) -> "list[Future[RangeLease | None]]":
-        """Ask every queue for its next range that is not being asked, and has not answered."""
+        """Poll every queue that has room for a range, no poll in flight and no unread grant."""
         with self._lock:
             now = self._clock.now_us()
             busy = self._polls | {queue for queue, _ in self._granted}
@@ -264,7 +270,7 @@ class Planner:
         return replies
 
     def _on_reply(self, queue: str, reply: "Future[RangeLease | None]") -> None:
-        """Take a reply; comes in any thread."""
+        """Handle the reply to a poll; called in any thread."""
         error = reply.exception()
         with self._lock:
             self._polls.discard(queue)
@@ -282,15 +288,17 @@ class Planner:
         self._wakeup.send()
 
     def _pause(self, queue: str, error: BaseException, now: int) -> None:
-        """Leave a queue alone that cannot be asked."""
+        """Back off from a queue whose poll failed."""
         failures, _ = self._pauses.get(queue, (0, 0))
         pause = self._poll_backoff.pause_us(failures + 1)
         self._pauses[queue] = (failures + 1, now + pause)
         if not failures:
-            self._desk.note(logging.WARNING, f"{queue} cannot be read: {error}; trying again")
+            self._desk.note(
+                logging.WARNING, f"{queue} cannot be read: {error}. The syphon tries again"
+            )
 
     def _pause_s(self, left_s: float) -> float:
-        """Return how long there is nothing to do unless something is granted."""
+        """Return how long to wait for a grant: until a retry is due, at most `left_s`."""
         with self._lock:
             now = self._clock.now_us()
             due = [when for _, when in self._pauses.values() if when > now]
@@ -299,10 +307,10 @@ class Planner:
         return min([left_s, *(max((when - now) / SECOND_US, POLL_GATHER_S) for when in due)])
 
     def _release(self, queue: str, epoch: int) -> None:
-        self._secondary.submit(ReleaseRange(queue, epoch))  # else it lapses
+        self._secondary.submit(ReleaseRange(queue, epoch))  # if this fails, the lease expires
 
     def keep_leases(self) -> None:
-        """Renew every lease at hand; those that are over are forgotten."""
+        """Renew every lease, and drop those that have expired."""
         with self._lock:
             leases = self._book.leases()
         duration = self._settings.lease
@@ -317,7 +325,7 @@ class Planner:
                     self._release(*lease)
 
     def start_keeping(self) -> None:
-        """Keep the leases from now on, in a thread."""
+        """Start a thread that renews the leases until the planner is closed."""
         pause_s = self._settings.lease.total_seconds() / 3
 
         def keep() -> None:
@@ -327,23 +335,23 @@ class Planner:
         threading.Thread(target=keep, name="twinbus-syphon-leases", daemon=True).start()
 
     def close(self) -> None:
-        """Give everything back, and stop keeping it."""
+        """Release every lease, and stop renewing."""
         self._is_closed.set()
-        self._give_back()
+        self._release_all()
 
-    def _give_back(self) -> None:
-        """Let others have what is at hand, once: Spark may leave no time for it later."""
-        if self._has_given_back:
+    def _release_all(self) -> None:
+        """Release every lease. Only the first call does: Spark may leave no time for `close`."""
+        if self._has_released_all:
             return
-        self._has_given_back = True
+        self._has_released_all = True
         with self._lock:
             leases = self._book.leases()
         wait([self._secondary.submit(ReleaseRange(*lease)) for lease in leases], POLL_GRACE_S)
 
     # -- numbers -----------------------------------------------------------------------------------
 
-    def _tell(self, **changes: Any) -> None:
-        """Publish how far it is."""
+    def _publish(self, **changes: Any) -> None:
+        """Publish the progress at the desk."""
         with self._lock:
             book = self._book
             troubles = self._destinations.troubles()

@@ -1,9 +1,9 @@
 """Finds backlog queues that a pairing creates after a syphon has started.
 
-A syphon that starts before or during the first pairing sees only some of the backlog queues. While
-some are missing it lists the queues of the secondary again: soon at first, and later once per idle
-poll, which is less than the poll of a missing queue would cost. When all of them are known it lists
-no more. The caller passes the time in; one thread calls.
+A syphon that starts before or during the first pairing finds only some of the backlog queues. While
+some are missing, the syphon lists the queues of the secondary again: soon at first, later once per
+idle poll, which costs less than polling a missing queue. When all queues are known, the syphon
+stops listing. The caller passes the time in, and calls from one thread.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ class QueueWatch:
         self._known = {path.lower() for path in known}
         self._wanted = wanted
         self._find = find
-        self._looks_in_vain = 0
+        self._fruitless_looks = 0
         self._due_s: float | None = None  # the first call sets it
 
     @property
@@ -38,14 +38,14 @@ class QueueWatch:
             self._due_s = now_s + self._pause_s()
         if self.is_complete or now_s < self._due_s:
             return []
-        self._looks_in_vain += 1
+        self._fruitless_looks += 1
         self._due_s = now_s + self._pause_s()  # also when the secondary cannot be reached
         found = [path for path in self._find() if path.lower() not in self._known]
         if found:
             self._known.update(path.lower() for path in found)
-            self._looks_in_vain = 0
+            self._fruitless_looks = 0
             self._due_s = now_s + self._pause_s()
         return found
 
     def _pause_s(self) -> float:
-        return _BACKOFF.pause_us(self._looks_in_vain + 1) / SECOND_US
+        return _BACKOFF.pause_us(self._fruitless_looks + 1) / SECOND_US

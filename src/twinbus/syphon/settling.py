@@ -1,4 +1,8 @@
-"""Settling what was carried: what is home leaves the backlog, what is poison is put aside."""
+"""Builds the commands that settle a carried range. Pure; the driver executes them.
+
+Messages that the primary has accepted are completed in their backlog queue. Messages that cannot be
+brought home are dead-lettered there.
+"""
 
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -18,9 +22,9 @@ T = TypeVar("T")
 
 
 def settlements(carried: Carried, *, release: bool) -> list[SettleRange]:
-    """Return the commands that settle a range: nearly always one.
+    """Return the commands that settle a range; usually one, more if a limit is exceeded.
 
-    `release` gives the lease back with what is left, when everything else is settled.
+    With `release` the last command also releases the lease with the remaining messages.
     """
     completed = list(Intervals(sorted(carried.completed)))
     pieces = list(
@@ -43,7 +47,7 @@ def _slices(items: list[T], most: int) -> list[list[T]]:
 
 
 def _groups(parts: list[DeadLetterPart]) -> list[list[DeadLetterPart]]:
-    """Return parts in groups that one settlement may carry, and one frame."""
+    """Return the parts in groups, each small enough for one settlement and one frame."""
     groups: list[list[DeadLetterPart]] = []
     count = size = 0
     for part in parts:
@@ -62,12 +66,12 @@ def _groups(parts: list[DeadLetterPart]) -> list[list[DeadLetterPart]]:
 
 
 def dead_letter_parts(poison: Iterable[tuple[int, str]]) -> list[DeadLetterPart]:
-    """Return messages to put aside, those with the same fault together."""
+    """Return the messages to dead-letter, grouped by cause."""
     numbers: dict[str, list[int]] = {}
     for number, why in poison:
         numbers.setdefault(why[:MAX_REASON_CHARACTERS], []).append(number)
     return [
         DeadLetterPart(piece, CANNOT_GO_HOME, why)
-        for why, held in numbers.items()
-        for piece in _slices(held, MAX_BATCH_MESSAGES)
+        for why, affected in numbers.items()
+        for piece in _slices(affected, MAX_BATCH_MESSAGES)
     ]

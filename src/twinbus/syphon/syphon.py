@@ -32,6 +32,7 @@ from twinbus.limits import (
     MAX_RANGES_PER_QUEUE,
     MAX_RESTART_PAUSE,
     MAX_RETRY_INTERVAL,
+    MAX_SPARK_STARTS,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
     QUERY_LOOK_S,
@@ -280,14 +281,43 @@ class Syphon(Closable):
     # -- its life ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Pass notes on, and start the query again when Spark gave it up."""
-        try:
-            self._watch_query()
-        except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
-            _log.error("Spark is gone, and the syphon with it: %s", reason_of(trouble))
-            self._error = trouble
+        """Pass notes on, and start the query or Spark again when they gave up."""
+        starts, seen = 0, 0
+        while True:
+            try:
+                self._watch_query()
+                break
+            except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
+                self._error = trouble
+            batches = self.progress.batches
+            starts, seen = (starts + 1 if batches == seen else 1), batches
+            if not self._start_spark_again(starts):
+                reason = reason_of(self._error)
+                _log.error("Spark is gone, and the syphon with it: %s", reason)
+                break
         self._pass_notes_on()
         self._ended.set()
+
+    def _start_spark_again(self, starts: int) -> bool:
+        """Start Spark again after its Java died; False: it is not ours to start, or does not start.
+
+        What the dead one had leased is free when the leases lapse.
+        """
+        assert self._spark is not None
+        if self._once or not self._spark.is_ours or starts > MAX_SPARK_STARTS:
+            return False
+        _log.error("Spark's Java died; it is started again: %s", reason_of(self._error))
+        if self._leaving.wait(_RESTARTS.pause_us(starts) / SECOND_US):
+            return False
+        try:
+            self._spark.abandon()
+            self._spark = BorrowedSession(self._settings.master, self._settings.conf)
+            self._query = self._start_query(self._spark.session)
+            self._error = None
+        except Exception as trouble:  # noqa: BLE001 - as above
+            self._error = trouble
+            return False
+        return True
 
     def _watch_query(self) -> None:
         """Return when the query has ended; raise when Spark is gone."""

@@ -1,7 +1,8 @@
 """The syphon's query, from Spark's side: ranges of backlog queues in, what became of them out.
 
     who calls            where                      what
-    planner process      driver, one per query      initialOffset, latestOffset, partitions, stop
+    planner process      driver, one per query      initialOffset, latestOffset, reportLatestOffset,
+                                                    partitions, stop
     reader task          executors                  read: hands the ranges of a task on as rows
     writer task          executors                  write: carries them home
     committer process    driver                     commit: settles, and tells the planner
@@ -64,6 +65,7 @@ _RANGES = pa.schema(
     ]
 )
 _FOLDERS = ("ledger", "spool")
+REPORTED = ("moved", "dead_lettered", "waiting", "oldest_age_s", "rate", "sends", "batches")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
     "origin string, on_trial map<string, bigint>"
@@ -206,6 +208,16 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not tasks:
             return start
         return {"batch": start["batch"] + 1, "tasks": [task.to_json() for task in tasks]}
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the progress in messages: the rows that Spark counts are ranges.
+
+        Spark shows it as `latestOffset` of the source, as of the planning of its batch.
+        """
+        told = Desk(self._options.folder).progress()[0]
+        moved_bytes = sum(one.moved_bytes for one in told.destinations)
+        figures = {name: getattr(told, name) for name in REPORTED}
+        return {**figures, "moved_bytes": moved_bytes}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return the tasks of a batch; of an old one after a restart, whose leases are over."""

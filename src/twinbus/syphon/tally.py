@@ -1,7 +1,7 @@
-"""Adds up what the batches of a syphon came to, and publishes it for people at the desk.
+"""Adds up the outcomes of a syphon's batches, and publishes the totals at the desk.
 
-The planner of a syphon has one, in its process. It is not safe for use by several threads: the
-planner calls it under its own lock.
+The planner of a syphon has one tally. A tally is not thread-safe: the planner calls it under its
+own lock.
 """
 
 import logging
@@ -19,32 +19,32 @@ from twinbus.syphon.destinations import Trouble
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What waits in the backlog, as far as the planner has seen it."""
+    """The messages that wait in the backlog, as far as the planner knows."""
 
     waiting: int = 0
-    oldest_us: int | None = None  # when the oldest of it was diverted
-    kept: Counter[str] | None = None  # destination -> messages that it does not take now
+    oldest_us: int | None = None  # when the oldest waiting message was diverted
+    kept: Counter[str] | None = None  # failing destination -> messages that wait for it
     troubles: Sequence[Trouble] = ()
 
 
 class Tally:
-    """The numbers of one syphon; after a restart of its planner they go on."""
+    """The totals of one syphon; a restarted planner continues them."""
 
     def __init__(self, desk: Desk, clock: Clock) -> None:
         self._desk = desk
         self._clock = clock
         self._progress = desk.resume()
-        self._moved = {canonical(one.path): one for one in self._progress.destinations}
-        self._recent: deque[tuple[int, int]] = deque()  # (when, moved)
+        self._moved = {canonical(known.path): known for known in self._progress.destinations}
+        self._recent: deque[tuple[int, int]] = deque()  # (end of a batch, messages moved)
 
     def begin_batch(self) -> None:
-        """Count a batch; the rate counts from the first one."""
+        """Count a batch; the first one starts the measurement of the rate."""
         self._progress = replace(self._progress, batches=self._progress.batches + 1)
         if not self._recent:
             self._recent.append((self._clock.now_us(), 0))
 
     def add(self, outcomes: Iterable[Carried]) -> None:
-        """Add what became of the messages of a batch."""
+        """Add the outcomes of a batch to the totals."""
         moved_now = dead = sends = 0
         reading_s = sending_s = 0.0
         for carried in outcomes:
@@ -72,15 +72,15 @@ class Tally:
     def note(
         self, new: Sequence[Trouble], ended: Sequence[str], outcomes: Iterable[Carried]
     ) -> None:
-        """Have the application log which destinations failed or are back, and what was put aside.
+        """Add notes on destinations that failed or recovered, and on dead-lettered messages.
 
-        The notes go out with the next `publish`.
+        The application logs the notes after the next `publish`.
         """
         for trouble in new:
             self._desk.note(
                 logging.WARNING,
-                f"{trouble.destination} does not take its messages: {trouble.failure.text}. "
-                "They wait in the backlog; the others flow",
+                f"{trouble.destination} does not take its messages: {trouble.failure.text}. They "
+                "wait in the backlog, and the syphon tries again; other destinations go on",
             )
         for destination in ended:
             self._desk.note(logging.INFO, f"{destination} takes its messages again")
@@ -89,11 +89,11 @@ class Tally:
                 self._desk.note(
                     logging.WARNING,
                     f"{len(carried.poison)} message(s) of {carried.queue} cannot go home and were "
-                    f"dead-lettered there; the first because {carried.poison[0][1]}",
+                    f"dead-lettered there. Cause of the first: {carried.poison[0][1]}",
                 )
 
     def publish(self, stock: Stock, **changes: Any) -> None:
-        """Leave the numbers at the desk, with what still waits."""
+        """Store the totals and the waiting messages at the desk."""
         now = self._clock.now_us()
         rate = self._rate(now)
         oldest = stock.oldest_us
@@ -110,15 +110,15 @@ class Tally:
         self._desk.put_progress(self._progress)
 
     def _rate(self, now: int) -> float:
-        """Return how many messages a second went home lately."""
+        """Return the messages per second that were moved within the last RATE_WINDOW_US."""
         while self._recent and self._recent[0][0] < now - RATE_WINDOW_US:
             self._recent.popleft()
         span_s = (now - self._recent[0][0]) / SECOND_US if self._recent else 0.0
-        lately = sum(moved for _, moved in list(self._recent)[1:])
-        return lately / span_s if span_s else 0.0
+        moved_in_window = sum(moved for _, moved in list(self._recent)[1:])
+        return moved_in_window / span_s if span_s else 0.0
 
     def _destinations(self, stock: Stock) -> Iterator[DestinationProgress]:
-        troubles = {canonical(one.destination): one for one in stock.troubles}
+        troubles = {canonical(trouble.destination): trouble for trouble in stock.troubles}
         kept = stock.kept or Counter()
         for name in sorted({*self._moved, *troubles, *kept}):
             trouble = troubles.get(name)

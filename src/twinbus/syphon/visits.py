@@ -1,14 +1,15 @@
-"""Which backlog queues the next batch visits, where messages are received under lock. Pure.
+"""Decides which backlog queues the next batch visits, for a secondary without ranges. Pure.
 
     idle --a message arrived--> ready --planned--> visited --queue is empty--> idle
                                   ^                   |
-                                  +---- more waits ---+
+                                  +-- more messages --+
                                   |                   v failed, killed, or destinations fail
-                                  +-- time is up -- paused
+                                  +-- pause ends -- paused
 
-A queue that only holds messages of failing destinations is visited again after a pause: longer and
-longer, because each visit receives those messages in vain, but at once when such a destination is
-due. A queue has one visitor at a time, or messages would overtake each other.
+If a queue contains only messages of failing destinations, each visit receives them for nothing. So
+the pause before the next visit grows, but ends when one of these destinations may be retried. Only
+one batch visits a queue at a time: with two, messages would overtake each other. The planner calls
+this under its lock.
 """
 
 from collections import Counter
@@ -24,27 +25,27 @@ from twinbus.syphon.destinations import Destinations, Trouble
 
 
 class VisitState(Enum):
-    """Where a backlog queue stands."""
+    """The state of a backlog queue."""
 
     IDLE = "idle"  # empty, as far as is known
-    READY = "ready"
-    VISITED = "visited"  # by the batch under way
-    PAUSED = "paused"
+    READY = "ready"  # the next batch may visit it
+    VISITED = "visited"  # the current batch visits it
+    PAUSED = "paused"  # not to be visited before its time
 
 
 @dataclass(slots=True)
 class _VisitedQueue:
     state: VisitState = VisitState.IDLE
-    ready_at: int = 0  # where it is paused
+    ready_at: int = 0  # when the pause ends, if PAUSED
     pauses: int = 0  # in a row
-    kept: Counter[str] = field(default_factory=Counter)  # destination -> messages seen to wait
+    kept: Counter[str] = field(default_factory=Counter)  # failing destination -> its messages
     waiting: int = 0  # messages, as far as is known
     oldest_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A queue to be visited, and the destinations to pass over there."""
+    """A queue to visit, and the destinations to skip there."""
 
     queue: str
     held_back: tuple[str, ...]
@@ -52,7 +53,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class VisitsLearned:
-    """Which destinations began and ceased to fail in a batch."""
+    """The destinations that began to fail or recovered in a batch."""
 
     new_troubles: Sequence[Trouble]
     ended_troubles: Sequence[str]
@@ -67,28 +68,28 @@ class Visits:
         self._backoff = Backoff(retry_us, max(retry_us, to_us(MAX_VISIT_PAUSE)))
 
     def add_queues(self, paths: Iterable[str]) -> None:
-        """Visit these backlog queues, too."""
+        """Add backlog queues."""
         for path in paths:
             self._queues.setdefault(path, _VisitedQueue())
 
     @property
     def idle(self) -> list[str]:
-        """The queues that nobody visits until a message arrives."""
-        return [path for path, one in self._queues.items() if one.state is VisitState.IDLE]
+        """The queues that are not visited until a message arrives."""
+        return [path for path, queue in self._queues.items() if queue.state is VisitState.IDLE]
 
     def ready(self, path: str) -> None:
-        """Note that an idle queue has a message."""
+        """Record that an idle queue has a message."""
         queue = self._queues[path]
         if queue.state is VisitState.IDLE:
             queue.state = VisitState.READY
 
     def ready_all(self) -> None:
-        """Have every idle queue visited, whether it has messages or not."""
+        """Make every idle queue ready, whether it has messages or not."""
         for path in self._queues:
             self.ready(path)
 
     def see(self, path: str, waiting: int) -> None:
-        """Note how many messages a queue has."""
+        """Record how many messages a queue has."""
         self._queues[path].waiting = waiting
 
     def fail(self, path: str, now: int) -> None:
@@ -96,46 +97,46 @@ class Visits:
         self._pause(self._queues[path], now)
 
     def interrupt(self, path: str, locked_until: int) -> None:
-        """Leave a queue alone until the locks of a visit that was killed have expired."""
+        """Pause a queue until the locks of a killed visit have expired."""
         queue = self._queues.setdefault(path, _VisitedQueue())
         queue.state, queue.ready_at = VisitState.PAUSED, locked_until
 
     # -- batches -----------------------------------------------------------------------------------
 
     def wake(self, now: int, only: Container[str] | None = None) -> None:
-        """Let queues whose pause is over be visited: all, or those that are named."""
+        """Make queues ready whose pause is over: all of them, or only those in `only`."""
         for path, queue in self._queues.items():
-            is_meant = only is None or path in only
-            if is_meant and queue.state is VisitState.PAUSED and queue.ready_at <= now:
+            is_selected = only is None or path in only
+            if is_selected and queue.state is VisitState.PAUSED and queue.ready_at <= now:
                 queue.state = VisitState.READY
 
     def next_due(self) -> int | None:
-        """Return when the next pause ends; None: no queue is paused."""
+        """Return when the next pause ends; None if no queue is paused."""
         paused = [q.ready_at for q in self._queues.values() if q.state is VisitState.PAUSED]
         return min(paused, default=None)
 
     @property
     def ready_queues(self) -> list[str]:
         """The queues that the next batch may visit."""
-        return [path for path, one in self._queues.items() if one.state is VisitState.READY]
+        return [path for path, queue in self._queues.items() if queue.state is VisitState.READY]
 
     def plan(self, paths: Iterable[str], now: int) -> list[Visit]:
-        """Return how these ready queues are visited; a destination on trial is tried in one."""
+        """Return visits to these ready queues; only one queue tries a destination on trial."""
         waiting, on_trial = self._destinations.waiting(now), self._destinations.on_trial(now)
         visits = []
         for path in paths:
             queue = self._queues[path]
             queue.state = VisitState.VISITED
-            kept_somewhere = {name for one in self._queues.values() for name in one.kept}
+            kept_somewhere = {name for known in self._queues.values() for name in known.kept}
             tried_here = {n for n in on_trial if n in queue.kept or n not in kept_somewhere}
             held_back = waiting | (on_trial - tried_here)
             on_trial -= tried_here
-            waiting |= tried_here  # by this queue alone
+            waiting |= tried_here  # only this queue tries them
             visits.append(Visit(path, tuple(sorted(held_back))))
         return visits
 
     def absorb(self, outcomes: Iterable[Carried], now: int) -> VisitsLearned:
-        """Learn what became of the visits of a batch."""
+        """Update queues and destinations with the outcomes of a batch."""
         new: list[Trouble] = []
         ended: list[str] = []
         for carried in outcomes:
@@ -165,17 +166,17 @@ class Visits:
             queue.state, queue.pauses = VisitState.READY, 0
 
     def _pause(self, queue: _VisitedQueue, now: int) -> None:
-        """Pause a queue; not longer than until a destination it keeps messages of is due."""
+        """Pause a queue, but no longer than until one of its failing destinations is due."""
         queue.pauses += 1
         troubles = self._destinations.troubles()
-        due = [one.due for one in troubles if canonical(one.destination) in queue.kept]
+        due = [t.due for t in troubles if canonical(t.destination) in queue.kept]
         queue.state = VisitState.PAUSED
         queue.ready_at = min([now + self._backoff.pause_us(queue.pauses), *due])
 
     # -- numbers -----------------------------------------------------------------------------------
 
     def kept(self) -> Counter[str]:
-        """Return how many messages each failing destination was seen to keep waiting."""
+        """Return how many messages wait, by failing destination, as seen by the last visits."""
         kept: Counter[str] = Counter()
         for queue in self._queues.values():
             kept.update(queue.kept)
@@ -188,6 +189,6 @@ class Visits:
 
     @property
     def oldest_us(self) -> int | None:
-        """What waits was diverted at this time or later."""
+        """The waiting messages were diverted at this time or later."""
         times = [q.oldest_us for q in self._queues.values() if q.oldest_us is not None]
         return min(times, default=None)

@@ -1,10 +1,11 @@
-"""What applications need to test how they behave when things go wrong.
+"""Tools for applications to test their behaviour under failures.
 
-ManualClock       time that moves only when told
-FaultyNamespace   any namespace, with requests that fail, time out, or lose their reply
-FaultyStorage     a disk that is slow, full, or tears a write at a byte
-PowerCutStorage   a disk that loses what was not synced when its PowerSupply fails
-LimitedNamespace  any namespace, with capabilities taken away
+ManualClock       a clock that moves only when a test moves it
+FaultyNamespace   wraps a namespace: requests fail, time out, or lose their reply
+FaultyStorage     a disk that is slow or full, or tears a write at a byte
+PowerCutStorage   a disk that loses unsynced data when its PowerSupply fails
+LimitedNamespace  wraps a namespace and removes some of its capabilities
+rabbitmq          a module: real RabbitMQ nodes that can be killed and paused
 OutageSimulation  two paired namespaces, many clients, hours of outages, and an auditor
 """
 

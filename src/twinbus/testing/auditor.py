@@ -1,10 +1,10 @@
-"""The auditor of an outage simulation: knows what was promised, and looks at what is there.
+"""The auditor of an outage simulation: records every send, and checks the guarantees at the end.
 
-G1   nothing acknowledged is lost            G5   fails over and returns in time, and only then
-G2   nothing is there twice                  G6   a healthy send costs one operation
-G3   order per client through the backlog    G7   poison is set aside, the backlog is empty
-G4   every field is as it was sent           G8   (the simulation itself ends the factories)
-G9   metered operations equal the formula
+G1   no acknowledged message is lost         G6   a healthy send costs one operation
+G2   no message is enqueued twice            G7   poison is dead-lettered, the backlog is empty
+G3   order per client through the backlog    G8   (the simulation checks it: it ends factories)
+G4   every field is as it was sent           G9   metered operations equal the formula
+G5   failover and return happen in time, and never for errors of the caller
 """
 
 from collections import Counter, defaultdict
@@ -59,18 +59,18 @@ _NEVER_A_CAUSE = (
 
 @dataclass
 class Verdict:
-    """What came of a simulation."""
+    """The result of a simulation."""
 
     violations: list[str] = field(default_factory=list)
     simulated: timedelta = timedelta(0)
     faults: int = 0
     sent: int = 0
     acknowledged: int = 0
-    raised: int = 0  # sends that failed, and messages of them may be there all the same
+    raised: int = 0  # sends that raised; their messages may have been enqueued all the same
     diverted: int = 0
     moved: int = 0
     poisoned: int = 0
-    reordered: int = 0  # messages that came before one their client had sent earlier
+    reordered: int = 0  # messages enqueued before an earlier message of the same client
     signs: "Counter[tuple[HealthState, Sign]]" = field(default_factory=Counter)
 
     @property
@@ -88,33 +88,33 @@ class Verdict:
         )
         if self.is_good:
             return f"{story}. Lost 0, doubled 0: every guarantee held"
-        return "\n".join([f"{story}. BROKEN:", *(f"  {one}" for one in self.violations)])
+        return "\n".join([f"{story}. BROKEN:", *(f"  {text}" for text in self.violations)])
 
 
 class Watched:
-    """A namespace that notes what it took, and can be slow or fail a mover at the worst moment."""
+    """Wraps a namespace: records accepted sends, delays a send, or fails the mover's settlement."""
 
     def __init__(self, inner: Namespace, clock: ManualClock) -> None:
         self.inner = inner
         self._clock = clock
-        self.sends = 0  # that reached it, but for pings
-        self.slow_for_s = 0  # before the answer to the next send comes
+        self.sends = 0  # sends that reached the namespace, without pings
+        self.slow_for_s = 0  # delay of the reply to the next send
         self.fails_next_settle = False
         self.accepted: defaultdict[str, list[str]] = defaultdict(list)  # ids in order, by path
-        self.operations: Counter[Stage] = Counter()  # what it should have metered
+        self.operations: Counter[Stage] = Counter()  # what the meter must show
 
     @property
     def id(self) -> str:
-        """The unique id of the namespace behind it."""
+        """The unique id of the wrapped namespace."""
         return self.inner.id
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What the namespace behind it can do."""
+        """The capabilities of the wrapped namespace."""
         return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over."""
+        """Pass a command on."""
         if isinstance(command, SettleRange) and self.fails_next_settle:
             self.fails_next_settle = False
             refused: Future[R] = Future()
@@ -128,16 +128,16 @@ class Watched:
         return future
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait; here everything is answered at once."""
+        """Pass a command on and return its reply; in a simulation every reply comes at once."""
         reply = self.submit(command).result(timeout_s)
         if isinstance(command, Send) and self.slow_for_s:
             seconds, self.slow_for_s = self.slow_for_s, 0
-            for _ in range(seconds):  # step by step: the world goes on
+            for _ in range(seconds):  # in steps, so that timers and faults run meanwhile
                 self._clock.sleep_us(SECOND_US)
         return reply
 
     def close(self) -> None:
-        """Close the namespace within."""
+        """Close the wrapped namespace."""
         self.inner.close()
 
     def _note(self, command: Send, future: "Future[Any]") -> None:
@@ -149,11 +149,12 @@ class Watched:
             receipt: SendReceipt = future.result()
             ids = batch.column("message_id").to_pylist()
             numbered = zip(ids, receipt.sequence_numbers, strict=True)
-            self.accepted[command.path.lower()] += [one for one, number in numbered if number]
+            new = [message_id for message_id, number in numbered if number]
+            self.accepted[command.path.lower()] += new
 
 
 def expected_operations(command: Command[Any], reply: Any) -> dict[Stage, int]:
-    """Return what the formulas say that a request of a pairing or a syphon costs."""
+    """Return the operations that a request of a pairing or a syphon costs by the formulas."""
     if isinstance(command, Send):
         batch = _batch_of(command)
         stage = Stage.SEND
@@ -184,7 +185,7 @@ def _batch_of(command: Send) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A send that was begun."""
+    """A send of a simulated client."""
 
     process: str
     client: int
@@ -194,36 +195,36 @@ class Attempt:
 
 
 class Auditor:
-    """Hears of every send, and compares with what is there in the end."""
+    """Records every send, and compares the sends with the content of the namespaces."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.verdict = Verdict()
         self.cancelled: set[str] = set()
-        self.unsure: set[str] = set()  # neither has to be there nor must not
-        self.maybe_poison = 0  # messages to nowhere whose sends raised
-        self.direct: set[str] = set()  # the primary took them from their client
+        self.unsure: set[str] = set()  # ids of messages that may or may not be there
+        self.maybe_poison = 0  # messages to a missing entity whose sends raised
+        self.direct: set[str] = set()  # ids that the primary accepted from their client
         self._clock = clock
         self._sent: dict[str, Attempt] = {}  # by message id, in the order of sending
         self._acknowledged: set[str] = set()
         self._failing_since: dict[tuple[str, str], int] = {}  # process, path
 
     def complain(self, guarantee: str, text: str) -> None:
-        """Note a broken guarantee."""
+        """Record a broken guarantee."""
         self.verdict.violations.append(f"{guarantee}: {text}")
 
-    # -- while it runs -------------------------------------------------------------------------
+    # -- during the simulation -----------------------------------------------------------------
 
     def begin_send(
         self, process: str, sender: MessageSender, messages: Sequence[BrokeredMessage]
     ) -> Attempt:
-        """Note a send before it is made."""
+        """Record a send before it is made."""
         attempt = Attempt(process, id(sender), sender.path.lower(), messages, self._clock.now_us())
         self._sent.update((message.message_id, attempt) for message in messages)
         self.verdict.sent += len(messages)
         return attempt
 
     def acknowledged(self, attempt: Attempt) -> None:
-        """Note that a send returned."""
+        """Record that a send returned."""
         self._acknowledged.update(message.message_id for message in attempt.messages)
         self.verdict.acknowledged += len(attempt.messages)
         self._failing_since.pop((attempt.process, attempt.path), None)
@@ -236,33 +237,33 @@ class Auditor:
         *,
         backlog_ails: bool,
     ) -> None:
-        """Note that a send raised; one that a failover should have saved breaks G5."""
+        """Record that a send raised; if it had to be diverted, G5 is broken."""
         self.verdict.raised += 1
         if isinstance(error, BacklogUnavailableError):
             if not backlog_ails:
-                self.complain("G5", f"the backlog was said to be unavailable: {error}")
+                self.complain("G5", f"no backlog queue had a fault, but a send raised {error!r}")
             return
         if not says_unavailable(error):
             return
         key = attempt.process, attempt.path
         since = self._failing_since.setdefault(key, self._clock.now_us())
         if not failover or attempt.began - since > to_us(failover):
-            self.complain("G5", f"{attempt.path} had to be failed over, but raised {error!r}")
+            self.complain("G5", f"{attempt.path} must have failed over, but raised {error!r}")
 
     def forgive(self, process: str, path: str | None = None) -> None:
-        """Begin to count anew: a clock jumped, or an entity was declared healthy."""
+        """Restart the failure time: a clock jumped, or an entity was marked healthy."""
         for key in [k for k in self._failing_since if k[0] == process and path in (None, k[1])]:
             del self._failing_since[key]
 
     def check_failover(self, event: FailedOver) -> None:
-        """G5: what is the caller's fault, or mere business, never fails over."""
+        """G5: errors of the caller and ServerBusy never cause a failover."""
         if event.cause.startswith(_NEVER_A_CAUSE):
             self.complain("G5", f"{event.path} failed over because of {event.cause}")
 
-    # -- in the end ----------------------------------------------------------------------------
+    # -- after the simulation ------------------------------------------------------------------
 
     def audit_operations(self, watched: Watched, meter: pa.RecordBatch) -> None:
-        """G9: what was metered is what the formulas say, to the last operation."""
+        """G9: the meter equals the formulas, to the last operation."""
         keys = ("operation", "purpose", "outcome")
         metered: Counter[Stage] = Counter()
         for row in meter.to_pylist():
@@ -271,23 +272,23 @@ class Auditor:
             if metered[stage] != watched.operations[stage]:
                 self.complain(
                     "G9",
-                    f"{stage.value}: {metered[stage]} metered, {watched.operations[stage]} due",
+                    f"{stage.value}: metered {metered[stage]}, not {watched.operations[stage]}",
                 )
 
     def audit_primary(self, primary: Namespace, targets: dict[str, Sequence[str]]) -> None:
-        """G1, G2, G4: compare what is there with what was sent; `targets` by path sent to."""
-        self._places: dict[str, dict[str, int]] = {}  # by target and id: place in the order
+        """G1, G2, G4: compare the queues with the sends; `targets` maps a path to its queues."""
+        self._places: dict[str, dict[str, int]] = {}  # by queue and message id: position
         for path, queues in targets.items():
-            wanted = {one: a for one, a in self._sent.items() if a.path == path}
+            wanted = {sent_id: a for sent_id, a in self._sent.items() if a.path == path}
             for queue in queues:
                 found = browse(primary, queue)
                 copies = Counter(message.message_id for message in found)
                 for message in found:
                     self._check_fidelity(message)
-                for one in wanted:
-                    self._check_count(queue, one, copies[one])
-                for one in set(copies) - set(wanted):
-                    self.complain("G2", f"{one} is in {queue}, where nobody sent it")
+                for message_id in wanted:
+                    self._check_count(queue, message_id, copies[message_id])
+                for message_id in set(copies) - set(wanted):
+                    self.complain("G2", f"{message_id} is in {queue}, but was not sent there")
                 self._places[queue] = {
                     m.message_id: at
                     for at, m in enumerate(found)
@@ -295,14 +296,14 @@ class Auditor:
                 }
                 self._count_reordered(wanted, self._places[queue])
 
-    def _check_count(self, queue: str, one: str, count: int) -> None:
+    def _check_count(self, queue: str, message_id: str, count: int) -> None:
         if count > 1:
-            self.complain("G2", f"{one} is {count} times in {queue}")
-        elif one in self.cancelled:
+            self.complain("G2", f"{message_id} is {count} times in {queue}")
+        elif message_id in self.cancelled:
             if count:
-                self.complain("G1", f"{one} was cancelled and is in {queue} all the same")
-        elif not count and one in self._acknowledged and one not in self.unsure:
-            self.complain("G1", f"{one} was acknowledged and is not in {queue}")
+                self.complain("G1", f"{message_id} was cancelled, but is in {queue}")
+        elif not count and message_id in self._acknowledged and message_id not in self.unsure:
+            self.complain("G1", f"{message_id} was acknowledged, but is not in {queue}")
 
     def _check_fidelity(self, message: BrokeredMessage) -> None:
         attempt = self._sent.get(message.message_id)
@@ -316,13 +317,14 @@ class Auditor:
 
     def _count_reordered(self, wanted: dict[str, Attempt], places: dict[str, int]) -> None:
         highest: dict[int, int] = {}
-        for one, attempt in wanted.items():
-            if one in places:
-                self.verdict.reordered += places[one] < highest.get(attempt.client, -1)
-                highest[attempt.client] = max(places[one], highest.get(attempt.client, -1))
+        for message_id, attempt in wanted.items():
+            if message_id in places:
+                place, before = places[message_id], highest.get(attempt.client, -1)
+                self.verdict.reordered += place < before
+                highest[attempt.client] = max(place, before)
 
     def audit_backlog(self, secondary: Watched, queues: Sequence[str]) -> None:
-        """G3 and G7: in order through one backlog queue, nothing left, poison aside."""
+        """G3 and G7: order kept per backlog queue, no message left, poison dead-lettered."""
         aside = 0
         for queue in queues:
             left = browse(secondary.inner, queue)
@@ -332,22 +334,22 @@ class Auditor:
             aside += len(dead)
             for message in dead:
                 if not message.dead_letter_error_description:
-                    self.complain("G7", f"{message.message_id} was set aside without a reason")
+                    self.complain("G7", f"{message.message_id} was dead-lettered without a reason")
             for places in self._places.values():
                 self._check_order(queue, secondary.accepted[queue.lower()], places)
         if not 0 <= aside - self.verdict.poisoned <= self.maybe_poison:
-            self.complain("G7", f"{self.verdict.poisoned} were poison, {aside} were set aside")
+            self.complain("G7", f"{self.verdict.poisoned} were poison, {aside} were dead-lettered")
 
     def _check_order(self, queue: str, ids: Sequence[str], places: dict[str, int]) -> None:
         by_client: defaultdict[int, list[int]] = defaultdict(list)
-        for one in ids:
-            if one in places and one not in self.direct:
-                by_client[self._sent[one].client].append(places[one])
+        for message_id in ids:
+            if message_id in places and message_id not in self.direct:
+                by_client[self._sent[message_id].client].append(places[message_id])
         for order in by_client.values():
             if any(earlier > later for earlier, later in pairwise(order)):
                 self.complain("G3", f"messages of one client in {queue} came home out of order")
 
 
 def browse(namespace: Namespace, path: str) -> list[BrokeredMessage]:
-    """Return everything an entity holds, by number."""
+    """Return all messages of an entity, in the order of their sequence numbers."""
     return [message for page in pages(namespace.ask, path) for message in to_messages(page)]

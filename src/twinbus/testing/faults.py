@@ -1,4 +1,4 @@
-"""Faults between a caller and a namespace: requests that fail, time out, or lose their reply.
+"""Injects faults between a caller and a namespace: failures, timeouts, lost replies.
 
 namespace = FaultyNamespace(EmbeddedNamespace(folder))
 namespace.inject(Fault.UNAVAILABLE, path="orders")     # one entity
@@ -31,18 +31,18 @@ R = TypeVar("R")
 
 
 class Fault(Enum):
-    """What may happen to a request."""
+    """A fault of a request."""
 
-    UNAVAILABLE = "unavailable"  # refused, and trying again will not help
-    TRANSIENT = "transient"  # refused, and trying again may help
-    TIMEOUT = "timeout"  # nothing was done, nobody answered
-    REPLY_LOST = "reply_lost"  # the work was done, nobody answered
-    SERVER_BUSY = "server_busy"  # refused with the advice to wait
+    UNAVAILABLE = "unavailable"  # refused with an error that is not transient
+    TRANSIENT = "transient"  # refused with a transient error
+    TIMEOUT = "timeout"  # not executed, and no reply
+    REPLY_LOST = "reply_lost"  # executed, but no reply
+    SERVER_BUSY = "server_busy"  # refused with ServerBusyError
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A request is carried out later. For servers only: a namespace in a process has no line."""
+    """Delays a request. Only for servers: an embedded namespace has no network."""
 
     seconds: float
 
@@ -65,11 +65,11 @@ class _Injected:
 
 
 class FaultSwitch:
-    """Which requests meet which fault."""
+    """Selects the fault of each request."""
 
     def __init__(self) -> None:
         self._injected: list[_Injected] = []
-        self.failed = 0  # requests that met a fault
+        self.failed = 0  # requests with an injected fault
 
     def inject(
         self,
@@ -78,21 +78,21 @@ class FaultSwitch:
         times: int | None = None,
         kind: type[Command[Any]] | None = None,
     ) -> Callable[[], None]:
-        """Let requests fail: of one entity or of all, a number of times or until healed.
+        """Make requests fail: of one entity or of all, a number of times or until healed.
 
-        An error is what the requests fail with. Returns what takes just this fault away.
+        If `fault` is an error, the requests raise it. Returns a function that removes this fault.
         """
         injected = _Injected(fault, path.lower() if path else None, times, kind)
         self._injected.append(injected)
         return lambda: self._injected.remove(injected) if injected in self._injected else None
 
     def heal(self, path: str | None = None) -> None:
-        """Take away the faults of one entity, or all faults."""
+        """Remove the faults of one entity, or all faults."""
         lowered = path.lower() if path else None
         self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
 
     def fault_for(self, command: Command[Any]) -> Injectable | None:
-        """Return the fault that a request meets, and count it; None: it meets none."""
+        """Return the fault for a request, and count it; None if there is none."""
         injected = next((i for i in self._injected if i.applies_to(command)), None)
         if injected is None:
             return None
@@ -105,7 +105,7 @@ class FaultSwitch:
 
 
 class FaultyNamespace(FaultSwitch):
-    """A namespace whose requests fail on demand; without faults it changes nothing."""
+    """Wraps a namespace and fails requests on demand; without faults it changes nothing."""
 
     def __init__(self, inner: Namespace) -> None:
         super().__init__()
@@ -113,16 +113,16 @@ class FaultyNamespace(FaultSwitch):
 
     @property
     def id(self) -> str:
-        """The unique id of the namespace behind it."""
+        """The unique id of the wrapped namespace."""
         return self.inner.id
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What the namespace behind it can do."""
+        """The capabilities of the wrapped namespace."""
         return self.inner.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over, unless a fault has it."""
+        """Pass a command on, unless a fault applies to it."""
         fault = self.fault_for(command)
         if fault is None:
             return self.inner.submit(command)
@@ -131,7 +131,7 @@ class FaultyNamespace(FaultSwitch):
         return _failed(error_of_fault(fault, getattr(command, "path", "")))
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Pass a command on and return its reply, or raise its error."""
         if not self._injected:
             return self.inner.ask(command, timeout_s)
         try:
@@ -140,7 +140,7 @@ class FaultyNamespace(FaultSwitch):
             raise _timed_out() from None
 
     def close(self) -> None:
-        """Close the namespace within."""
+        """Close the wrapped namespace."""
         self.inner.close()
 
 
@@ -151,7 +151,9 @@ def _failed(error: MessagingError) -> "Future[Any]":
 
 
 def _timed_out() -> OperationTimeoutError:
-    return OperationTimeoutError("no answer in time; whether the work was done is unknown")
+    return OperationTimeoutError(
+        "no reply in time; the command may or may not have been executed (injected fault)"
+    )
 
 
 def _lose_reply(inner: Namespace, command: Command[Any]) -> "Future[Any]":
@@ -161,13 +163,13 @@ def _lose_reply(inner: Namespace, command: Command[Any]) -> "Future[Any]":
 
 
 def error_of_fault(fault: Injectable, path: str) -> MessagingError:
-    """Return the error that a caller meets."""
+    """Return the error that a caller gets for a fault."""
     if isinstance(fault, MessagingError):
         return fault
     if fault is Fault.UNAVAILABLE:
         return MessagingError("the entity is unavailable")
     if fault is Fault.TRANSIENT:
-        return TransientError("a passing failure; try again")
+        return TransientError("a transient failure; try again")
     if fault is Fault.SERVER_BUSY:
         return ServerBusyError(
             f"{path or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",

@@ -1,7 +1,7 @@
-"""A namespace with some capabilities taken away: a stand-in for engines that lack them.
+"""Wraps a namespace and removes some of its capabilities, to test code that depends on them.
 
-Tests of code that chooses by capability run against it without another engine. It wraps any
-namespace and may itself be wrapped in a FaultyNamespace.
+Tests use it in place of an engine that lacks these capabilities. A LimitedNamespace may be wrapped
+in a FaultyNamespace.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ R = TypeVar("R")
 
 
 class LimitedNamespace:
-    """Refuses commands that need a capability which was taken away.
+    """Refuses commands that need a removed capability.
 
-    Without REPEAT_MEMORY and TRANSFER_MEMORY it drops the origin of every send, so that a repeated
-    send is enqueued again.
+    Without REPEAT_MEMORY and TRANSFER_MEMORY it removes the origin of every send, so that the inner
+    namespace enqueues a repeated send again.
     """
 
     def __init__(self, inner: Namespace, without: Iterable[Capability]) -> None:
@@ -31,11 +31,11 @@ class LimitedNamespace:
 
     @property
     def id(self) -> str:
-        """The unique id of the namespace behind it."""
+        """The unique id of the wrapped namespace."""
         return self.inner.id
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over if the namespace supports it."""
+        """Pass a command on if its capabilities are left; else return a failed future."""
         try:
             return self.inner.submit(self._checked(command))
         except MessagingError as error:
@@ -44,7 +44,7 @@ class LimitedNamespace:
             return refused
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Pass a command on and return its reply, or raise its error."""
         return self.inner.ask(self._checked(command), timeout_s)
 
     def _checked(self, command: Command[R]) -> Command[R]:
@@ -55,5 +55,5 @@ class LimitedNamespace:
         return command
 
     def close(self) -> None:
-        """Close the namespace within."""
+        """Close the wrapped namespace."""
         self.inner.close()

@@ -12,7 +12,7 @@ from twinbus.syphon.transfers import TransferLedger
 
 @dataclass(slots=True)
 class Mover:
-    """Moves what it finds; call `move` as often as you like."""
+    """Moves one range per call of `move`; `move` may be called any number of times."""
 
     primary: Namespace
     secondary: Namespace
@@ -24,7 +24,7 @@ class Mover:
     def move(self, queue: str) -> int:
         """Bring a range of a backlog queue home; return how many messages left the queue.
 
-        A destination that fails keeps its messages in the backlog and holds up no other.
+        Messages of a failing destination stay in the backlog; all others are moved.
         """
         lease: RangeLease | None = self.secondary.ask(
             LeaseRange(queue, self.owner, RANGE_MESSAGES, past=())

@@ -3,13 +3,13 @@
     verdict = OutageSimulation(seed=7, hours=6).run()
     assert verdict.is_good, verdict
 
-Time is a manual clock's, chance comes from the seed, nothing runs in a thread: the same seed gives
-the same story. Outages are drawn at random, or are those of a script:
+The simulation runs in one thread on a manual clock and draws chance from the seed, so that the same
+seed gives the same run. Outages are drawn at random, or come from a script:
 
     script = [Outage(at=timedelta(minutes=5), lasts=timedelta(minutes=20), path="orders")]
     OutageSimulation(seed=7, hours=1, script=script).run()
 
-The auditor knows what was acknowledged and checks the guarantees G1 to G9.
+The auditor records what was acknowledged and checks the guarantees G1 to G9.
 """
 
 import heapq
@@ -63,14 +63,14 @@ from twinbus.testing.schedule import (
     drawn_outages,
 )
 
-_LONGEST_STEP_S = 10  # of the clock while a send waits: the longest back-off
+_LONGEST_STEP_S = 10  # the longest back-off: the clock moves so far at once while a send waits
 
 
 class _QuickDisk(DiskStorage):
-    """Files without syncs: nobody pulls the plug in a simulation of outages."""
+    """Files without syncs: an outage simulation has no power cuts."""
 
     def sync(self, descriptor: int) -> None:
-        """Trust the system."""
+        """Do nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +96,11 @@ class OutageSimulation:
         hours: float = 2.0,
         script: Sequence[Outage] | None = None,
         setting: Setting | None = None,
-        tell: Callable[[str], None] | None = None,  # hears the story as it happens
+        tell: Callable[[str], None] | None = None,  # called with each line of the run's log
         ledger: LedgerSettings = NO_LEDGER,
     ) -> None:
         self.seed = seed
-        self._random = Random(seed)  # noqa: S311 - the seed is the point
+        self._random = Random(seed)  # noqa: S311 - a run must repeat, so chance is seeded
         self.setting = setting or Setting.drawn(self._random)
         self._span_us = int(hours * 3600 * SECOND_US)
         self._script = script
@@ -110,17 +110,17 @@ class OutageSimulation:
         self._start_us = self.clock.now_us()
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._ends: list[tuple[int, Callable[[], None]]] = []  # of faults, and when
+        self._ends: list[tuple[int, Callable[[], None]]] = []  # when faults end, and what ends them
         self._stack = ExitStack()
         self.auditor = Auditor(self.clock)
-        self._down: Counter[str | None] = Counter()  # faults of the primary now, by path
-        self._secondary_faults = 0  # now
-        self._disturbances = 0  # what happened to the primary or a clock
+        self._down: Counter[str | None] = Counter()  # current faults of the primary, by path
+        self._secondary_faults = 0  # current faults of the secondary
+        self._disturbances = 0  # changes of the primary's faults and clock jumps so far
 
     # -- the run -------------------------------------------------------------------------------
 
     def run(self) -> Verdict:
-        """Live through the hours, let everything come home, and judge."""
+        """Simulate the hours, bring the backlog home, and return the verdict."""
         with self._stack:
             self._build()
             self._plan()
@@ -202,21 +202,21 @@ class OutageSimulation:
 
     # -- the agenda ----------------------------------------------------------------------------
 
-    def _at(self, after_us: int, deed: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (self._start_us + after_us, next(self._order), deed))
+    def _at(self, after_us: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self._start_us + after_us, next(self._order), action))
 
     def _work_off(self, until: int) -> None:
-        """Do what is on the agenda, each at its time, or late where a send took long."""
+        """Run the actions of the agenda at their times; later if a send took long."""
         while self._agenda and self._agenda[0][0] <= until:
-            moment, _, deed = heapq.heappop(self._agenda)
+            moment, _, action = heapq.heappop(self._agenda)
             self._advance_to(moment)
-            deed()
+            action()
         self._advance_to(until)
 
     def _advance_to(self, moment: int) -> None:
-        """Let time pass, with a stop wherever a pairing has something to do."""
+        """Move the clock, with a stop at each time at which a pairing has something to do."""
         while (now := self.clock.now_us()) < moment:
-            dues = [one.pairing.next_due_us for one in self._processes]
+            dues = [process.pairing.next_due_us for process in self._processes]
             stop = min([moment, *(due for due in dues if due > now)])
             self.clock.sleep_us(stop - now)
 
@@ -224,10 +224,10 @@ class OutageSimulation:
         since = timedelta(microseconds=self.clock.now_us() - self._start_us)
         self._tell(f"{str(since).split('.')[0]:>9}  {text}")
 
-    # -- what happens --------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------
 
     def _beginning(self, outage: Outage) -> Callable[[], None]:
-        """Return what begins an outage; its end comes in time, even while a send waits."""
+        """Return a function that starts an outage; the outage ends on time even during a send."""
 
         def begin() -> None:
             self._say(f"FAULT     {outage}")
@@ -255,13 +255,13 @@ class OutageSimulation:
 
     def _faults_in_time(self) -> None:
         now = self.clock.now_us()
-        due = [one for one in self._ends if one[0] <= now]
-        self._ends = [one for one in self._ends if one[0] > now]
+        due = [entry for entry in self._ends if entry[0] <= now]
+        self._ends = [entry for entry in self._ends if entry[0] > now]
         for _, end in due:
             end()
 
     def _expect_return(self) -> None:
-        """G5: a ping interval and a round trip after the last fault, everything has returned."""
+        """G5: one ping interval and one round trip after the last fault, every entity is back."""
         since = self._disturbances
         if any(self._down.values()):
             return
@@ -270,7 +270,7 @@ class OutageSimulation:
 
     @property
     def _return_us(self) -> int:
-        """How long a return may take: a timer may still run out, then comes the ping."""
+        """How long a return may take: a failover timer may still run out before the ping."""
         intervals = self.setting.failover_interval + self.setting.ping_interval
         return to_us(intervals) + (SERVER_BUSY_RETRY_S + 2 * _LONGEST_STEP_S) * SECOND_US
 
@@ -292,7 +292,7 @@ class OutageSimulation:
         self.auditor.verdict.faults += 1
 
     def _move(self, *, in_peace: bool = False) -> None:
-        """Let the mover work; now and then it is killed in the middle."""
+        """Run the mover; unless `in_peace`, sometimes kill it between send and settlement."""
         if not in_peace and self._random.random() < 0.05:
             self._mover.owner = f"mover {self._random.getrandbits(32):x}"
             self._watched[Where.SECONDARY].fails_next_settle = True
@@ -300,10 +300,10 @@ class OutageSimulation:
             try:
                 self._mover.move(backlog_queue_path(PRIMARY, index))
             except MessagingError:
-                continue  # it comes again
+                continue  # the next run tries again
 
     def _hear(self, process: _Process, event: PairingEvent) -> None:
-        self._say(f"event     {process.name}: {_told(event)}")
+        self._say(f"event     {process.name}: {_text_of(event)}")
         if isinstance(event, FailedOver):
             self.auditor.check_failover(event)
         elif isinstance(event, Returned):
@@ -326,10 +326,10 @@ class OutageSimulation:
             self._send(process)
 
     def _is_calm(self, process: _Process) -> bool:
-        """Whether nothing ails the primary, and a process knows that."""
+        """Whether the primary has no fault, and the process sees all entities as healthy."""
         statuses = process.pairing.status()
-        well = all(status.state is HealthState.HEALTHY for status in statuses)
-        return well and not any(self._down.values())
+        is_healthy = all(status.state is HealthState.HEALTHY for status in statuses)
+        return is_healthy and not any(self._down.values())
 
     def _send(self, process: _Process) -> None:
         random = self._random
@@ -344,7 +344,7 @@ class OutageSimulation:
             status.path.lower() == sender.path.lower() and status.state is HealthState.SUSPECT
             for status in process.pairing.status()
         )
-        if random.random() < (0.5 if is_suspect else 0.05):  # a late success is a rare thing
+        if random.random() < (0.5 if is_suspect else 0.05):  # late successes are rare otherwise
             self._watched[Where.PRIMARY].slow_for_s = random.randrange(1, 90)
         watch = self.auditor.begin_send(process.name, sender, messages)
         at_primary = self._watched[Where.PRIMARY].accepted[sender.path.lower()]
@@ -391,7 +391,7 @@ class OutageSimulation:
         )
 
     def _wrong_send(self, process: _Process) -> None:
-        """Send what the caller is to be blamed for: it is raised, and nothing fails over."""
+        """Send to a missing entity: the caller must get the error, and nothing may fail over."""
         sender = process.primary.create_message_sender("nowhere")
         was_calm = self._is_calm(process)
         try:
@@ -399,14 +399,14 @@ class OutageSimulation:
         except EntityNotFoundError:
             return
         except MessagingError as error:
-            self.auditor.maybe_poison += 1  # a backlog queue may have it, its reply lost
+            self.auditor.maybe_poison += 1  # a backlog queue may have it if the reply was lost
             if was_calm and not isinstance(error, ServerBusyError):
-                self.auditor.complain("G5", f"a missing entity said {error!r}")
-        else:  # diverted while nobody could tell that it is missing
+                self.auditor.complain("G5", f"a send to a missing entity raised {error!r}")
+        else:  # diverted while the primary could not say that the entity is missing
             self.auditor.verdict.poisoned += 1
 
     def _poison(self) -> None:
-        """Put something into the backlog that cannot be brought home."""
+        """Put a message into the backlog that cannot be brought home."""
         queue = backlog_queue_path(PRIMARY, self._random.randrange(self.setting.backlog_queues))
         bad: list[dict[str, Any]] = [
             {},
@@ -428,15 +428,15 @@ class OutageSimulation:
             self._say(f"cancel    {number}: {error.code}")
         else:
             at_primary = self._watched[Where.PRIMARY].accepted[sender.path.lower()]
-            # The mover may have sent it home without hearing so: then both have it.
+            # If the mover's send succeeded but its reply was lost, both namespaces have it.
             is_half_home = number < 0 and message.message_id in at_primary
-            told = self.auditor.unsure if is_half_home else self.auditor.cancelled
-            told.add(message.message_id)
+            ids = self.auditor.unsure if is_half_home else self.auditor.cancelled
+            ids.add(message.message_id)
 
     # -- the end -------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        """Heal everything, wait for the pings, and bring the backlog home."""
+        """End all faults, wait for the pings, and bring the backlog home."""
         for _, end in self._ends:
             end()
         self._ends = []
@@ -447,7 +447,8 @@ class OutageSimulation:
         self._say("healed    everything")
         self._advance_to(self.clock.now_us() + self._return_us)
         for _ in range(3):
-            self._advance_to(self.clock.now_us() + to_us(DEFAULT_LEASE_DURATION))  # of a dead mover
+            # The leases of a killed mover must expire first.
+            self._advance_to(self.clock.now_us() + to_us(DEFAULT_LEASE_DURATION))
             self._move(in_peace=True)
         for process in self._processes:
             for status in process.pairing.status():
@@ -473,7 +474,7 @@ class OutageSimulation:
             self._part(process)
 
     def _part(self, process: _Process) -> None:
-        """G8: end one of the factories, and see what becomes of the other."""
+        """G8: end one of the two factories, and check the state of the other."""
         ends: list[tuple[Callable[[], None], FactoryState, FactoryState]] = [
             (process.primary.close, FactoryState.CLOSED, FactoryState.CLOSED)
         ]
@@ -492,7 +493,7 @@ class OutageSimulation:
 
 
 class _Unclosable:
-    """A namespace that outlives the factories which use it."""
+    """Wraps a namespace so that the factories that share it cannot close it."""
 
     def __init__(self, inner: FaultyNamespace | Watched) -> None:
         self._inner = inner
@@ -502,16 +503,16 @@ class _Unclosable:
         self.ask = inner.ask
 
     def close(self) -> None:
-        """Leave it open for the others."""
+        """Do nothing: other factories use the namespace."""
 
 
 class _Stoppable:
-    """Stands for a syphon: the mover has a place of its own on the agenda."""
+    """A syphon that does nothing: the agenda runs the mover instead."""
 
     def stop(self) -> None:
-        """Nothing is under way."""
+        """Do nothing."""
 
 
-def _told(event: PairingEvent) -> str:
+def _text_of(event: PairingEvent) -> str:
     what = getattr(event, "path", None) or getattr(event, "queue", "")
     return f"{type(event).__name__} {what}"

@@ -1,25 +1,25 @@
-"""A disk that loses power, and the states it may be in afterwards.
+"""A disk that loses power, and the states in which a power cut may leave it.
 
 power = PowerSupply(seed)
 log = PowerCutStorage(folder / "log", power)         # one storage per directory, one power supply
 namespace = EmbeddedNamespace(folder, clock, Storages(log=log, spill=...))
-power.fail_in(40, applies_last=True)                 # the 40th operation from now on is the last
-log.cut(target / "log")                              # what is on the disk if the power fails now
+power.fail_in(40, applies_last=True)                 # the power fails with the 40th operation
+log.cut(target / "log")                              # write a state of the disk after a cut now
 
-Operations change the real files at once, so that readers and memory maps see them. Beside them the
-storage keeps what is durable. `cut` draws one of the states that the contract of `Storage` allows:
+Operations change the real files at once, so that readers and memory maps see them. The storage also
+keeps the durable content. `cut` draws one of the states that the contract of `Storage` allows:
 
-    content   Each block of 512 bytes is as it was at the last `sync` of its file, or as some write
-              since then left it, whatever the other blocks are. So is the size of the file.
-    names     A name that was made, changed or removed since the last `sync_directory` is there or
-              not, whatever the others are. A rename leaves the old name or the new one. `sync`
-              makes no name durable, and `sync_directory` no content.
-    failures  A `sync` that failed may have written any of its blocks. A later `sync` does not write
-              them again, as on Linux: only a new write or a `truncate` makes their content certain.
+    content   Each block of 512 bytes has its content of the last `sync`, or of any later write,
+              independently of other blocks. The same holds for the size of the file.
+    names     Each creation, rename or removal since the last `sync_directory` has happened or not,
+              independently of others. A rename leaves the old name or the new one. `sync` makes
+              no name durable, and `sync_directory` makes no content durable.
+    failures  A failed `sync` may have written any of its blocks. As on Linux, a later `sync` does
+              not write them again: their content is uncertain until a new write or `truncate`.
     others    Files that are changed without the storage (`LOCK`) were never synced. Directories
               inside the directory are left out.
 
-The seed decides everything, so a seed that led to a failure leads to it again.
+The seed decides every choice, so a seed that led to a failure leads to it again.
 """
 
 import errno
@@ -33,7 +33,7 @@ from pathlib import Path
 from twinbus.broker.store.storage import DiskStorage
 from twinbus.testing.storage import PowerFailure
 
-BLOCK_BYTES = 512  # what a disk writes whole or not at all
+BLOCK_BYTES = 512  # a disk writes a block completely or not at all
 _ZEROS = bytes(BLOCK_BYTES)
 
 
@@ -41,7 +41,7 @@ class PowerSupply:
     """The power of one machine: it fails at a chosen operation of any of its disks."""
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - a seeded generator is the point
+        self.random = random.Random(seed)  # noqa: S311 - a failure must repeat, so it is seeded
         self.disks: list[PowerCutStorage] = []
         self.operations = 0
         self.is_out = False
@@ -49,18 +49,18 @@ class PowerSupply:
         self._applies_last = False
 
     def fail_in(self, operations: int, *, applies_last: bool) -> None:
-        """Fail at an operation from now on, before or after that operation has its effect."""
+        """Fail at the given operation from now, before or after that operation has its effect."""
         self._fails_at = self.operations + operations
         self._applies_last = applies_last
 
     def fail(self) -> None:
-        """Fail now: no operation after this one has an effect."""
+        """Fail now: no later operation has an effect."""
         for disk in self.disks:
             disk.freeze()
         self.is_out = True
 
     def restore(self) -> None:
-        """Let operations through again: only the process died; the files are as it left them."""
+        """End the power failure, as if only the process had died: the files are as it left them."""
         for disk in self.disks:
             disk.thaw()
         self.is_out = False
@@ -68,7 +68,7 @@ class PowerSupply:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """Count an operation; raise PowerFailure before or after the one that is the last."""
+        """Count an operation; raise PowerFailure before or after the chosen one."""
         self.operations += 1
         is_last = self.operations == self._fails_at
         if is_last and not self._applies_last:
@@ -84,7 +84,7 @@ class PowerSupply:
 
 @dataclass(eq=False, slots=True)
 class _File:
-    """The content of one file: what is durable, what readers see, and what was written between."""
+    """The content of one file: the durable one, the visible one, and the writes in between."""
 
     durable: dict[int, bytes] = field(default_factory=dict)  # block number -> bytes; else zeros
     durable_size: int = 0
@@ -93,8 +93,8 @@ class _File:
     unsynced: dict[int, list[bytes]] = field(default_factory=dict)  # versions, oldest first
     unsynced_sizes: list[int] = field(default_factory=list)
     unwritten: set[int] = field(default_factory=set)  # blocks that a later sync does not write
-    was_opened: bool = False  # else a change of the real file did not come through the storage
-    is_broken: bool = False  # writing it fails
+    was_opened: bool = False  # False: any change of the real file bypassed the storage
+    is_broken: bool = False  # writes fail with EIO
 
     @classmethod
     def of(cls, content: bytes) -> "_File":
@@ -104,7 +104,7 @@ class _File:
         return cls(blocks, len(content), dict(blocks), len(content))
 
     def resize(self, size: int) -> None:
-        """Cut the file off, or let zeros follow."""
+        """Truncate the file, or extend it with zeros."""
         if size == self.size:
             return
         for number in [number for number in self.seen if (number + 1) * BLOCK_BYTES > size]:
@@ -114,7 +114,7 @@ class _File:
         self.unsynced_sizes.append(size)
 
     def write(self, offset: int, content: bytes) -> None:
-        """Change bytes from an offset on."""
+        """Write bytes at an offset."""
         if not content:
             return
         first, start = divmod(offset, BLOCK_BYTES)
@@ -133,7 +133,7 @@ class _File:
         self.unwritten.discard(number)
 
     def sync(self) -> None:
-        """Make what readers see durable, but for blocks that an earlier sync failed to write."""
+        """Make the visible content durable, without blocks that an earlier sync failed to write."""
         for number in list(self.unsynced):
             if number in self.unwritten and number * BLOCK_BYTES < self.size:
                 continue
@@ -144,11 +144,11 @@ class _File:
         self.unwritten &= self.unsynced.keys()
 
     def fail_to_sync(self) -> None:
-        """Note that each block may have been written or not, and is not written by a later sync."""
+        """Record a failed sync: each block may be written or not, and no later sync writes it."""
         self.unwritten.update(self.unsynced)
 
     def after_power_cut(self, generator: random.Random, kept: float | None) -> bytes:
-        """Return one of the contents that the file may have."""
+        """Return one of the contents that the file may have after a power cut."""
         share = _share(generator) if kept is None else kept
         blocks = dict(self.durable)
         for number, versions in self.unsynced.items():
@@ -164,13 +164,13 @@ class _File:
 
     @property
     def content(self) -> bytes:
-        """What readers see."""
+        """The visible content."""
         return _joined(self.seen, self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class _NameChange:
-    """A file got a name, lost one, or both."""
+    """A creation, a removal or a rename of a file."""
 
     file: _File
     left: str | None
@@ -178,36 +178,36 @@ class _NameChange:
 
 
 class PowerCutStorage(DiskStorage):
-    """The files of one directory, with troubles on demand, and what a power cut leaves of them."""
+    """The files of one directory, with faults on demand, and their states after a power cut."""
 
     def __init__(self, directory: Path, power: PowerSupply) -> None:
-        self.full = False  # writes fail with ENOSPC, but for a file whose space was reserved
+        self.full = False  # writes fail with ENOSPC, except to a file whose space was reserved
         self.fails_sync = False
-        self.error_rate = 0.0  # of any operation, with EIO
+        self.error_rate = 0.0  # the share of operations that fail with EIO
         self._directory = directory
         self._power = power
         self._names = {path.name: _File.of(path.read_bytes()) for path in _files_in(directory)}
         self._durable_names = dict(self._names)
-        self._changes: list[_NameChange] = []  # of names, since the last `sync_directory`
+        self._changes: list[_NameChange] = []  # since the last `sync_directory`
         self._opened: dict[int, _File] = {}  # by descriptor
         self._reserved: set[int] = set()  # descriptors of files whose space was reserved
-        self._foreign: dict[str, bytes] = {}  # when the power failed
+        self._foreign: dict[str, bytes] = {}  # files not of the storage, when the power failed
         power.disks.append(self)
 
     def break_files(self) -> None:
-        """Let every change of the files that are there now fail with EIO; new files work."""
+        """Make every change of the existing files fail with EIO; new files work."""
         for file in self._names.values():
             file.is_broken = True
 
     def heal(self) -> None:
-        """End every trouble."""
+        """End every fault."""
         self.full, self.fails_sync, self.error_rate = False, False, 0.0
         for file in self._names.values():
             file.is_broken = False
 
     @property
     def is_sick(self) -> bool:
-        """Whether there is any trouble."""
+        """Whether there is any fault."""
         is_broken = any(file.is_broken for file in self._names.values())
         return self.full or self.fails_sync or self.error_rate > 0 or is_broken
 
@@ -231,7 +231,7 @@ class PowerCutStorage(DiskStorage):
             return descriptor
 
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all bytes, or what the trouble lets through."""
+        """Write all bytes, or a part of them if there is a fault."""
         if self._power.is_out:
             return
         whole = b"".join(buffers)
@@ -256,7 +256,7 @@ class PowerCutStorage(DiskStorage):
             self._opened[descriptor].sync()
 
     def truncate(self, descriptor: int, size: int) -> None:
-        """Cut a file off at a size."""
+        """Truncate a file to a size."""
         if self._power.is_out:
             return
         with self._power.operation():
@@ -265,7 +265,7 @@ class PowerCutStorage(DiskStorage):
             self._opened[descriptor].resize(size)
 
     def rename(self, path: Path, name: Path) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         if self._power.is_out:
             return
         with self._power.operation():
@@ -283,7 +283,7 @@ class PowerCutStorage(DiskStorage):
             self._change_name(self._names.pop(path.name), path.name, None)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in the directory durable, but not what the files hold."""
+        """Make the names in the directory durable, but not the content of the files."""
         assert path == self._directory
         if self._power.is_out:
             return
@@ -293,7 +293,7 @@ class PowerCutStorage(DiskStorage):
             self._changes.clear()
 
     def _trouble(self, descriptor: int) -> int:
-        """Return the error number that an operation on a file must fail with; 0: it works."""
+        """Return the error number with which an operation on a file must fail; 0 for success."""
         if self.full and descriptor not in self._reserved:
             return errno.ENOSPC
         is_broken = self._opened[descriptor].is_broken
@@ -312,10 +312,10 @@ class PowerCutStorage(DiskStorage):
     # -- the cut -------------------------------------------------------------------------------
 
     def cut(self, target: Path, kept: float | None = None) -> None:
-        """Write a state that the disk may be in, if the power fails now, to another directory.
+        """Write to another directory a state that the disk may have if the power fails now.
 
-        `kept` is the share of what was not synced that is on the disk all the same: 0 for nothing,
-        1 for everything, None for one that is drawn.
+        `kept` is the share of unsynced changes that are on the disk all the same: 0 for none, 1
+        for all, None for a share that is drawn.
         """
         target.mkdir(parents=True, exist_ok=True)
         generator = self._power.random
@@ -326,12 +326,12 @@ class PowerCutStorage(DiskStorage):
             self._cut_foreign(target / name, content, kept)
 
     def freeze(self) -> None:
-        """Note the files that are changed without the storage: a dead process changes none."""
+        """Record the files that bypass the storage: after a power cut nothing changes them."""
         if not self._power.is_out:
             self._foreign = self._find_foreign()
 
     def thaw(self) -> None:
-        """Undo what was changed without the storage since the power failed."""
+        """Undo changes that bypassed the storage since the power failed."""
         if self._power.is_out:
             for name, content in self._foreign.items():
                 (self._directory / name).write_bytes(content)
@@ -344,10 +344,10 @@ class PowerCutStorage(DiskStorage):
         return found
 
     def _names_after_power_cut(self, kept: float | None) -> dict[str, _File]:
-        """Return the files that are there, by name.
+        """Return the files that exist after a power cut, by name.
 
-        Where a change took a name that another had left, the other one happened, too: no file that
-        nobody removed disappears.
+        If a change took a name that an earlier change had left, the earlier change happened as
+        well. So no file disappears that was not removed.
         """
         generator = self._power.random
         share = _share(generator) if kept is None else kept
@@ -366,7 +366,7 @@ class PowerCutStorage(DiskStorage):
         return names
 
     def _cut_foreign(self, target: Path, content: bytes, kept: float | None) -> None:
-        """Leave of a file that was changed without the storage whatever an unsynced one may be."""
+        """Write one of the contents that a file may have if it was changed but never synced."""
         before = self._durable_names.get(target.name)
         generator = self._power.random
         part = content[: int(generator.random() * (len(content) + 1))]  # its length may vary
@@ -378,7 +378,7 @@ class PowerCutStorage(DiskStorage):
 
 
 def _share(generator: random.Random) -> float:
-    """Draw how much of what was not synced is kept: often nothing or everything."""
+    """Draw the share of unsynced changes that are kept: often none or all."""
     return generator.choice((0.0, 1.0, generator.random(), generator.random()))
 
 
@@ -393,6 +393,6 @@ def _joined(blocks: dict[int, bytes], size: int) -> bytes:
 
 
 def _blocks(content: bytes) -> Iterator[bytes]:
-    """Give the bytes of a file block by block; zeros fill up the last."""
+    """Yield the bytes of a file in blocks; zeros fill the last block."""
     for start in range(0, len(content), BLOCK_BYTES):
         yield content[start : start + BLOCK_BYTES].ljust(BLOCK_BYTES, b"\0")

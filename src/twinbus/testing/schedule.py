@@ -1,4 +1,7 @@
-"""What happens in an outage simulation: the application, and the faults it lives through."""
+"""The input of an outage simulation: the application's settings, and the faults.
+
+`Setting.drawn` and `drawn_outages` draw both from a seeded generator, so a seed is a scenario.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,14 +28,14 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """A fault that begins at a time and lasts."""
+    """A fault with its start and duration."""
 
-    at: timedelta  # after the start
+    at: timedelta  # after the start of the simulation
     lasts: timedelta = timedelta(0)
     fault: Fault = Fault.UNAVAILABLE
     where: Where = Where.PRIMARY
     path: str | None = None  # None: the whole namespace
-    times: int | None = None  # requests that meet it; None: all while it lasts
+    times: int | None = None  # number of requests that fail; None: all during the outage
 
     def __str__(self) -> str:
         what = self.path or f"the {self.where.value}"
@@ -42,7 +45,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the simulated application is like; drawn from the seed."""
+    """The settings of the simulated application."""
 
     factories: int  # processes with a paired factory each
     clients: int  # per factory
@@ -50,8 +53,8 @@ class Setting:
     failover_interval: timedelta
     ping_interval: timedelta
     operation_timeout: timedelta
-    move_interval: timedelta  # how often the mover looks
-    sends: int  # in all
+    move_interval: timedelta  # how often the mover runs
+    sends: int  # in total
 
     def __str__(self) -> str:
         return (
@@ -77,14 +80,14 @@ class Setting:
 
 
 class SkewedClock:
-    """A process's own clock: time passes as in the world, the wall clock may be set."""
+    """The clock of one process: its time is that of the simulation, its wall clock may be set."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self.offset_us = 0
 
     def now_us(self) -> int:
-        """Return the moment durations are measured by."""
+        """Return the time by which durations are measured."""
         return self._clock.now_us()
 
     def wall_us(self) -> int:
@@ -96,11 +99,11 @@ class SkewedClock:
         return self._clock.seconds_until(moment)
 
     def sleep_us(self, duration: int) -> None:
-        """Sleep by moving the world's clock."""
+        """Sleep by moving the clock of the simulation."""
         self._clock.sleep_us(duration)
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each move of the world's clock."""
+        """Call `callback` after each move of the clock of the simulation."""
         return self._clock.on_advance(callback)
 
 

@@ -1,4 +1,4 @@
-"""Faults of a server in this process: what its clients meet, native ones and SDKs of Service Bus.
+"""Injects faults into a server in this process, for native clients and Service Bus SDKs.
 
 server = FaultyServer(door)
 server.inject(Fault.SERVER_BUSY, path="orders")      # as in faults.py, at every door
@@ -8,8 +8,8 @@ server.end_links("orders", AmqpError("moved", Condition.DETACH_FORCED, Scope.LIN
 server.close_connections(NamespaceClosedError("stopping"))
 server.drop_connections()
 
-A request that meets TIMEOUT or REPLY_LOST is never answered: the client's own patience ends it.
-An AmqpError as a fault has SDKs see its condition, also one that a broker never has a reason for.
+The server never answers a request with the fault TIMEOUT or REPLY_LOST: the client times out. With
+an AmqpError as the fault, SDKs get its condition, even one that the broker itself never sends.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ _UNANSWERED: Final = (Fault.TIMEOUT, Fault.REPLY_LOST)
 
 
 class FaultyServer(FaultSwitch):
-    """Lets requests of a server's clients fail on demand; without faults it changes nothing."""
+    """Fails requests of a server's clients on demand; without faults it changes nothing."""
 
     def __init__(self, door: Door) -> None:
         super().__init__()
@@ -37,20 +37,20 @@ class FaultyServer(FaultSwitch):
     def refuse_links(
         self, error: MessagingError, path: str | None = None, times: int | None = None
     ) -> Callable[[], None]:
-        """Refuse links that SDKs attach to an entity; returns what takes that away."""
+        """Refuse links that SDKs attach to an entity; return a function that ends this."""
         return self._links.inject(error, path, times)
 
     def end_links(self, path: str, error: MessagingError) -> None:
         """End the links of SDKs to an entity."""
-        self._in_loop(lambda one: one.conversation.end_links(path, error), ServiceBusConnection)
+        self._in_loop(lambda c: c.conversation.end_links(path, error), ServiceBusConnection)
 
     def close_connections(self, error: MessagingError) -> None:
-        """Close every connection of a client, and say why."""
-        self._in_loop(lambda one: one.end(error))
+        """Close every client connection with an error."""
+        self._in_loop(lambda connection: connection.end(error))
 
     def drop_connections(self) -> None:
-        """Have every connection of a client break."""
-        self._in_loop(lambda one: one.abort())
+        """Break every client connection without an error."""
+        self._in_loop(lambda connection: connection.abort())
 
     def _in_loop(self, act: Callable[[Any], None], kind: type[Any] = object) -> None:
         def work() -> None:
@@ -64,11 +64,11 @@ class FaultyServer(FaultSwitch):
     # -- what the server calls -----------------------------------------------------------------
 
     def arrived(self, requests: Iterable[Request]) -> list[Request]:
-        """Take the requests that meet a fault; return those that do not."""
+        """Handle the requests that have a fault; return the others."""
         return [request for request in requests if not self._takes(request)]
 
     def attaching(self, path: str) -> None:
-        """Refuse a link, if it is to be refused."""
+        """Raise the error that `refuse_links` has set for this entity, if there is one."""
         fault = self._links.fault_for(GetEntity(path))
         if isinstance(fault, MessagingError):
             raise fault
@@ -86,6 +86,6 @@ class FaultyServer(FaultSwitch):
         return True
 
     def _fail(self, request: Request, fault: Injectable) -> None:
-        """Answer with an error, when the connection has handed everything over."""
+        """Answer with an error, after the connection has passed on all its requests."""
         error = error_of_fault(fault, getattr(request.command, "path", ""))
         self._door.turns.call_in_loop(lambda: request.fail(error))

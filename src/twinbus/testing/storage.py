@@ -1,4 +1,4 @@
-"""A disk with troubles: slow, full, refusing to sync, or losing power in the middle of a write.
+"""A disk with faults: slow, full, failing to sync, or losing power in the middle of a write.
 
 disk = FaultyStorage(clock)
 namespace = EmbeddedNamespace(folder, clock, Storages(log=disk))
@@ -17,15 +17,15 @@ from twinbus.clock import Clock
 
 
 class PowerFailure(BaseException):
-    """The machine is gone: nothing after this write happened."""
+    """The simulated machine has lost power: no later operation has an effect."""
 
 
 class FaultyStorage(DiskStorage):
-    """The operating system's files, with troubles on demand."""
+    """The operating system's files, with faults on demand."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._reserved: set[int] = set()  # descriptors of files whose space was set aside
+        self._reserved: set[int] = set()  # descriptors of files whose space was reserved
         self._tear_in: int | None = None
         self.full = False
         self.fails_sync = False
@@ -37,7 +37,7 @@ class FaultyStorage(DiskStorage):
         self._tear_in = count
 
     def create(self, path: Path, size: int = 0) -> int:
-        """Open a file for writing; a full disk has only what was set aside before."""
+        """Open a file for writing; a full disk has only the space that was reserved before."""
         descriptor = super().create(path, 0 if self.full else size)
         self._reserved.discard(descriptor)
         if path.name == "reserve" and not size:
@@ -45,9 +45,9 @@ class FaultyStorage(DiskStorage):
         return descriptor
 
     def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Write all bytes, or what the trouble lets through."""
+        """Write all bytes, or as many as the fault permits."""
         if self.full and descriptor not in self._reserved:
-            # A real disk takes what fits: leave half of it behind.
+            # A real disk writes the part that fits: write one half.
             whole = b"".join(buffers)
             super().write(descriptor, offset, [memoryview(whole[: len(whole) // 2])])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -120,12 +120,11 @@ const stories = {
     await withClient(async (client) => {
       const rules = client.createRuleManager(`${prefix}-topic`, "ruled");
       await rules.deleteRule("$Default");
-      await rules.createRule("red", { sqlExpression: "colour = @c", sqlParameters: { "@c": "red" } });
+      await rules.createRule("red", { sqlExpression: "colour = 'red'" });
       await rules.createRule("label", { subject: "urgent", applicationProperties: { n: 1 } });
       const names = [];
-      for await (const rule of rules.getRules()) names.push(rule.name);
+      for await (const rule of rules.listRules()) names.push(rule.name);
       assert.deepEqual(names.sort(), ["label", "red"]);
-      await rules.close();
     });
   },
 

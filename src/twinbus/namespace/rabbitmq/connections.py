@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pika
-from pika import spec
+from pika import exceptions, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 
 from twinbus.backoff import Backoff
 from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, InvalidArgumentError, MessagingError
 from twinbus.limits import (
+    GRACE_S,
     RABBITMQ_CONNECT_S,
     RABBITMQ_HEARTBEAT_S,
     RABBITMQ_MAX_RECONNECT_US,
@@ -28,6 +29,31 @@ from twinbus.limits import (
 from twinbus.namespace.rabbitmq.refusals import unreachable
 
 _BACKOFF = Backoff(RABBITMQ_RECONNECT_US, RABBITMQ_MAX_RECONNECT_US)
+
+
+class _GatheringConnection(AsyncioConnection):  # type: ignore[misc]
+    """Writes what one turn of the loop produced at once: pika writes each frame by itself.
+
+    A message has three frames. One system call for each costs more than everything else.
+    """
+
+    _frames: list[bytes]
+
+    def _adapter_emit_data(self, data: bytes) -> None:
+        frames = self.__dict__.setdefault("_frames", [])
+        if not frames:
+            self.ioloop.call_soon(self._write_frames)
+        frames.append(data)
+
+    def _write_frames(self) -> None:
+        frames, self._frames = self._frames, []
+        if frames and self._transport is not None:
+            super()._adapter_emit_data(b"".join(frames))
+
+    def _adapter_disconnect_stream(self) -> None:
+        self.__dict__.setdefault("_frames", [])
+        self._write_frames()
+        super()._adapter_disconnect_stream()
 
 
 class BrokerChannel:
@@ -108,6 +134,8 @@ class BrokerConnection:
         self._last_error: MessagingError | None = None
         self._connection: Any = None
         self._opening: asyncio.Task[Any] | None = None
+        self._leaving: set[Any] = set()  # connections that the broker has not closed yet
+        self._left = asyncio.Event()
         self.blocked_since: float | None = None  # a moment of the loop; None: it takes messages
         self.blocked_reason = ""
         self.on_blocked: Callable[[], None] = _do_nothing
@@ -181,6 +209,7 @@ class BrokerConnection:
 
         def set_open(connection: Any) -> None:
             if opened.done():
+                self._leaving.add(connection)
                 connection.close()
             else:
                 opened.set_result(connection)
@@ -189,7 +218,7 @@ class BrokerConnection:
             if not opened.done():
                 opened.set_exception(unreachable(error, f"{host}:{port}"))
 
-        connection = AsyncioConnection(
+        connection = _GatheringConnection(
             self._parameters(host, port),
             on_open_callback=set_open,
             on_open_error_callback=set_error,
@@ -226,6 +255,8 @@ class BrokerConnection:
         self.blocked_since = None
 
     def _ended(self, connection: Any, _reason: BaseException) -> None:
+        self._leaving.discard(connection)
+        self._left.set()
         if connection is self._connection:
             self._connection = None
             self.blocked_since = None
@@ -242,26 +273,29 @@ class BrokerConnection:
         connection, self._connection = self._connection, None
         self.blocked_since = None
         if connection is not None and connection.is_open:
+            self._leaving.add(connection)
             connection.close()
+            asyncio.get_running_loop().call_later(GRACE_S, self._cut, connection)
 
     async def close(self) -> None:
         """Close the connection, and wait until the broker has taken everything."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
-        connection, self._connection = self._connection, None
-        if connection is None or connection.is_closed:
-            return
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.drop()
+        while self._leaving:
+            self._left.clear()
+            await self._left.wait()
 
-        def note_end(*_: Any) -> None:
-            if not ended.done():
-                ended.set_result(None)
+    def cut(self) -> None:
+        """End connections that the broker does not close."""
+        for connection in list(self._leaving):
+            self._cut(connection)
 
-        connection.add_on_close_callback(note_end)
-        if connection.is_open:
-            connection.close()
-        await ended
+    def _cut(self, connection: Any) -> None:
+        if connection in self._leaving and not connection.is_closed:
+            silent = exceptions.StreamLostError("the broker did not close the connection")
+            connection._terminate_stream(silent)  # noqa: SLF001 - pika has no public way to abort
 
 
 def password_of(settings: ConnectionString) -> str:

@@ -25,7 +25,9 @@ from twinbus.protocol.requests import BlockingRequest, Request
 from twinbus.protocol.table import check_supported
 
 R = TypeVar("R")
-logging.getLogger("pika").setLevel(logging.CRITICAL)  # what it logs is raised as our errors
+_PIKA_LOG = logging.getLogger("pika")
+if _PIKA_LOG.level == logging.NOTSET:  # what it logs as errors is raised as our errors
+    _PIKA_LOG.setLevel(logging.CRITICAL)
 
 
 class _Submitted(Request):

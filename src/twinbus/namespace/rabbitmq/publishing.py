@@ -400,11 +400,10 @@ class _Route:
         waiting, self._waiting = self._waiting, deque()
         for dispatch in waiting:
             self._publisher.waiting -= dispatch.count - dispatch.next
-            if not dispatch.next:
-                dispatch.finish(error)
-            else:  # some of its messages are on their way
-                dispatch.error = dispatch.error or error
-                dispatch.count = dispatch.next
+            dispatch.error = dispatch.error or error
+            dispatch.count = dispatch.next
+            if not dispatch.unconfirmed:  # else its caller is told with the last confirm
+                dispatch.finish(dispatch.error)
 
     def fail_unconfirmed(self, error: MessagingError) -> None:
         """Tell callers that the broker did not confirm their messages."""

@@ -29,6 +29,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     RABBITMQ_FEW,
+    RABBITMQ_FREE_CHANNELS,
     RABBITMQ_GATHER_S,
     RABBITMQ_KNOWN_GATHER_S,
     RABBITMQ_LOCKED_BYTES,
@@ -111,11 +112,9 @@ class LockKeeper:
         limit = command.max_bytes
         try:
             left = await inlet.fetch(deliveries)
-            while (
-                left > 0
-                and len(deliveries) < min(most, RABBITMQ_FEW)
-                and _has_room(deliveries, limit)
-            ):
+            while left > 0 and 0 < min(left, most - len(deliveries)) <= RABBITMQ_FEW:
+                if not _has_room(deliveries, limit):
+                    break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
@@ -143,14 +142,18 @@ class LockKeeper:
         """Keep one open channel per path for the next receive; close what is not needed."""
         if not inlet.is_retired and inlet.channel.is_open and inlet.path not in self._free:
             self._free[inlet.path] = inlet
-        else:
-            inlet.is_retired = True
-            inlet.close_if_unused()
+            if len(self._free) <= RABBITMQ_FREE_CHANNELS:
+                return
+            inlet = self._free.pop(next(iter(self._free)))
+        inlet.is_retired = True
+        inlet.close_if_unused()
 
     def _note_size(self, path: str, deliveries: Sequence[Delivery]) -> None:
         if deliveries:
             average = sum(len(delivery.body) for delivery in deliveries) / len(deliveries)
-            self._sizes[path] = (self._sizes.get(path, average) + average) / 2
+            self._sizes[path] = (self._sizes.pop(path, average) + average) / 2
+            if len(self._sizes) > RABBITMQ_FREE_CHANNELS:
+                del self._sizes[next(iter(self._sizes))]
 
     # -- locks ---------------------------------------------------------------------------------
 
@@ -240,6 +243,7 @@ class _Inlet:
         self.is_retired = False  # takes no further receive
         self._fetching: asyncio.Future[Any] | None = None
         self._open_tags: set[int] = set()  # delivered and not settled
+        self._prefetch = 0  # that the broker was told last, for the next consumer
         channel.pika.add_callback(self._nothing, [spec.Basic.GetEmpty], one_shot=False)
         channel.pika.add_on_cancel_callback(self._cancelled)
         self._cancel: asyncio.Future[None] | None = None  # raises when the broker cancels
@@ -295,7 +299,9 @@ class _Inlet:
         self._cancel = loop.create_future()
         tag: str | None = None
         try:
-            await self.channel.call("basic_qos", prefetch_count=wanted)
+            if wanted != self._prefetch:
+                await self.channel.call("basic_qos", prefetch_count=wanted)
+                self._prefetch = wanted
             tag = self.channel.pika.basic_consume(self.path, take)
             if not deliveries:
                 await self._arrival(arrived, wait_s)
@@ -310,7 +316,8 @@ class _Inlet:
                 self.is_retired = True
             if tag is not None and self.channel.is_open and not self._cancel.done():
                 self.channel.pika.basic_cancel(tag)
-            self._cancel.cancel()
+            if not self._cancel.cancel() and not self._cancel.cancelled():
+                self._cancel.exception()  # the queue was deleted after the last delivery
 
     async def _arrival(self, arrived: asyncio.Event, seconds: float) -> bool:
         """Wait for a delivery; return whether one came. Raise if the queue or channel ends."""
@@ -364,7 +371,8 @@ class _Inlet:
     async def wait_until_read(self) -> None:
         """Return when the broker has read everything that was written to the channel."""
         try:
-            await self.channel.call("basic_qos", prefetch_count=1)
+            self._prefetch = max(self._prefetch, 1)
+            await self.channel.call("basic_qos", prefetch_count=self._prefetch)
         except exceptions.AMQPError as error:
             raise refusal_of(error, self.path) from error
 

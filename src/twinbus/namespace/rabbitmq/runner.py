@@ -279,8 +279,10 @@ class CommandRunner:
         try:
             async with asyncio.timeout(patience):
                 await asyncio.gather(*ends, return_exceptions=True)
-        except TimeoutError:
-            pass  # a broker that does not answer is not waited for
+        except TimeoutError:  # a broker that does not answer is not waited for
+            for one in (self._sends, self._receives, self._pings):
+                one.cut()
+            await asyncio.sleep(0)  # for pika to close the sockets
 
 
 _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {

@@ -1,0 +1,126 @@
+"""The story of the demo with a real RabbitMQ as the primary.
+
+    python examples/demo_rabbitmq.py [--seconds 8]        or: make demo PRIMARY=rabbitmq
+
+A RabbitMQ broker is started here, killed with -9 and started again, under a fleet of applications
+that are paired with a Twinbus server. The syphon on Spark brings the diverted orders home. RabbitMQ
+does not remember what it took before, so an order whose confirm was lost may be there twice: all
+copies carry the same origin, and the consumer counts such an order once. At the end every order is
+accounted for. Ledgers and their report are of Twinbus brokers, so there is no report here.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+from demo import find_backlog, until
+from demo_audit import Findings, Held, examine
+from demo_display import Display
+from demo_fleet import Consumer, Fleet, Recorder
+from shop import QUEUE, Server
+
+from twinbus import Disposition, MessageReceiver, NamespaceManager
+from twinbus.deduplicate import origin_of
+from twinbus.message import to_messages
+from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.session import BorrowedSession
+from twinbus.syphon.syphon import Syphon, SyphonSettings
+from twinbus.testing.rabbitmq import RabbitBroker, missing
+
+SYNC_S = 2.0  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
+MISSING = 2  # the exit code where there is no RabbitMQ
+
+
+class RabbitConsumer(Consumer):
+    """Receives from RabbitMQ, which numbers nothing: the origin of an order is its place."""
+
+    def __init__(self, primary: str) -> None:
+        self._places: dict[str, int] = {}
+        super().__init__(primary)
+
+    def _take(self, orders: MessageReceiver, batch: pa.RecordBatch) -> None:
+        messages = to_messages(batch)
+        origins = [origin_of(message) or message.message_id for message in messages]
+        numbers = [self._places.setdefault(one, len(self._places)) for one in origins]
+        self.handovers.add(numbers, [message.message_id for message in messages])
+        orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
+
+
+def main() -> None:
+    """Tell the story, and say by the exit code how it ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=8, help="of each act")
+    options = parser.parse_args()
+    why = missing()
+    if why is not None:
+        print(f"this demo needs a RabbitMQ, and {why}", file=sys.stderr)
+        sys.exit(MISSING)
+    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
+    silence_py4j()
+    print("starting Spark ...", flush=True)
+    with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}), ExitStack() as stack:
+        findings, diverted, moved = _play(options.seconds, Path(made), stack)
+    for name, value in (
+        ("sent and acknowledged", findings.acknowledged),
+        ("delivered", findings.delivered),
+        ("diverted", diverted),
+        ("brought home by the syphon", moved),
+        ("repeats that carry the same origin", findings.redelivered),
+    ):
+        print(f"{name:<42}{value:>16,}")
+    print(f"lost {len(findings.lost)}   doubled {len(findings.doubled)}")
+    is_good = not findings.lost and not findings.doubled and bool(diverted)
+    print("Nothing was lost." if is_good else "The audit failed.")
+    sys.exit(0 if is_good else 1)
+
+
+def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int, int]:
+    recorder = Recorder()
+    display = stack.enter_context(Display(recorder))
+    broker = stack.enter_context(RabbitBroker())
+    primary = broker.connection_string(name="shop")
+    secondary = stack.enter_context(Server(folder / "backup"))
+    recorder.tell("a RabbitMQ is the primary, a Twinbus server the secondary")
+    with NamespaceManager.from_connection_string(primary) as manager:
+        manager.create_queue(QUEUE)
+    time.sleep(SYNC_S)
+    ledger = folder / "applications"
+    fleet = stack.enter_context(Fleet(primary, secondary.connection, ledger, recorder))
+    consumer = stack.enter_context(RabbitConsumer(primary))
+    display.watch(fleet, consumer)
+    queues = find_backlog(primary, secondary.connection)
+    settings = SyphonSettings(
+        primary=primary, secondary=secondary.connection, queues=queues, ledger=ledger
+    )
+    syphon = stack.enter_context(Syphon(settings))
+    syphon.wait_until_running()
+    display.watch(fleet, consumer, syphon)
+    recorder.tell(f"{fleet.size} paired applications send, one consumer receives")
+    time.sleep(seconds)
+
+    broker.node.kill()
+    recorder.tell("kill -9: RabbitMQ is down", "killed")
+    time.sleep(seconds)
+    broker.node.start()
+    recorder.tell("RabbitMQ is started again", "started")
+    until(lambda: fleet.is_healthy)
+    until(lambda: syphon.progress.moved >= fleet.diverted)
+    recorder.tell("every diverted order is home", "home")
+    time.sleep(seconds)
+
+    fleet.stop()
+    until(lambda: consumer.has_all(fleet.acknowledged))
+    consumer.stop()
+    syphon.stop()
+    fleet.close()
+    findings = examine(fleet.acknowledged, consumer.handovers, Held())
+    return findings, fleet.diverted, syphon.progress.moved
+
+
+if __name__ == "__main__":
+    main()

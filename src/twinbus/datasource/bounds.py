@@ -1,0 +1,69 @@
+"""Which messages a query can need, from the conditions that Spark hands to a reader.
+
+Spark evaluates every condition itself as well: bounds only keep messages from being read that
+cannot satisfy it. Conditions of other columns, and other kinds of conditions, bound nothing.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    LessThan,
+    LessThanOrEqual,
+)
+
+from twinbus.limits import MAX_INT64
+from twinbus.message import TIMESTAMP
+
+_NUMBER, _TIME = ("sequence_number",), ("enqueued_time_utc",)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Sequence numbers and times, both ends included."""
+
+    first: int = 0
+    last: int = MAX_INT64
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @classmethod
+    def of(cls, filters: list[Filter]) -> "Bounds":
+        """Return the bounds of conditions that must all hold."""
+        bounds = cls()
+        for condition in filters:
+            bounds = bounds._narrowed(condition)
+        return bounds
+
+    def _narrowed(self, condition: Any) -> "Bounds":
+        column, value = getattr(condition, "attribute", None), getattr(condition, "value", None)
+        is_low = isinstance(condition, EqualTo | GreaterThan | GreaterThanOrEqual)
+        is_high = isinstance(condition, EqualTo | LessThan | LessThanOrEqual)
+        if column == _NUMBER and type(value) is int:
+            low = value + isinstance(condition, GreaterThan) if is_low else self.first
+            high = value - isinstance(condition, LessThan) if is_high else self.last
+            return replace(self, first=max(self.first, low), last=min(self.last, high))
+        if column == _TIME and isinstance(value, datetime) and value.tzinfo is not None:
+            return replace(
+                self,
+                since=max(self.since or value, value) if is_low else self.since,
+                until=min(self.until or value, value) if is_high else self.until,
+            )
+        return self
+
+    def inside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages that were enqueued between the times."""
+        times = batch.column("enqueued_time_utc")
+        if self.since is not None:
+            batch = batch.filter(pc.greater_equal(times, pa.scalar(self.since, TIMESTAMP)))
+            times = batch.column("enqueued_time_utc")
+        if self.until is not None:
+            batch = batch.filter(pc.less_equal(times, pa.scalar(self.until, TIMESTAMP)))
+        return batch

@@ -1,0 +1,153 @@
+"""Drops repeated messages on the side of a consumer, by the origin that each message carries.
+
+A primary that does not remember what was brought home (RabbitMQ, Azure Service Bus) may enqueue a
+message twice: the reply to a send was lost and the send came again, directly or by way of the
+backlog, or a syphon was killed between a send and the settlement. All copies of a message carry the
+same origin in the property `x-twinbus-origin`: the sender, or the backlog queue, and a number.
+
+    with OriginMemory.in_file(Path("seen.db")) as memory:
+        for message in deduplicate(receiver, memory):
+            handle(message)
+            message.complete()
+
+A message is remembered when it was completed and the loop asks for the next one. What this covers:
+copies that arrive while their origin is remembered, by consumers that share one memory. It does
+not cover: messages without the property, a consumer that dies after it handled a message and before
+the memory has it (the file is written for each message), and copies that two consumers with
+memories of their own receive.
+"""
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Protocol, Self
+
+from twinbus.client.receiver import ReceivedMessage
+from twinbus.errors import InvalidArgumentError
+from twinbus.lifetimes import Closable
+from twinbus.limits import MAX_REMEMBERED_ORIGINS, REMEMBERED_ORIGINS
+from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import Disposition
+from twinbus.protocol.origins import ORIGIN_PROPERTY
+from twinbus.values import check_whole
+
+
+def origin_of(message: BrokeredMessage) -> str | None:
+    """Return what all copies of a message have in common; None: it does not say."""
+    origin = message.application_properties.get(ORIGIN_PROPERTY)
+    return origin if isinstance(origin, str) and origin else None
+
+
+class _Origins(Protocol):
+    """A bounded set of origins: the oldest ones are forgotten first."""
+
+    def __contains__(self, origin: object) -> bool: ...
+
+    def add(self, origin: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OriginMemory(Closable):
+    """Remembers the origins of messages that were handled. Any thread may use it."""
+
+    def __init__(self, capacity: int = REMEMBERED_ORIGINS) -> None:
+        check_whole("capacity", capacity, 1, MAX_REMEMBERED_ORIGINS)
+        self._origins: _Origins = _InMemory(capacity)
+        self._lock = Lock()
+
+    @classmethod
+    def in_file(cls, path: Path, capacity: int = REMEMBERED_ORIGINS) -> Self:
+        """Return a memory that survives the process; one process at a time may use the file."""
+        memory = cls(capacity)
+        memory._origins = _InFile(path, capacity)
+        return memory
+
+    def is_repeat(self, message: BrokeredMessage) -> bool:
+        """Whether a copy of a message was remembered; a message without an origin never is."""
+        origin = origin_of(message)
+        with self._lock:
+            return origin is not None and origin in self._origins
+
+    def remember(self, message: BrokeredMessage) -> None:
+        """Remember a message; durable in a file when it returns."""
+        origin = origin_of(message)
+        if origin is not None:
+            with self._lock:
+                self._origins.add(origin)
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        with self._lock:
+            self._origins.close()
+
+
+def deduplicate(
+    messages: Iterable[ReceivedMessage], memory: OriginMemory
+) -> Iterator[ReceivedMessage]:
+    """Give messages that were not handled before; repeats are completed and dropped.
+
+    A message is remembered after the caller completed it and asks for the next one. One that was
+    abandoned or dead-lettered is not remembered.
+    """
+    for message in messages:
+        if memory.is_repeat(message):
+            message.complete()
+            continue
+        yield message
+        if message._settled_as is Disposition.COMPLETE:  # noqa: SLF001 - of our own client
+            memory.remember(message)
+
+
+class _InMemory:
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._origins: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, origin: object) -> bool:
+        return origin in self._origins
+
+    def add(self, origin: str) -> None:
+        self._origins[origin] = None
+        self._origins.move_to_end(origin)
+        if len(self._origins) > self._capacity:
+            self._origins.popitem(last=False)
+
+    def close(self) -> None:
+        self._origins.clear()
+
+
+class _InFile:
+    """A table of SQLite: `at` grows by one with each origin, so the oldest are the lowest."""
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        self._capacity = capacity
+        try:
+            self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = FULL")
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS origins (at INTEGER PRIMARY KEY AUTOINCREMENT, "
+                "origin TEXT NOT NULL UNIQUE)"
+            )
+        except sqlite3.Error as error:
+            raise InvalidArgumentError(
+                f"the file {path} cannot be used as a memory of origins: {error}. Give a file that "
+                "no other process uses, in a directory that this one may write"
+            ) from error
+
+    def __contains__(self, origin: object) -> bool:
+        found = self._file.execute("SELECT 1 FROM origins WHERE origin = ?", (origin,))
+        return found.fetchone() is not None
+
+    def add(self, origin: str) -> None:
+        self._file.execute("INSERT OR REPLACE INTO origins (origin) VALUES (?)", (origin,))
+        self._file.execute(
+            "DELETE FROM origins WHERE at <= (SELECT MAX(at) FROM origins) - ?", (self._capacity,)
+        )
+
+    def close(self) -> None:
+        self._file.close()

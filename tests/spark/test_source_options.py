@@ -1,0 +1,189 @@
+"""What the data source offers beyond reading everything: conditions, columns, transactions, SQL."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark.test_source import stream, table
+from tests.spark.test_source_troubles import start
+from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
+from twinbus import BrokeredMessage
+from twinbus.datasource.source import register
+from twinbus.errors import InvalidOperationError, RangeUnavailableError
+from twinbus.protocol.commands import LeaseRange
+
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def fill(twins: Twins, count: int, queue: str = QUEUE) -> list[str]:
+    twins.primary.queue(queue)
+    ids = numbered("m", count)
+    twins.primary.send(queue, *(BrokeredMessage(b"x" * 100, message_id=one) for one in ids))
+    return ids
+
+
+@pytest.fixture
+def pushing(spark: SparkSession) -> Iterator[SparkSession]:
+    """Yield a session that hands conditions to data sources."""
+    spark.conf.set(PUSHDOWN, "true")
+    register(spark)
+    yield spark
+    spark.conf.unset(PUSHDOWN)
+    register(spark)
+
+
+def test_conditions_on_number_and_time_keep_messages_from_being_read(
+    pushing: SparkSession, twins: Twins
+) -> None:
+    fill(twins, 3000)
+    rows = table(pushing, twins, partitions=1)
+    [time] = {
+        row[0] for row in rows.where("sequence_number = 7").select("enqueued_time_utc").collect()
+    }
+    before = twins.primary.metered("Peek")
+    found = rows.where("sequence_number > 2990 and sequence_number <= 2995").collect()
+    assert [row.sequence_number for row in found] == [2991, 2992, 2993, 2994, 2995]
+    narrow = twins.primary.metered("Peek") - before
+    assert rows.where(rows.enqueued_time_utc < time).count() == 0
+    assert rows.where(rows.enqueued_time_utc >= time).count() == 3000
+    before = twins.primary.metered("Peek")
+    assert table(pushing, twins, partitions=1).count() == 3000
+    assert narrow < twins.primary.metered("Peek") - before
+
+
+def test_columns_that_are_not_wanted_are_left_out(spark: SparkSession, twins: Twins) -> None:
+    fill(twins, 3)
+    rows = table(spark, twins, columns="sequence_number, message_id")
+    assert rows.columns == ["sequence_number", "message_id"]
+    assert [tuple(row) for row in rows.collect()] == [(1, "m.0"), (2, "m.1"), (3, "m.2")]
+    with pytest.raises(PySparkException, match="columns is 'bodies'; it must be names of columns"):
+        table(spark, twins, columns="bodies").collect()
+
+
+def test_a_read_has_as_many_tasks_as_the_cluster_runs_at_once(
+    spark: SparkSession, twins: Twins
+) -> None:
+    fill(twins, 100)
+    register(spark)
+    rows = table(spark, twins)
+    assert rows.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism
+    assert rows.count() == 100
+
+
+def test_a_named_write_is_made_once_however_often_the_job_is_started(
+    spark: SparkSession, twins: Twins
+) -> None:
+    twins.primary.queue()
+    rows = spark.range(1000).selectExpr("cast(id as string) as body")
+    sink = {"connection": twins.primary.connection, "queue": QUEUE, "txnAppId": "orders"}
+    for version in (1, 1, 2, 1, 2):
+        named = {**sink, "txnVersion": str(version)}
+        rows.write.format("twinbus").options(**named).mode("append").save()
+    assert twins.primary.count() == 2000
+    with pytest.raises(PySparkException, match="txnAppId and txnVersion belong together"):
+        rows.write.format("twinbus").options(**sink).mode("append").save()
+
+
+def test_rows_that_foreach_batch_writes_come_once_across_a_restart_in_mid_batch(
+    spark: SparkSession, twins: Twins, tmp_path: Path
+) -> None:
+    ids = fill(twins, 300)
+    twins.primary.queue("bills")
+    sink = {"connection": twins.primary.connection, "queue": "bills", "txnAppId": "bills"}
+    failures = iter([True, False, True])
+
+    def send(rows: DataFrame, batch: int) -> None:
+        named = {**sink, "txnVersion": str(batch)}
+        wanted = rows.select("body", "message_id")
+        wanted.write.format("twinbus").options(**named).mode("append").save()
+        if next(failures, False):
+            raise RuntimeError("killed after the write and before the commit")
+
+    for _ in range(4):
+        source = stream(spark, twins, maxRowsPerBatch=100, leaseSeconds=1, partitions=2)
+        query = (
+            source.writeStream.foreachBatch(send)
+            .option("checkpointLocation", str(tmp_path / "c"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with suppress(PySparkException):
+            assert query.awaitTermination(int(DEADLINE_S))
+    assert sorted(twins.primary.ids("bills")) == sorted(ids)
+
+
+def test_an_idle_source_does_not_keep_the_others_of_a_union_waiting(
+    spark: SparkSession, twins: Twins, tmp_path: Path
+) -> None:
+    for number in range(4):
+        twins.primary.queue(f"idle-{number}")
+    fill(twins, 500)
+    sources = [stream(spark, twins, maxRowsPerBatch=100)]
+    sources += [stream(spark, twins, queue=f"idle-{number}") for number in range(4)]
+    union = sources[0]
+    for one in sources[1:]:
+        union = union.union(one)
+    query = start(union, tmp_path)
+    try:
+        until(lambda: not twins.primary.count(), "all was read")
+        waits = [
+            progress.durationMs["latestOffset"]
+            for progress in itertools.islice(query.recentProgress, 1, None)
+            if progress.numInputRows
+        ]
+    finally:
+        query.stop()
+    assert min(waits) < 1000  # four idle sources took a second each
+
+
+def test_a_query_that_stops_gives_its_ranges_back(
+    spark: SparkSession, twins: Twins, tmp_path: Path
+) -> None:
+    fill(twins, 300)
+    hanging = stream(spark, twins, maxRowsPerBatch=100, leaseSeconds=3600).selectExpr(
+        "reflect('java.lang.Thread', 'sleep', 3600000L)"
+    )
+    query = start(hanging, tmp_path)
+    until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds(), "a batch runs")
+    query.stop()
+    namespace = twins.primary.factory.courier.namespace
+
+    def is_free() -> bool:
+        try:
+            namespace.ask(LeaseRange(QUEUE, "another", 300, 1, 300))
+        except RangeUnavailableError:
+            return False
+        return True
+
+    until(is_free, "another reader can have all of it, long before the leases lapse")
+
+
+def test_sql_reads_a_queue_and_reads_it_anew(spark: SparkSession, twins: Twins) -> None:
+    fill(twins, 2)
+    view = (
+        "create or replace temporary view orders using twinbus options "
+        f"(connection '{twins.primary.connection}', queue '{QUEUE}')"
+    )
+    spark.sql(view)
+    assert spark.table("orders").count() == 2
+    twins.primary.send(QUEUE, BrokeredMessage(b"one more"))
+    spark.sql(view)
+    assert len(spark.sql("select * from orders").collect()) == 3
+    spark.sql("drop view orders")
+    with pytest.raises(PySparkException, match="In SQL: CREATE TEMPORARY VIEW"):
+        spark.sql("create temporary view orders using twinbus")
+
+
+def test_a_session_of_spark_connect_is_told_what_to_do() -> None:
+    class Connected:
+        """As pyspark's own: a session without a JVM in this process."""
+
+    session: Any = Connected()
+    with pytest.raises(InvalidOperationError, match="a session of Spark Connect"):
+        register(session)

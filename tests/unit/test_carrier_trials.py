@@ -1,0 +1,91 @@
+"""A destination that hangs holds up the others for a short time only once it is known."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinbus import BrokeredMessage, QueueDescription
+from twinbus.limits import TRIAL_MESSAGES
+from twinbus.message import to_batch
+from twinbus.namespace.contract import Namespace
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.pairing.backlog import diverted
+from twinbus.protocol.commands import Command, CreateEntity, LeaseRange, Send
+from twinbus.syphon import carrier as carrying
+from twinbus.syphon.carrier import Carrier, Range
+
+BACKLOG = "contoso/x-servicebus-transfer/0"
+SLOW, QUICK = "slow", "quick"
+MANY = 3 * TRIAL_MESSAGES
+
+
+class Hanging:
+    """A namespace that does not answer sends to one queue while it hangs, and counts them."""
+
+    def __init__(self, inner: Namespace) -> None:
+        self._inner = inner
+        self.hangs = True
+        self.sends: list[int] = []
+        self.id = inner.id
+        self.capabilities = inner.capabilities
+
+    def submit(self, command: Command[Any]) -> "Future[Any]":
+        if isinstance(command, Send) and command.path == SLOW:
+            self.sends.append(len(command.messages))
+            if self.hangs:
+                return Future()
+        return self._inner.submit(command)
+
+    def ask(self, command: Command[Any], timeout_s: float | None = None) -> Any:
+        return self.submit(command).result(timeout_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@pytest.fixture
+def secondary(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
+    namespace = EmbeddedNamespace(tmp_path / "secondary")
+    namespace.ask(CreateEntity(QueueDescription(path=BACKLOG)))
+    yield namespace
+    namespace.close()
+
+
+@pytest.fixture
+def primary(tmp_path: Path) -> Iterator[Hanging]:
+    namespace = EmbeddedNamespace(tmp_path / "primary")
+    for path in (SLOW, QUICK):
+        namespace.ask(CreateEntity(QueueDescription(path=path)))
+    hanging = Hanging(namespace)
+    yield hanging
+    hanging.close()
+
+
+def divert(secondary: EmbeddedNamespace, path: str) -> None:
+    messages = [BrokeredMessage(b"x", message_id=f"{path}.{number}") for number in range(MANY)]
+    secondary.ask(Send(BACKLOG, diverted(to_batch(messages), path, None)))
+
+
+def test_a_destination_on_trial_gets_a_few_messages_and_little_time(
+    primary: Hanging, secondary: EmbeddedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(carrying, "TRIAL_TIMEOUT_S", 0.05)  # the time of one that is not is 10 s
+    divert(secondary, SLOW)
+    divert(secondary, QUICK)
+    lease = secondary.ask(LeaseRange(BACKLOG, "test", 10_000))
+    assert lease is not None
+    leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
+    carrier = Carrier(primary, secondary)
+    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: lease.epoch})
+    assert primary.sends == [TRIAL_MESSAGES]
+    assert carried.kept == {SLOW: MANY}
+    assert carried.failures[SLOW].code == "OperationTimeout"
+    assert carried.moved[QUICK][0] == MANY
+
+    primary.hangs = False
+    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: lease.epoch})
+    assert primary.sends == [TRIAL_MESSAGES, TRIAL_MESSAGES, MANY - TRIAL_MESSAGES]
+    assert carried.moved[SLOW][0] == MANY

@@ -1,0 +1,68 @@
+"""What deploy/ starts is a command that exists, with options that it has."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from twinbus.cli.root import root
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def unit_command(name: str) -> list[str]:
+    """Return what a unit starts."""
+    text = (DEPLOY / name).read_text()
+    [line] = re.findall(r"^ExecStart=\S+/twinbus (.+)$", text, re.MULTILINE)
+    return shlex.split(line.replace("$TWINBUS_OPTIONS", options_of_the_page()))
+
+
+def options_of_the_page() -> str:
+    page = (ROOT / "docs" / "operations" / "deploy.md").read_text()
+    [line] = re.findall(r"^TWINBUS_OPTIONS=(.+)$", page, re.MULTILINE)
+    return str(line)
+
+
+def container_command() -> list[str]:
+    """Return what the container starts."""
+    text = (DEPLOY / "Containerfile").read_text()
+    words = [
+        json.loads(found)
+        for found in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.+\])$", text, re.MULTILINE)
+    ]
+    return [*words[0], *words[1]][1:]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        unit_command("twinbus@.service"),
+        unit_command("twinbus-syphon.service"),
+        container_command(),
+    ],
+    ids=["server", "syphon", "container"],
+)
+def test_what_is_started_is_a_command_with_options_that_it_has(command: list[str]) -> None:
+    started = root.commands[command[0]]
+    known = {name for parameter in started.params for name in parameter.opts}
+    assert [word for word in command if word.startswith("--") and word not in known] == []
+    arguments = [one for one in started.params if isinstance(one, click.Argument)]
+    assert len([word for word in command[1:2] if not word.startswith("--")]) == len(arguments)
+
+
+def test_no_unit_has_a_secret_in_its_command_or_its_journal() -> None:
+    for unit in DEPLOY.glob("*.service"):
+        text = unit.read_text()
+        assert "SharedAccessKey" not in text
+        assert "StandardOutput=null" in text  # the first start prints the root key there
+
+
+def test_what_the_container_copies_exists() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
+    assert copied == ["requirements/server.txt", "dist/twinbus-*.whl"]  # the last by `make dist`
+    assert (ROOT / copied[0]).exists()
