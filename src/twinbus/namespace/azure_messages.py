@@ -23,6 +23,15 @@ from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message
 
 _PLAIN = (str, int, float, bool, bytes, UUID)
 _MOST_TTL_MS = 2**32 - 1  # for ever
+_SAME_TYPES = (str, float, bool, UUID)  # that both write alike; the SDK's whole numbers are shorter
+_NATIVE_ANNOTATIONS = (PARTITION_KEY, SCHEDULED)
+_NOT_NATIVE = (  # properties that no native field has
+    "user_id",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "group_sequence",
+)
 
 
 class SdkMessage(BrokeredMessage):
@@ -42,7 +51,7 @@ class SdkMessage(BrokeredMessage):
     def amqp(self) -> bytes | None:
         """How the message looks as AMQP, for AMQP receivers."""
         outgoing: Message | None = self.outgoing  # type: ignore[attr-defined]
-        if self._sections is None and outgoing is not None:  # type: ignore[attr-defined]
+        if self._sections is None and outgoing is not None and not _is_plain(outgoing):  # type: ignore[attr-defined]
             object.__setattr__(self, "_sections", read_message(AmqpMessage(encoded(outgoing))).amqp)
         return self._sections  # type: ignore[attr-defined,no-any-return]
 
@@ -54,6 +63,21 @@ class SdkMessage(BrokeredMessage):
         """Return the message as one that appears at a later time."""
         values = {name: getattr(self, name) for name in BrokeredMessage.__dataclass_fields__}
         return replace(BrokeredMessage(**values), scheduled_enqueue_time_utc=at)
+
+
+def _is_plain(outgoing: Message) -> bool:
+    """Whether the native fields say all that the message says, and in the same types."""
+    held, properties = outgoing.application_properties or {}, outgoing.properties
+    return (
+        outgoing.header is None
+        and not outgoing.delivery_annotations
+        and not outgoing.footer
+        and isinstance(outgoing.data, bytes | bytearray | list)
+        and (not isinstance(outgoing.data, list) or len(outgoing.data) == 1)
+        and all(_text(key) in _NATIVE_ANNOTATIONS for key in outgoing.message_annotations or {})
+        and all(type(one) in _SAME_TYPES for one in held.values())
+        and not any(map(properties.__getattribute__, _NOT_NATIVE))
+    )
 
 
 def encoded(outgoing: Message) -> bytes:
