@@ -255,6 +255,19 @@ def test_a_key_of_one_entity_manages_that_entity_alone(
     assert manager.get_key("own", path) == key
 
 
+def test_a_token_for_one_entity_cannot_forward_to_others_whatever_its_key_may(
+    client: AtomClient, manager: NamespaceManager, path: str
+) -> None:
+    target = f"{path}-target"
+    client.put(path, queue())
+    client.put(target, queue())
+    forwards = queue(f"<ForwardTo>sb://localhost/{target}</ForwardTo>")
+    narrow = client.token(path)  # of a key for the whole namespace
+    assert client.put(path, forwards, token=narrow, headers=dict(UPDATE)).status == 401
+    assert manager.get_queue(path).forward_to is None
+    assert client.put(path, forwards, token=client.token(), headers=dict(UPDATE)).status == 200
+
+
 def test_forwarding_needs_a_token_that_may_send_to_the_target(
     client: AtomClient, manager: NamespaceManager, path: str
 ) -> None:

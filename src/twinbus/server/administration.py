@@ -116,7 +116,7 @@ class _Sponsored:
     """A principal that also showed tokens for the targets of forwarding."""
 
     admission: Admission
-    sponsors: tuple[Admission, ...]
+    senders: tuple[Admission, ...]  # the tokens that may allow to send: as they were signed
 
     @property
     def id(self) -> str:
@@ -125,9 +125,9 @@ class _Sponsored:
 
     def may(self, claim: Claim, path: str | None) -> bool:
         """Whether one of its tokens allows that."""
-        if self.admission.may(claim, path):
-            return True
-        return claim is Claim.SEND and any(one.may(claim, path) for one in self.sponsors)
+        if claim is Claim.SEND:
+            return any(sender.may(claim, path) for sender in self.senders)
+        return self.admission.may(claim, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class _Call:
     request: Request
     path: str
     version: str
-    admission: Admission
+    admission: Admission  # for what the request is about
+    signed: Admission  # as the token was signed
     base: str  # the address of the namespace
 
     @property
@@ -187,13 +188,10 @@ class Administration:
 
     async def _answer(self, request: Request) -> Response:
         path = request.scope["path"].strip("/")
-        call = _Call(
-            request,
-            path,
-            self._version(request),
-            self._admit(request.headers.get("authorization", ""), path),
-            f"{request.url.scheme}://{request.url.netloc}",
-        )
+        version = self._version(request)
+        signed = self._admit(request.headers.get("authorization", ""))
+        base = f"{request.url.scheme}://{request.url.netloc}"
+        call = _Call(request, path, version, _about(signed, path), signed, base)
         verbs = self._verbs(path)
         method = verbs.get(request.method)
         if method is None:
@@ -212,17 +210,13 @@ class Administration:
             )
         return version
 
-    def _admit(self, token: str, path: str) -> Admission:
-        """Check the token of a request. One for what the request is about, or above, counts."""
+    def _admit(self, token: str) -> Admission:
+        """Check the token of a request."""
         if not token:
             raise UnauthorizedError(
                 "the request has no token; send a SharedAccessSignature in the header Authorization"
             )
-        admission = self._door.admit(token)
-        scope, wanted = admission.token.path.lower(), path.lower()
-        if wanted == scope or wanted.startswith(f"{scope}/"):
-            return replace(admission, token=replace(admission.token, path=""))
-        return admission
+        return self._door.admit(token)
 
     def _verbs(self, path: str) -> dict[str, Answer]:
         """Return what can be done at a path, by verb."""
@@ -389,7 +383,7 @@ class Administration:
 
     def _sponsored(self, call: _Call, wanted: Wanted) -> Principal:
         """Return who asks for an entity, with the tokens for the targets of its forwarding."""
-        sponsors = []
+        senders = [call.signed]
         for header, setting in _SUPPLEMENTS.items():
             token = call.request.headers.get(header)
             target = wanted.settings.get(setting)
@@ -402,8 +396,8 @@ class Administration:
                     claim=Claim.SEND.value,
                     path=target,
                 )
-            sponsors.append(sponsor)
-        return _Sponsored(call.admission, tuple(sponsors))
+            senders.append(sponsor)
+        return _Sponsored(call.admission, tuple(senders))
 
     # -- rules ---------------------------------------------------------------------------------
 
@@ -459,6 +453,14 @@ class Administration:
             onward = call.url(call.path, **{"$skip": first + size, "$top": size})
         document = feed_document(title, call.url(call.path), onward, entries, self._name)
         return Response(document, media_type=_FEED_TYPE)
+
+
+def _about(signed: Admission, path: str) -> Admission:
+    """Return the admission for what a request is about, if the token is for that or for more."""
+    scope, wanted = signed.token.path.lower(), path.lower()
+    if wanted == scope or wanted.startswith(f"{scope}/"):
+        return replace(signed, token=replace(signed.token, path=""))
+    return signed
 
 
 def _page_size(call: _Call) -> int:
