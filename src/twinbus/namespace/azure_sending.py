@@ -21,10 +21,9 @@ from twinbus.namespace.azure_messages import SdkMessage
 from twinbus.namespace.azure_messages import encoded as encode_sdk
 from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule, send_one
 from twinbus.protocol.commands import Origin, Send, SendReceipt
-from twinbus.protocol.origins import OriginKind, message_id_of, origin_kind
+from twinbus.protocol.origins import ORIGIN_PROPERTY, OriginKind, message_id_of, origin_kind
 from twinbus.servicebus.messages import write_sent
 
-ORIGIN_PROPERTY = "x-twinbus-origin"
 _ENVELOPE_BYTES = 512  # of a batch, around its messages: an id, a session and a partition key
 _ENTRY_BYTES = 8  # of a batch, around one message
 Encoded = tuple[BrokeredMessage, Payload]
