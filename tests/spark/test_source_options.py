@@ -15,8 +15,7 @@ from tests.spark.test_source_troubles import start
 from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
 from twinbus import BrokeredMessage
 from twinbus.datasource.source import register
-from twinbus.errors import InvalidOperationError, RangeUnavailableError
-from twinbus.protocol.commands import LeaseRange
+from twinbus.errors import InvalidOperationError
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -140,28 +139,6 @@ def test_an_idle_source_does_not_keep_the_others_of_a_union_waiting(
     finally:
         query.stop()
     assert min(waits) < 1000  # four idle sources took a second each
-
-
-def test_a_query_that_stops_gives_its_ranges_back(
-    spark: SparkSession, twins: Twins, tmp_path: Path
-) -> None:
-    fill(twins, 300)
-    hanging = stream(spark, twins, maxRowsPerBatch=100, leaseSeconds=3600).selectExpr(
-        "reflect('java.lang.Thread', 'sleep', 3600000L)"
-    )
-    query = start(hanging, tmp_path)
-    until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds(), "a batch runs")
-    query.stop()
-    namespace = twins.primary.factory.courier.namespace
-
-    def is_free() -> bool:
-        try:
-            namespace.ask(LeaseRange(QUEUE, "another", 300, 1, 300))
-        except RangeUnavailableError:
-            return False
-        return True
-
-    until(is_free, "another reader can have all of it, long before the leases lapse")
 
 
 def test_sql_reads_a_queue_and_reads_it_anew(spark: SparkSession, twins: Twins) -> None:
