@@ -54,7 +54,7 @@ class SharedAccessKey:
             )
         object.__setattr__(self, "claims", tuple(dict.fromkeys(self.claims)))
         for secret in (self.primary, self.secondary):
-            if secret == EMULATOR_SECRET:
+            if isinstance(secret, str) and secret == EMULATOR_SECRET:
                 continue
             check_text(f"a secret of key {self.name}", secret, MAX_SECRET_CHARACTERS, least=16)
         check_optional_text("entity_path", self.entity_path, MAX_ADDRESS_CHARACTERS)
