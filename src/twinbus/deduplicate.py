@@ -2,8 +2,11 @@
 
 A primary that does not remember what was brought home (RabbitMQ, Azure Service Bus) may enqueue a
 message twice: the reply to a send was lost and the send came again, directly or by way of the
-backlog, or a syphon was killed between a send and the settlement. All copies of a message carry the
-same origin in the property `x-twinbus-origin`: the sender, or the backlog queue, and a number.
+backlog, or a syphon was killed between a send and the settlement. Copies of a message that was
+brought home carry the same origin in the property `x-twinbus-origin`: the sender, or the backlog
+queue, and a number. On RabbitMQ messages that were sent directly carry it as well. Each
+subscription of a topic has a copy of its own, so a message is remembered together with the entity
+it came from.
 
     with OriginMemory.in_file(Path("seen.db")) as memory:
         for message in deduplicate(receiver, memory):
@@ -40,6 +43,14 @@ def origin_of(message: BrokeredMessage) -> str | None:
     return origin if isinstance(origin, str) and origin else None
 
 
+def _key_of(message: BrokeredMessage) -> str | None:
+    """Return what a message is remembered by; None: nothing."""
+    origin = origin_of(message)
+    receiver = message.receiver if isinstance(message, ReceivedMessage) else None
+    path = receiver.path.lower() if receiver is not None else ""
+    return None if origin is None else f"{path} {origin}"
+
+
 class _Origins(Protocol):
     """A bounded set of origins: the oldest ones are forgotten first."""
 
@@ -67,16 +78,16 @@ class OriginMemory(Closable):
 
     def is_repeat(self, message: BrokeredMessage) -> bool:
         """Whether a copy of a message was remembered; a message without an origin never is."""
-        origin = origin_of(message)
+        key = _key_of(message)
         with self._lock:
-            return origin is not None and origin in self._origins
+            return key is not None and key in self._origins
 
     def remember(self, message: BrokeredMessage) -> None:
         """Remember a message; durable in a file when it returns."""
-        origin = origin_of(message)
-        if origin is not None:
+        key = _key_of(message)
+        if key is not None:
             with self._lock:
-                self._origins.add(origin)
+                self._origins.add(key)
 
     def close(self) -> None:
         """Close the file, if there is one."""

@@ -351,6 +351,7 @@ CLOCK_SKEW: Final = timedelta(hours=1)  # that a new certificate is valid before
 EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official emulator
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
+IDLE_FRAMES_PER_READ: Final = 16  # empty frames of a websocket: a client needs one ping in a while
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
 SERVICE_BUS_HELD_REQUESTS: Final = 100  # for whose replies there is no room yet
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
@@ -380,6 +381,7 @@ RABBITMQ_TLS_PORT: Final = 5671
 RABBITMQ_HOSTS: Final = 32  # of one connection string; clusters have 3 to 7
 RABBITMQ_NAME_BYTES: Final = 255  # of a queue, an exchange, a header's name or a text property
 RABBITMQ_MESSAGE_BYTES: Final = 128 * 1024 * 1024  # what RabbitMQ takes unless it is told otherwise
+RABBITMQ_MAX_DELIVERIES: Final = 2_147_483_646  # a higher limit is not taken
 RABBITMQ_MAX_EXPIRATION_MS: Final = 2**32 - 1  # a longer one closes the channel
 RABBITMQ_CONNECT_S: Final = 3.0  # per host: two silent hosts leave the third some time of a try
 RABBITMQ_HEARTBEAT_S: Final = 10  # a silent connection ends after about twice that

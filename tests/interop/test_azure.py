@@ -29,7 +29,6 @@ from twinbus.limits import UNLIMITED
 from twinbus.message import application_values, to_batch, to_messages
 from twinbus.namespace import azure_links
 from twinbus.namespace.azure import CAPABILITIES, AzureNamespace
-from twinbus.namespace.azure_sending import ORIGIN_PROPERTY
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.capabilities import Capability
@@ -49,7 +48,7 @@ from twinbus.protocol.commands import (
     Send,
     Settle,
 )
-from twinbus.protocol.origins import message_id_of, sender_source
+from twinbus.protocol.origins import ORIGIN_PROPERTY, message_id_of, sender_source
 
 OF_EVERY_TYPE: dict[str, Any] = {
     "str": "grüße",

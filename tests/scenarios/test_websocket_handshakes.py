@@ -158,3 +158,20 @@ def test_a_client_that_vanishes_is_forgotten(server: Server) -> None:
         with opened(server) as raw:
             raw.sendall(frame(2, AMQP))
     until(lambda: server.metrics()["twinbus_open_connections"].samples[0].value == 0)
+
+
+def test_a_flood_of_empty_frames_is_cut_off_after_a_few(server: Server) -> None:
+    with connected(server) as raw:
+        raw.sendall(handshake(RIGHT))
+        assert status(raw.recv(4096)) == 101
+        raw.sendall(frame(9, b"") * 1000)
+        reply = everything(raw)
+    assert len(reply) < 200  # a few pongs, and the reason
+    assert (1008).to_bytes(2, "big") in reply
+
+
+def test_a_header_that_is_no_text_is_refused(server: Server) -> None:
+    broken = handshake(RIGHT).replace(b"AMQPWSB10", b"AMQP\xffSB10")
+    with connected(server) as raw:
+        raw.sendall(broken)
+        assert status(everything(raw)) == 400

@@ -233,6 +233,51 @@ def test_a_ping_that_the_engine_stored_is_removed(world: World) -> None:
     assert world.secondary.ask(Peek(dead_letter_path(QUEUES[0]))).num_rows == 0
 
 
+def test_a_copy_that_the_secondary_stored_twice_is_enqueued_once(world: World) -> None:
+    """An engine without a memory of repeats stores a message again when its reply was lost."""
+    world.divert(0, "orders", 3)
+    for queue in QUEUES:  # repeated there, and in another queue
+        copies = [BrokeredMessage(b"x", message_id=f"0.orders.{n}") for n in range(3)]
+        origin = Origin(world.sources[0, "orders"], range(3))
+        world.secondary.ask(Send(queue, diverted(to_batch(copies), "orders", origin)))
+    world.bring_home()
+    world.check()
+
+
+class CreatedAnew(Killed):
+    """A secondary whose queue is deleted and created again between two receives of a visit."""
+
+    received = 0
+
+    def submit(self, command: Any) -> Any:
+        if isinstance(command, Receive):
+            self.received += 1
+            if self.received == 2:
+                self.between()
+        return super().submit(command)
+
+    def between(self) -> None:
+        """Do nothing, unless a test says what."""
+
+
+def test_a_queue_that_is_created_anew_during_a_visit_loses_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, 7, NUMBERED)
+    worker = CreatedAnew(world.secondary, world.without)
+    world.worker = worker
+    world.divert(0, "orders", 10)
+
+    def between() -> None:
+        world.secondary.ask(DeleteEntity(QUEUES[0]))
+        world.clock.advance(timedelta(seconds=1))
+        world.secondary.ask(CreateEntity(describe_backlog_queue(PrimaryIdentity("contoso"), 0)))
+        world.divert(0, "orders", 3)
+
+    worker.between = between  # type: ignore[method-assign]
+    world.bring_home()
+    world.check()
+    world.close()
+
+
 def test_a_queue_that_was_created_anew_is_another_origin(tmp_path: Path) -> None:
     """Its numbers begin again, and the primary must not take its messages for known."""
     world = World(tmp_path, 7, NUMBERED)

@@ -19,6 +19,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def active_session(request: pytest.FixtureRequest) -> None:
+    """Make the session that of this thread, as Spark's writers need it: a test may have lost it."""
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").createDataFrame([], "nothing int")
+
+
 @pytest.fixture
 def twins(tmp_path: Path) -> Iterator[Twins]:
     with Twins(tmp_path) as twins:

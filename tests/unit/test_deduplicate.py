@@ -107,3 +107,25 @@ def test_a_message_that_was_abandoned_is_not_remembered(tmp_path: Path) -> None:
                     received.abandon()
                 (again,) = list(deduplicate(_waiting(receiver), memory))
                 assert again.body == b"a"
+
+
+def test_each_subscription_has_a_copy_of_its_own(tmp_path: Path, memory: OriginMemory) -> None:
+    connection = f"Endpoint=embedded://{tmp_path / 'news'}"
+    with (
+        memory,
+        NamespaceManager.from_connection_string(connection) as manager,
+        MessagingFactory.from_connection_string(connection) as factory,
+    ):
+        manager.create_topic("news")
+        for name in ("audit", "billing"):
+            manager.create_subscription("news", name)
+        factory.create_topic_client("news").send(message(1))
+        for name in ("audit", "billing"):
+            with factory.create_subscription_client("news", name) as client:
+                received = client.receive()
+                assert isinstance(received, ReceivedMessage)
+                handled = 0
+                for kept in deduplicate([received], memory):
+                    kept.complete()
+                    handled += 1
+                assert handled == 1, f"{name} got a copy that was taken for a repeat"

@@ -79,11 +79,15 @@ def outgoing(command: Send) -> list[BrokeredMessage]:
 
 
 def _new_id(origin: Origin | None, at: int) -> str:
-    return uuid4().hex if origin is None else message_id_of(origin.source, int(origin.numbers[at]))
+    if origin is None:
+        return uuid4().hex
+    known = origin.best_known
+    return message_id_of(known.source, int(known.numbers[at]))
 
 
 def _with_origin(message: BrokeredMessage, origin: Origin, at: int) -> BrokeredMessage:
-    named = {ORIGIN_PROPERTY: f"{origin.source}:{int(origin.numbers[at])}"}
+    known = origin.best_known
+    named = {ORIGIN_PROPERTY: f"{known.source}:{int(known.numbers[at])}"}
     properties = {**message.application_properties, **named}
     return replace(message, application_properties=properties)
 

@@ -286,6 +286,9 @@ def _check_senders(senders: pa.Array, numbers: pa.Array, faults: dict[int, str])
     halves = pc.xor(senders.is_null(), numbers.is_null()).to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(halves).tolist():
         faults.setdefault(row, f"it has only one of {SENDER} and {NUMBER}, which belong together")
+    negative = pc.less(numbers, 0).fill_null(False).to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(negative).tolist():
+        faults.setdefault(row, f"its property {NUMBER} is negative")
     encoded = senders.dictionary_encode()
     unknown = [at for at, name in enumerate(encoded.dictionary.to_pylist()) if not _is_sender(name)]
     codes = encoded.indices.fill_null(-1).to_numpy()

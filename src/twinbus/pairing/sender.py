@@ -3,8 +3,9 @@
 A batch goes as a whole to the primary or to one backlog queue. A message that was tried at the
 primary and then diverted carries the sender's number of that try. When the syphon brings it home,
 the primary recognises a message that it had accepted although the reply was lost. If the secondary
-does not assign sequence numbers, every diverted message carries its sender's number: the syphon may
-then deliver a message twice, and the primary recognises the second copy by that number.
+has no ranges, every diverted message carries its sender's number. Such a secondary may store a
+message twice after a lost reply, and the syphon may deliver it twice: the primary recognises the
+second copy by that number.
 
 Senders call the route from any thread; it keeps its state on the board.
 """
@@ -101,7 +102,7 @@ class PairedRoute:
         self._ticker = ticker
         self._check_head_room = check_head_room
         capabilities = secondary.namespace.capabilities
-        self._always_numbers = Capability.SEQUENCE_NUMBERS not in capabilities
+        self._always_numbers = Capability.RANGES not in capabilities
 
     def send(self, command: Send, lane: Lane, *, was_tried: bool = False) -> SendReceipt:
         """Send, and return when the messages are durable at the primary or in the backlog."""

@@ -182,6 +182,20 @@ class Origin:
             )
 
     @property
+    def best_known(self) -> "Origin":
+        """The sender that numbered the messages, if it is named; else this origin.
+
+        A message that a sender tried at the primary and then diverted has both names. The copy that
+        is brought home then has the same name as the one that was sent directly.
+        """
+        named: Origin | None = self
+        while named is not None:
+            if origin_kind(named.source) is OriginKind.SENDER:
+                return named
+            named = named.also
+        return self
+
+    @property
     def depth(self) -> int:
         """How many sources it names."""
         return 1 + (self.also.depth if self.also is not None else 0)

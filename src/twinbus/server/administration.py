@@ -47,6 +47,7 @@ from twinbus.protocol import commands as c
 from twinbus.protocol.access import Admission, Principal
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.requests import Request as BrokerRequest
+from twinbus.server.addresses import is_local_origin, is_loopback
 from twinbus.server.client_connection import now_us
 from twinbus.servicebus.atom import (
     Entry,
@@ -188,6 +189,7 @@ class Administration:
 
     async def _answer(self, request: Request) -> Response:
         path = request.scope["path"].strip("/")
+        self._check_origin(request)
         version = self._version(request)
         signed = self._admit(request.headers.get("authorization", ""))
         base = f"{request.url.scheme}://{request.url.netloc}"
@@ -198,6 +200,17 @@ class Administration:
             raise _WrongVerbError(path, list(verbs))
         response: Response = await method(call)
         return response
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse pages of other hosts while there is a key that everybody knows."""
+        if not self._door.has_public_key:
+            return
+        is_local = is_local_origin(request.headers.get("origin", ""))
+        if not is_local or not is_loopback(request.url.hostname or ""):
+            raise UnauthorizedError(
+                "this server has the public key of the emulator: it answers requests for localhost "
+                "only, and none of web pages of other hosts"
+            )
 
     def _version(self, request: Request) -> str:
         address = request.client.host if request.client is not None else ""
@@ -348,7 +361,7 @@ class Administration:
         self, call: _Call, description: EntityDescription, runtime: RuntimeProperties
     ) -> Entry:
         keys = None
-        if call.admission.may(Claim.MANAGE, None):
+        if call.signed.may(Claim.MANAGE, None):
             keys = self._keys_of(description.path)
         limit = self._door.namespace.max_message_bytes if call.version > VERSIONS[0] else None
         return Entry(
@@ -369,6 +382,11 @@ class Administration:
         """Give an entity the keys of a request, and no others."""
         if wanted.keys is None:
             return
+        if not call.signed.may(Claim.MANAGE, None):
+            raise UnauthorizedError(
+                "authorization rules need a token for the whole namespace, of a key with the claim "
+                "manage"
+            )
         existing = {key.name.lower(): key for key in self._keys_of(path)}
         for key in wanted.keys:
             current = existing.pop(key.name.lower(), None)
@@ -458,7 +476,7 @@ class Administration:
 def _about(signed: Admission, path: str) -> Admission:
     """Return the admission for what a request is about, if the token is for that or for more."""
     scope, wanted = signed.token.path.lower(), path.lower()
-    if wanted == scope or wanted.startswith(f"{scope}/"):
+    if wanted == scope or wanted.startswith(f"{scope}/subscriptions"):
         return replace(signed, token=replace(signed.token, path=""))
     return signed
 

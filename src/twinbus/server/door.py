@@ -25,6 +25,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ from twinbus.limits import (
 from twinbus.loglines import LineRate, facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys, Admission
-from twinbus.protocol.keys import Claim, is_key_name
+from twinbus.protocol.keys import EMULATOR_SECRET, Claim, is_key_name
 from twinbus.protocol.wire import MAGIC
 from twinbus.server.addresses import is_loopback
 from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
@@ -204,10 +205,23 @@ class Door(Closable):
         if self.keys.version != self._keys_version:
             self._keys_version = self.keys.version
             for connection in [*self._connections]:
-                connection.tick()
+                self._alone(connection, connection.tick)
         replying, self._replying = self._replying, set()
         for connection in replying:
-            connection.flush()
+            self._alone(connection, connection.flush)
+
+    def _alone(self, connection: ClientConnection, work: Callable[[], object]) -> None:
+        """Do something for one connection; if it raises, only this connection ends."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - whatever it is, the others go on
+            _log.exception("a connection failed and is closed")
+            connection.abort()
+
+    @property
+    def has_public_key(self) -> bool:
+        """Whether a key has the secret of the official emulator, which everybody knows."""
+        return any(EMULATOR_SECRET in (key.primary, key.secondary) for key in self.keys.all())
 
     def has_replies(self, connection: ClientConnection) -> None:
         """Note that a connection has something to write when the turn is over."""

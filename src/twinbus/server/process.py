@@ -69,7 +69,8 @@ class Server(Closable):
             )
             opened.callback(namespace.close)
             apply(config, namespace)
-            _check_public_key(namespace, settings.host)
+            for host in (settings.host, settings.admin_host):
+                _check_public_key(namespace, host)
             self.door = _open_door(namespace, settings, tls, config)
             opened.callback(self.door.close)
             self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start

@@ -7,6 +7,7 @@ answering pings and health checks.
 """
 
 import asyncio
+import logging
 import selectors
 import threading
 from collections import deque
@@ -16,6 +17,8 @@ from typing import Any, Protocol
 from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.requests import Request
+
+_log = logging.getLogger("twinbus.server")
 
 
 class CountingSelector(selectors.DefaultSelector):
@@ -156,6 +159,10 @@ class Turns:
 
     def _deliver_elsewhere(self) -> None:
         while self._elsewhere:
-            self._elsewhere.popleft()()
+            deliver = self._elsewhere.popleft()
+            try:
+                deliver()
+            except Exception:  # noqa: BLE001 - one bad reply must not hold up the others
+                _log.exception("a reply could not be delivered")
         self._look_at_flushes()
         self._after_turn()

@@ -31,7 +31,8 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from twinbus.errors import MessagingError
-from twinbus.limits import AUTHENTICATION_US, SECOND_US
+from twinbus.limits import AUTHENTICATION_US, IDLE_FRAMES_PER_READ, SECOND_US
+from twinbus.server.addresses import is_local_origin
 from twinbus.server.amqp import ServiceBusConnection
 
 if TYPE_CHECKING:
@@ -109,12 +110,23 @@ class WebsocketConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of the client."""
+        idle = 0  # frames that bring nothing
         try:
             self._frames.receive_data(data)
             for event in self._frames.events():
+                if self._transport.is_closing():
+                    return
+                idle += isinstance(event, Ping) or (
+                    isinstance(event, BytesMessage) and not event.data
+                )
+                if idle > IDLE_FRAMES_PER_READ:
+                    self._end(CloseReason.POLICY_VIOLATION)
+                    return
                 self._take(event)
         except RemoteProtocolError as error:
             self._refuse(error)
+        except ValueError as error:  # of wsproto, for headers that are no text
+            self._refuse(RemoteProtocolError(str(error)))
         except LocalProtocolError:  # the client broke off, and there is nothing to answer
             self._transport.abort()
 
@@ -135,7 +147,9 @@ class WebsocketConnection(asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         """Answer the handshake."""
-        if request.target.partition("?")[0].rstrip("/") != _PATH:
+        if self._door.has_public_key and not is_local_origin(_origin_of(request)):
+            self._reject(403, "Pages of other hosts have no access to this server.\n")
+        elif request.target.partition("?")[0].rstrip("/") != _PATH:
             self._reject(404, f"There is no websocket here but {_PATH}.\n")
         elif SUBPROTOCOL not in request.subprotocols:
             self._reject(400, f"The websocket must ask for the subprotocol {SUBPROTOCOL}.\n")
@@ -191,3 +205,9 @@ class WebsocketConnection(asyncio.Protocol):
         self._door.forget_stranger(self)
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _origin_of(request: Request) -> str:
+    """Return the page that a browser asks for; empty: it is no browser."""
+    found = [value for name, value in request.extra_headers if name.lower() == b"origin"]
+    return found[0].decode("latin-1") if found else ""

@@ -387,5 +387,8 @@ class ServiceBusConversation:
 
 def path_in(address: str) -> str:
     """Return the path that an address names, with or without scheme and host."""
-    path = urlsplit(address).path if "://" in address else address
+    try:
+        path = urlsplit(address).path if "://" in address else address
+    except ValueError:  # no entity has such a path
+        path = address
     return unquote(path).strip("/")

@@ -78,7 +78,11 @@ def _status(name: str, text: str) -> EntityStatus:
 def _target(_: str, text: str) -> str:
     """Return the path of an entity that is given by its path or its address."""
     text = text.strip()
-    return unquote(urlsplit(text).path).strip("/") if "://" in text else text.strip("/")
+    try:
+        path = urlsplit(text).path if "://" in text else text
+    except ValueError:
+        raise InvalidArgumentError(f"{shown(text)} is not the address of an entity") from None
+    return (unquote(path) if "://" in text else path).strip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ def _list_sessions(node: ManagementNode, body: _Body) -> c.Command[Any]:
 def _listed_sessions(body: _Body, value: Any) -> Answer:
     if not value:
         return replace(_NOTHING, condition=f"{MICROSOFT}session-not-found")
-    end = (body.get("skip", int) or 0) + len(value)
+    end = max(body.get("skip", int) or 0, 0) + len(value)
     return Answer(body={"skip": Int(end), "sessions-ids": Array(str, tuple(value))})
 
 

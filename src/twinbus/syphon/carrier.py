@@ -61,6 +61,7 @@ class Range:
     first: int  # sequence numbers, both included
     last: int
     origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
+    is_locked: bool = False  # received under lock: the numbers of a known sender come first
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Failure:
 
 
 OVERTAKING = Failure("Overtaking", "the range before it could not be read")
-INTERRUPTED = Failure("Interrupted", "its worker was killed; its locks must expire first")
+INTERRUPTED = Failure("Interrupted", "a visit left messages locked; their locks must expire first")
 
 
 @dataclass(slots=True)
@@ -152,17 +153,18 @@ class Run:
     def send_to(self, destination: str, carried: Carried) -> Send:
         """Return the send to the destination; its origin makes the send idempotent.
 
-        The origin is the backlog queue with its sequence numbers. If the queue has none, the origin
-        is the sender with its own numbers.
+        The origin is the backlog queue with its sequence numbers. For messages that were received
+        under lock it is their sender with its own numbers, if that is known: an engine without
+        ranges may store a message twice, and may start its sequence numbers again.
         """
         also = Origin(self.sender, self.sent_as.to_numpy()) if self.sender is not None else None
-        if carried.range.origin:
-            numbered = Origin(carried.range.origin, _cheapest(self.numbers), also)
-            return Send(destination, self.batch, numbered)
-        if also is None:
+        if also is not None and carried.range.is_locked:
+            source = f"{canonical(carried.queue)}#{also.source}"
+            return Send(destination, self.batch, Origin(source, also.numbers, also))
+        if not carried.range.origin:
             return Send(destination, self.batch)
-        source = f"{canonical(carried.queue)}#{also.source}"
-        return Send(destination, self.batch, Origin(source, also.numbers, also))
+        origin = Origin(carried.range.origin, _cheapest(self.numbers), also)
+        return Send(destination, self.batch, origin)
 
 
 def _cheapest(numbers: Int64s) -> range | Int64s:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +89,7 @@ class LockedCarrier:
         on_trial: Mapping[str, int] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
     ) -> list[Carried]:
         """Visit a queue; of the single range only the origin of the queue is used."""
-        [visited] = ranges
+        visited = replace(ranges[0], is_locked=True)
         if self.is_repeated:
             return [Carried(queue, visited, is_settled=True, unread=INTERRUPTED)]
         visit = _LockedVisit(self._carrier, self._secondary, queue, visited, set(held_back))
@@ -113,7 +114,7 @@ class _LockedVisit:
         self._queue = queue
         self._blocked = blocked  # destinations to skip
         self._locked: list[pa.Array] = []  # lock tokens of messages that stay in the queue
-        self._settling: list[Future[None]] = []
+        self._settling: list[tuple[Future[None], Disposition]] = []
         self._received = 0
 
     def run(self, max_messages: int) -> None:
@@ -122,13 +123,11 @@ class _LockedVisit:
         pending: Future[pa.RecordBatch] | None = self._receive()
         try:
             while pending is not None:
-                batch = self._reply(pending)
+                batch = self._reply(pending)  # after a timeout it stays pending
                 pending = None
                 if not batch.num_rows:
                     self.carried.is_drained = True
                     break
-                if not self._received:
-                    self._check_origin(batch)
                 self._received += batch.num_rows
                 is_over = self._received >= max_messages or time.monotonic() > deadline
                 if not is_over and sum(map(len, self._locked)) < MAX_VISIT_HELD:
@@ -139,6 +138,7 @@ class _LockedVisit:
         finally:
             if pending is not None:
                 pending.add_done_callback(self._release_late)
+                self.carried.unread = INTERRUPTED  # it may lock messages after this visit
             for tokens in self._locked:
                 self._settle(tokens, Disposition.RELEASE)
             self._await_settlements()
@@ -152,20 +152,18 @@ class _LockedVisit:
         try:
             return pending.result(_TIMEOUT_S)
         except TimeoutError:
-            pending.add_done_callback(self._release_late)
             raise OperationTimeoutError(
                 f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s"
             ) from None
         finally:
             self.carried.reading_s += time.monotonic() - began
 
-    def _check_origin(self, batch: pa.RecordBatch) -> None:
+    def _check_origin(self) -> None:
         """Raise if the queue was deleted and created again after the planner read its origin."""
         if not self.carried.range.origin:
             return
         origin, _ = queue_origin(self._secondary, self._queue)
         if origin != self.carried.range.origin:
-            self._locked.append(batch.column("lock_token"))
             raise StaleEpochError(
                 f"the backlog queue {self._queue} was deleted and created again during the visit; "
                 "the next visit carries its messages"
@@ -203,6 +201,8 @@ class _LockedVisit:
             is_own = pc.is_in(batch.column("lock_token"), value_set=tokens)
             numbers = numbers[is_own.to_numpy(zero_copy_only=False)]
         found = restored(own)
+        if found.senders.null_count:  # only their sequence numbers tell these messages apart
+            self._check_origin()
         self._carrier.deliver(found, numbers, piece, self._blocked)
         if self.carried.range.origin:
             self._carrier.transfers.note(piece, Passed.of(own, found))
@@ -244,15 +244,20 @@ class _LockedVisit:
     ) -> None:
         reason = CANNOT_GO_HOME if disposition is Disposition.DEAD_LETTER else None
         command = Settle(self._queue, tokens, disposition, reason, description)
-        self._settling.append(self._secondary.submit(command))
+        self._settling.append((self._secondary.submit(command), disposition))
 
     def _await_settlements(self) -> None:
-        """Wait for the settlements; if one fails, the queue delivers its messages again."""
+        """Wait for the settlements; if one fails, the queue delivers its messages again.
+
+        Messages that could not be released stay locked, and later ones must not overtake them.
+        """
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        for settling in self._settling:
+        for settling, disposition in self._settling:
             try:
                 settling.result(max(deadline - time.monotonic(), 0.0))
             except (MessagingError, TimeoutError) as error:
+                if disposition is Disposition.RELEASE:
+                    self.carried.unread = INTERRUPTED
                 _log.warning(
                     "messages of %s could not be settled, so the queue delivers them again: %s",
                     self._queue,

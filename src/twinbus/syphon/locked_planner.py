@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from twinbus.clock import Clock, to_us
+from twinbus.entities import QueueDescription
 from twinbus.errors import MessagingError, UnauthorizedError
 from twinbus.limits import (
     DEFAULT_LOCK_DURATION,
@@ -28,10 +30,11 @@ from twinbus.limits import (
     POLL_GRACE_S,
     POLL_TRIES,
     SECOND_US,
+    SETTLE_TIMEOUT_S,
     SYPHON_POLL,
 )
 from twinbus.namespace.contract import Namespace
-from twinbus.protocol.commands import Disposition, Receive, Settle
+from twinbus.protocol.commands import Disposition, GetEntity, Receive, Settle
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import INTERRUPTED, Range
 from twinbus.syphon.desk import Desk
@@ -65,7 +68,12 @@ class LockedPlanner:
         self._wakeup = Wakeup()
         self._is_closed = False
         self._has_looked = False  # `once` has made every queue ready
-        self._rest({task.queue for task in desk.take_tasks()})  # the tasks of a killed batch
+        self._locks_us: dict[str, int] = {}  # how long the locks of a queue last
+        killed = {task.queue for task in desk.take_tasks()}
+        for path in {*killed, *desk.interrupted()}:
+            with suppress(MessagingError):  # the queue rests for the usual time
+                self._learn_lock(path)
+        self._rest(killed)  # the tasks of a killed batch
 
     def _rest(self, queues: Iterable[str]) -> None:
         """Pause queues until the locks of killed visits have expired.
@@ -73,13 +81,27 @@ class LockedPlanner:
         They are stored at the desk, because this planner may be killed as well.
         """
         now, wall = self._clock.now_us(), self._clock.wall_us()
-        latest = wall + to_us(DEFAULT_LOCK_DURATION)  # a bound in case the wall clock was set
         known = self._desk.interrupted().items()
-        resting = {path: min(until, latest) for path, until in known if until > wall}
-        resting |= dict.fromkeys(queues, latest)
+        resting = {
+            path: min(until, wall + self._lock_us(path))  # a bound in case the wall clock was set
+            for path, until in known
+            if until > wall
+        }
+        resting |= {path: wall + self._lock_us(path) for path in queues}
         self._desk.put_interrupted(resting)
         for path, until in resting.items():
             self._visits.interrupt(path, now + until - wall)
+
+    def _lock_us(self, path: str) -> int:
+        return self._locks_us.get(path, to_us(DEFAULT_LOCK_DURATION))
+
+    def _learn_lock(self, path: str) -> None:
+        """Ask a queue once how long its locks last: a queue may exist with other settings."""
+        if path in self._locks_us:
+            return
+        described = self._secondary.ask(GetEntity(path), SETTLE_TIMEOUT_S)
+        if isinstance(described, QueueDescription):
+            self._locks_us[path] = to_us(described.lock_duration)
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -141,6 +163,7 @@ class LockedPlanner:
         origins: dict[str, str] = {}
         for path in self._visits.ready_queues:
             try:
+                self._learn_lock(path)
                 origins[path], count = queue_origin(self._secondary, path)
                 with self._lock:
                     self._visits.see(path, count)
@@ -201,12 +224,15 @@ class LockedPlanner:
             self._note_unreadable(path, error)
         self._wakeup.send()
 
-    def _on_released(self, path: str, _: "Future[None]") -> None:
+    def _on_released(self, path: str, released: "Future[None]") -> None:
         """Make a queue ready: its message is available again, or will be when its lock expires."""
         with self._lock:
             self._polls.pop(path, None)
             self._unreadable.discard(path)
-            self._visits.ready(path)
+            if released.exception() is None:
+                self._visits.ready(path)
+            else:
+                self._rest([path])
         self._wakeup.send()
 
     def _note_unreadable(self, path: str, why: object) -> None:

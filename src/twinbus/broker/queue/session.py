@@ -7,8 +7,10 @@ with neither messages nor a holder take no memory, except for state that was sto
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.waiting import Indices, Waiting
@@ -95,16 +97,26 @@ class Sessions:
             self.updated[name] = updated
             self.state_bytes += len(name) + len(state)
 
-    def listed(self, waiting: Waiting) -> list[str]:
-        """Return the sessions that have messages, scheduled ones apart, or a state."""
+    def listed(self, waiting: Waiting, skip: int, most: int) -> list[str]:
+        """Return a page of the sessions that have messages, scheduled ones apart, or a state."""
+        if skip >= len(self.by_id) + len(self.states):
+            return []
         at = waiting.all()
         states = waiting.get("state", at)
         at = at[(states != State.PENDING) & (states != State.SCHEDULED)]
         has_messages = np.zeros(max(self.by_id, default=-1) + 1, np.bool_)
         has_messages[waiting.get("session", at)] = True
-        names = [self.by_id[one].name for one in np.flatnonzero(has_messages).tolist()]
-        found = set(names)
-        return names + [name for name in self.states if name not in found]
+        active = np.flatnonzero(has_messages)
+        page = [self.by_id[session].name for session in active[skip : skip + most].tolist()]
+        if len(page) < most:
+            stated = (name for name in self.states if not self._is_among(name, has_messages))
+            first = max(skip - len(active), 0)
+            page += islice(stated, first, first + most - len(page))
+        return page
+
+    def _is_among(self, name: str, has_messages: npt.NDArray[np.bool_]) -> bool:
+        known = self._ids.get(name)
+        return known is not None and known < len(has_messages) and bool(has_messages[known])
 
     def updated_after(self, moment: int) -> list[str]:
         """Return the sessions whose state was set after this time."""

@@ -633,9 +633,8 @@ class Namespace:
         self._queue(command.path, now)
         after = command.state_updated_after_utc
         if after is None:
-            names = queue.sessions.listed(queue.waiting)
-        else:
-            names = queue.sessions.updated_after(moment_us(after))
+            return queue.sessions.listed(queue.waiting, command.skip, command.max_sessions)
+        names = queue.sessions.updated_after(moment_us(after))
         return names[command.skip : command.skip + command.max_sessions]
 
     def _sessionful(self, path: str) -> tuple[Entity, Queue]:

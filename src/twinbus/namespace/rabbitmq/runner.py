@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.clock import Clock
@@ -56,7 +54,7 @@ from twinbus.protocol.commands import (
     Settle,
     UpdateEntity,
 )
-from twinbus.protocol.origins import OriginKind, message_id_of, origin_kind
+from twinbus.protocol.origins import message_id_of
 from twinbus.protocol.requests import Request, unanswered
 from twinbus.protocol.table import undo_of
 
@@ -327,25 +325,11 @@ def _named(
     """Return the id of each message, and the text that names its origin."""
     if origin is None:
         return [(message.message_id or uuid4().hex, None) for message in messages]
-    source, numbers = _named_source(origin)
+    known = origin.best_known
     return [
         (
-            message.message_id or message_id_of(source, int(number)),
-            f"{source}:{number}",
+            message.message_id or message_id_of(known.source, int(number)),
+            f"{known.source}:{number}",
         )
-        for message, number in zip(messages, numbers, strict=True)
+        for message, number in zip(messages, known.numbers, strict=True)
     ]
-
-
-def _named_source(origin: Origin) -> tuple[str, Sequence[int] | npt.NDArray[np.int64]]:
-    """Return the sender that numbered the messages, if it is known; else what is named first.
-
-    A message that a sender tried at the primary and then diverted has both names. The copy that is
-    brought home then carries the same name as the one that was sent directly.
-    """
-    named: Origin | None = origin
-    while named is not None:
-        if origin_kind(named.source) is OriginKind.SENDER:
-            return named.source, named.numbers
-        named = named.also
-    return origin.source, origin.numbers

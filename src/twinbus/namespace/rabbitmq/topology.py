@@ -48,8 +48,8 @@ from twinbus.errors import (
     MessagingError,
 )
 from twinbus.limits import (
-    MAX_MAX_DELIVERY_COUNT,
     MEGABYTE,
+    RABBITMQ_MAX_DELIVERIES,
     RABBITMQ_MAX_EXPIRATION_MS,
     RABBITMQ_NAME_BYTES,
     RABBITMQ_RECORD_S,
@@ -311,9 +311,11 @@ def _arguments_of(description: QueueDescription | SubscriptionDescription) -> di
         "x-dead-letter-routing-key": dead_letter_path(description.path),
         "x-dead-letter-strategy": "at-least-once",
     }
-    if description.max_delivery_count < MAX_MAX_DELIVERY_COUNT:
-        # RabbitMQ counts deliveries after the first one, Service Bus all that failed.
-        arguments["x-delivery-limit"] = description.max_delivery_count - 1
+    # RabbitMQ counts deliveries after the first one, Service Bus all that failed. The limit is
+    # always set: without one, RabbitMQ 3 puts a released message behind all others, and RabbitMQ 4
+    # dead-letters a message after 20 deliveries.
+    most = min(description.max_delivery_count, RABBITMQ_MAX_DELIVERIES)
+    arguments["x-delivery-limit"] = most - 1
     if isinstance(description, QueueDescription):
         arguments["x-max-length-bytes"] = description.max_size_in_megabytes * MEGABYTE
     for argument, span in (
