@@ -94,6 +94,7 @@ class Job:
         self.is_abandoned = False
         self._deadline = time.monotonic() + timeout_s
         self._ends = threading.Lock()
+        self._is_answered = False  # its future has a result, or is about to
 
     @property
     def left_s(self) -> float:
@@ -103,7 +104,7 @@ class Job:
     def abandon(self) -> bool:
         """Give up waiting; False: it has just been answered."""
         with self._ends:
-            if self.future.done():
+            if self._is_answered:
                 return False
             self.is_abandoned = True
         link = self.link
@@ -116,6 +117,7 @@ class Job:
         with self._ends:
             if self.is_abandoned:
                 return False
+            self._is_answered = True
         if error is not None:
             self.future.set_exception(error)
         else:

@@ -309,6 +309,7 @@ class _Inlet:
                 arrived.clear()
                 if not await self._arrival(arrived, patience):
                     break
+            tag = await self._end_consumer(tag, is_full=len(deliveries) >= full_at)
         except exceptions.ChannelClosedByBroker as error:
             raise refusal_of(error, self.path) from error
         finally:
@@ -318,6 +319,25 @@ class _Inlet:
                 self.channel.pika.basic_cancel(tag)
             if not self._cancel.cancel() and not self._cancel.cancelled():
                 self._cancel.exception()  # the queue was deleted after the last delivery
+
+    async def _end_consumer(self, tag: str, *, is_full: bool) -> str | None:
+        """Cancel a consumer that may still get messages, and wait until the broker says so.
+
+        Messages that are under way belong to this receive. Left alone, they would be locked for
+        nobody, and the next receive would overtake them. A consumer that is full gets no more: its
+        tag is returned, to be cancelled without waiting.
+        """
+        if is_full:
+            return tag
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(_frame: Any) -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        self.channel.pika.basic_cancel(tag, callback=end)
+        await self.channel.answer_to(ended)
+        return None
 
     async def _arrival(self, arrived: asyncio.Event, seconds: float) -> bool:
         """Wait for a delivery; return whether one came. Raise if the queue or channel ends."""
