@@ -94,7 +94,7 @@ def _exists_but_does_not_answer(namespace: RabbitNamespace) -> bool:
     return False
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_node_that_hangs_is_left_for_another_one(
     cluster: RabbitBroker, maker: Maker, tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_node_that_hangs_is_left_for_another_one(
     cluster.nodes[0].pause()
     try:
         site.send(*(f"paused {n}" for n in range(5)))
-        until(lambda: not site.is_diverting(), 100)
+        until(lambda: not site.is_diverting(), 160)
 
         def goes_by_another_node() -> bool:
             """Send; while a new leader is elected, RabbitMQ may refuse a message once more."""

@@ -73,7 +73,8 @@ class Node:
         config.write_text("\n".join(lines) + "\n")
         plugins = folder / "plugins"
         plugins.write_text("[].\n")
-        loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        # The others notice within half a minute that a node hangs; unless told, within 75 s.
+        loopback = "-kernel inet_dist_use_interface {127,0,0,1} -kernel net_ticktime 20"
         self._environment: Mapping[str, str] = {
             "PATH": SYSTEM_PATH,
             "HOME": str(folder),  # the Erlang cookie
