@@ -1,5 +1,6 @@
 """Programs written for the official emulator run against a server with its configuration file."""
 
+import http.client
 import re
 import subprocess
 from collections.abc import Iterator
@@ -144,12 +145,38 @@ def test_a_server_with_the_public_key_stays_on_its_machine(tmp_path: Path) -> No
     made = Emulator(tmp_path, config())
     made.start(1)
     assert made.stop() == 0
-    for options in ([], ["--emulator-config", str(tmp_path / "Config.json")]):
+    emulated = ["--emulator-config", str(tmp_path / "Config.json")]
+    for where, options in (("--host", []), ("--host", emulated), ("--admin-host", emulated)):
         folder = tmp_path / "bus" if options else tmp_path / "bus" / "sbemulatorns"
-        command = [*SERVE, str(folder), "--port", "0", "--host", "0.0.0.0", *options]  # noqa: S104
+        everywhere = [where, "0.0.0.0"]  # noqa: S104 - it must be refused
+        command = [*SERVE, str(folder), "--port", "0", "--admin-port", "0", *everywhere, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
         assert "which everybody knows" in done.stderr
+
+
+def test_a_page_of_another_host_has_no_access_to_the_public_key(emulator: Emulator) -> None:
+    """A browser on this machine can reach the server; the page it shows must not."""
+    [port] = list(emulator.ports.values())[:1]
+    page = {"Origin": "https://evil.example"}
+    for verb, target, headers in (
+        ("GET", "/$Resources/queues", {"Host": f"localhost:{port}", **page}),
+        ("GET", "/$Resources/queues", {"Host": "evil.example"}),
+        ("GET", "/$servicebus/websocket", {**_HANDSHAKE, "Host": f"localhost:{port}", **page}),
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request(verb, target, headers=headers)
+        assert connection.getresponse().status in (401, 403)
+        connection.close()
+
+
+_HANDSHAKE = {
+    "Upgrade": "websocket",
+    "Connection": "Upgrade",
+    "Sec-WebSocket-Key": "AAECAwQFBgcICQoLDA0ODw==",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Protocol": "AMQPWSB10",
+}
 
 
 def test_a_mistake_in_the_file_is_one_line(tmp_path: Path) -> None:
