@@ -48,22 +48,27 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
 	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq.py,demo.py $(if $(PRIMARY),--primary $(PRIMARY)))
 
-# Four groups that take about as long; tests that start a Spark of their own are with the quick ones.
+# Six groups that take about as long; tests that start a Spark of their own are with the quick ones.
 OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
 	tests/spark/test_kills.py tests/spark/test_syphon_command.py
+TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spark/test_reconciliation.py \
+	tests/spark/test_report.py tests/spark/test_source.py tests/spark/test_source_options.py \
+	tests/spark/test_source_troubles.py
 
-test: check ## run the checks and every test, in five processes side by side (10 minutes)
+test: check ## run the checks and every test, in six processes side by side (15 minutes)
 	@mkdir -p build; \
-	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest $(TABLES) >build/test-tables.txt 2>&1 & tables=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
-	$(RUN) -m pytest tests/contracts tests/simulation tests/interop >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/rabbitmq >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
+	$(RUN) -m pytest tests/contracts tests/simulation >build/test-contracts.txt 2>&1 & contracts=$$!; \
+	$(RUN) -m pytest tests/rabbitmq tests/interop >build/test-peers.txt 2>&1 & peers=$$!; \
 	$(RUN) -m pytest tests/unit tests/browser tests/releases $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
+	wait $$peers; peers=$$?; cat build/test-peers.txt; \
+	wait $$tables; tables=$$?; cat build/test-tables.txt; \
 	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
-	wait $$rabbitmq; rabbitmq=$$?; cat build/test-rabbitmq.txt; \
-	exit $$((spark + scenarios + contracts + rabbitmq + others))
+	exit $$((spark + tables + scenarios + contracts + peers + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .

@@ -198,7 +198,6 @@ QUEUE_LOOK_PAUSE: Final = timedelta(seconds=2)  # before the first look for miss
 DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that failed
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
-ONCE_RESTARTS: Final = 2  # of a query that ends by itself: on a busy machine Spark loses a worker
 MAX_RESTART_PAUSE: Final = timedelta(seconds=15)  # before a query that Spark gave up runs again
 RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
 POLL_GATHER_S: Final = 0.05  # that a queue gets to answer before the others go without it

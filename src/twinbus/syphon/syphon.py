@@ -35,7 +35,6 @@ from twinbus.limits import (
     MAX_SPARK_STARTS,
     MIN_RETRY_INTERVAL,
     MIN_SYPHON_LEASE,
-    ONCE_RESTARTS,
     QUERY_LOOK_S,
     RANGE_MESSAGES,
     SECOND_US,
@@ -336,10 +335,10 @@ class Syphon(Closable):
             if error is None:
                 return
             self._error = error
+            if self._once:
+                return
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
-            if self._once and failures > ONCE_RESTARTS:
-                return
             _log.error("Spark gave the query up; it is started again: %s", reason_of(error))
             if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
