@@ -131,7 +131,10 @@ class SdkConsumer(Consumer):
         self._receiver = client.get_queue_receiver(QUEUE)
 
     def _go_round(self) -> None:
-        messages = self._receiver.receive_messages(50, max_wait_time=1)
+        try:
+            messages = self._receiver.receive_messages(50, max_wait_time=1)
+        except ServiceBusError:
+            return  # the primary is down for longer than the SDK tries
         self._count(messages)
         for message in messages:
             try:
