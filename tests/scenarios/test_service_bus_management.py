@@ -221,6 +221,9 @@ def test_sessions_are_listed_in_pages(site: ServiceBusSite, peer: SocketPeer) ->
         found += reply.body["sessions-ids"].items if reply.status == 200 else []
     assert (len(found), set(found)) == (5, names)
     assert (reply.status, reply.condition) == (204, "com.microsoft:session-not-found")
+    far_below = {"last-updated-time": any_time, "skip": -(2**40), "top": Int(3)}
+    reply = peer.manage(SESSIONS, "get-message-sessions", far_below)
+    assert (reply.status, reply.body["skip"]) == (200, 3)
 
 
 def test_what_is_not_allowed_is_refused_by_operation(
