@@ -3,7 +3,7 @@
     python docs/site/build_site.py [FOLDER]      (build/docs unless FOLDER is given)
 
 The pages are copied to the folder first, so that the site may have pages which are not
-in docs/: README.md is its home. Links are written anew for the copies. A link that leads to no page
+in docs/: README.md is its home. The script rewrites the links of the copies. A link that leads to no page
 or file of the site raises. New pages need no entry here: a folder of docs/ is a section, and ORDER
 only says which come first.
 """
@@ -243,7 +243,7 @@ def stage(folder: Path) -> None:
 
 
 def build(folder: Path) -> Path:
-    """Build the pages in a folder, which is made anew, and return the home page."""
+    """Empty a folder, build the pages in it, and return the home page."""
     shutil.rmtree(folder, ignore_errors=True)
     stage(folder)
     zensical = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
