@@ -3,9 +3,9 @@
     python docs/site/build_site.py [FOLDER]      (build/docs unless FOLDER is given)
 
 The pages are copied to the folder first, so that the site may have pages which are not
-in docs/: README.md is its home. The script rewrites the links of the copies. A link that leads to no page
-or file of the site raises. New pages need no entry here: a folder of docs/ is a section, and ORDER
-only says which come first.
+in docs/: README.md is its home. The script rewrites the links of the copies. A link that leads to
+no page or file of the site raises. New pages need no entry here: a folder of docs/ is a section,
+and ORDER only says which come first.
 """
 
 import ast
