@@ -46,17 +46,17 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 	@touch $@
 
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
-	$(RUN) examples/$(if $(filter rabbitmq,$(PRIMARY)),demo_rabbitmq.py,demo.py $(if $(PRIMARY),--primary $(PRIMARY)))
+	$(VENV)/bin/twinbus demo --report build/outage.html $(if $(PRIMARY),--primary $(PRIMARY))
 
 # Six groups that take about as long; tests that start a Spark of their own are with the quick ones.
-OWN_SPARK := tests/spark/test_demo.py tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
-	tests/spark/test_kills.py tests/spark/test_syphon_command.py
+OWN_SPARK := tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
+	tests/spark/test_kills.py tests/spark/test_syphon_command.py tests/spark/test_trace_example.py
 TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spark/test_reconciliation.py \
 	tests/spark/test_report.py tests/spark/test_source.py tests/spark/test_source_options.py \
 	tests/spark/test_source_troubles.py
 
 test: check ## run the checks and every test, in six processes side by side (15 minutes)
-	@mkdir -p build; \
+	@mkdir -p build; rm -f build/error-texts.txt; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest $(TABLES) >build/test-tables.txt 2>&1 & tables=$$!; \
 	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
@@ -87,6 +87,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.outages --schedules $(SCHEDULES)
 	$(RUN) -m tests.soak.pairing_outage --rounds $(OUTAGES)
 	$(RUN) -m tests.soak.rabbitmq_outage --outages $(OUTAGES)
+	$(RUN) -m tests.soak.azure_outage --outages $(OUTAGES)
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
@@ -109,7 +110,7 @@ dist: $(READY) ## build the wheel and the source distribution in dist
 	$(VENV)/bin/hatchling build
 
 lock: ## pin and hash the dependencies (needs uv)
-	for name in runtime azure cli metrics server spark rabbitmq java dev docs proton bench; do \
+	for name in runtime azure cli metrics server spark rabbitmq otel java dev docs proton bench; do \
 	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock' requirements/$$name.in -o requirements/$$name.txt; done
 

@@ -7,6 +7,9 @@ before it acknowledges it (the name of NATS says when it does not). "16 connecti
 of clients that send at the same time, each one message after the other: from 16 threads of one
 process, and from 4 processes with 4 threads each. The disk's own row is fdatasync of 1 KB written
 over a file that has its blocks already.
+
+"without the hook" sends as if there were no traces in Twinbus: beside it stands what the hook costs
+that is not set. "traced" records a span for each send, and drops it where an exporter would be.
 """
 
 import statistics
@@ -21,6 +24,8 @@ from typing import Any
 
 from bare_socket import PreallocatedFile
 from measure import Report, ratio, side_by_side
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from peers import PEERS, Nats, RabbitMQ
 from senders import (
     BODY,
@@ -33,7 +38,14 @@ from senders import (
     timed_sends,
 )
 
-from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
+from twinbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    QueueDescription,
+    tracing,
+)
+from twinbus.client.route import Lane
 from twinbus.limits import MAX_SIZE_MEGABYTES
 from twinbus.message import to_batch
 
@@ -65,6 +77,14 @@ def started(command: list[Any]) -> Iterator[str]:
         yield line
 
 
+class DroppingExporter(SpanExporter):
+    """Takes spans and does nothing with them."""
+
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:  # noqa: ARG002 - see above
+        """Drop them."""
+        return SpanExportResult.SUCCESS
+
+
 class Twinbus:
     """A client of a server process."""
 
@@ -77,6 +97,24 @@ class Twinbus:
         self._sender = self._factory.create_message_sender(QUEUE)
         self._batch = to_batch([BrokeredMessage(BODY) for _ in range(BATCH)])
         self.latencies: list[float] = []  # seconds of each single send
+        self._lane = Lane()
+        self._provider = TracerProvider()
+        self._provider.add_span_processor(BatchSpanProcessor(DroppingExporter()))
+
+    def send_without_hook(self, count: int) -> None:
+        """Send messages one by one, by what a sender calls when it has looked at the hook."""
+        courier, lane = self._factory.courier, self._lane
+        for _ in range(count):
+            courier.route.send(courier.new_send(QUEUE, [BrokeredMessage(BODY)]), lane)
+
+    def send_traced(self, count: int) -> None:
+        """Send messages one by one, with a span for each."""
+        tracing.enable(self._provider)
+        try:
+            for _ in range(count):
+                self._sender.send(BrokeredMessage(BODY))
+        finally:
+            tracing.disable()
 
     def send_one_by_one(self, count: int) -> None:
         """Send messages; each waits for the one before."""
@@ -103,6 +141,11 @@ class Twinbus:
         """Return what the benchmark measures."""
         return {
             "Twinbus, one by one": (SINGLES, partial(self.send_one_by_one, SINGLES)),
+            "Twinbus without the hook, one by one": (
+                SINGLES,
+                partial(self.send_without_hook, SINGLES),
+            ),
+            "Twinbus, one by one, traced": (SINGLES, partial(self.send_traced, SINGLES)),
             "Twinbus, pipelined": (MANY, partial(self.send_pipelined, MANY)),
             "Twinbus, batches": (BATCHED, partial(self.send_batches, BATCHED)),
             "Twinbus, batches of message objects": (
@@ -114,6 +157,7 @@ class Twinbus:
     def close(self) -> None:
         """Disconnect."""
         self._factory.close()
+        self._provider.shutdown()
 
 
 class Disk:
@@ -252,6 +296,18 @@ def judge(report: Report, times: dict[str, list[float]]) -> None:
     for crowd in crowds:
         figure = ratio(disk, times[f"Twinbus, {crowd}"])
         report.add(f"{crowd}, times the disk's flushes", figure, 3)
+    once = "Twinbus, one by one"
+    plain = times["Twinbus without the hook, one by one"]
+    report.add(
+        "one by one, times without the hook of traces",
+        ratio(times[once], plain),
+        1.05,
+        at_most=True,
+    )
+    traced = times[f"{once}, traced"]
+    report.add(
+        "one by one and traced, times untraced", ratio(traced, times[once]), 1.5, at_most=True
+    )
     rabbits = {name.partition(",")[0] for name in times if name.startswith("RabbitMQ")}
     for rabbit in rabbits:
         compare("one by one", rabbit, 1)

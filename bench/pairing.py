@@ -29,10 +29,8 @@ from measure import Report, ratio, side_by_side
 
 from twinbus import (
     BrokeredMessage,
-    FailedOver,
     MessagingFactory,
     NamespaceManager,
-    PairingEvent,
     QueueDescription,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
@@ -42,6 +40,7 @@ from twinbus.limits import MAX_SIZE_MEGABYTES, PING_CONTENT_TYPE
 from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.pairing.events import FailedOver, PairingEvent
 from twinbus.protocol.commands import Command, Send
 from twinbus.testing import Fault, FaultyNamespace
 

@@ -285,7 +285,7 @@ def spark_here(ledgers: Path, output: Path, runs: int) -> None:
                 steps.append((text.removesuffix(" ..."), time.perf_counter()))
 
             began = time.perf_counter()
-            made = make_report(session, ReportSettings(folders, SHEET), output, tell=note)
+            made = make_report(session, ReportSettings(folders, SHEET), output, on_progress=note)
             ended = time.perf_counter()
             names = ["looking at the files", "first plans", *(text for text, _ in steps[1:])]
             moments = [began, *(moment for _, moment in steps), ended]

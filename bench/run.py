@@ -21,6 +21,7 @@ BENCHMARKS = (
     "pairing",
     "service_bus",
     "syphon",
+    "first_messages",
     "rabbitmq",
     "report",
 )

@@ -15,9 +15,10 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from shop import QUEUE, Server, Traffic, audit
+from shop import Traffic, audit
 
 from twinbus import MessagingFactory, NamespaceManager, RetryPolicy
+from twinbus.demo.servers import QUEUE, DemoServer
 
 PATIENT = RetryPolicy(min_backoff=timedelta(milliseconds=50), max_backoff=timedelta(seconds=1))
 
@@ -30,7 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        Server(Path(folder) / "shop") as server,
+        DemoServer(Path(folder) / "shop") as server,
         NamespaceManager.from_connection_string(server.connection) as manager,
         MessagingFactory.from_connection_string(server.connection, retry_policy=PATIENT) as factory,
     ):

@@ -47,6 +47,7 @@ ORDER: dict[str, tuple[str, ...]] = {
         "give-and-rotate-keys",
         "restore-a-backup",
         "know-the-cost",
+        "trace-messages",
         "send-fast",
         "use-asyncio",
         "use-spark",
@@ -60,9 +61,13 @@ ORDER: dict[str, tuple[str, ...]] = {
 TITLES = {"how-to": "How-to", "adr": "Decisions"}
 API_MODULES = (
     "twinbus",
+    "twinbus.errors",
+    "twinbus.entities",
+    "twinbus.pairing.events",
     "twinbus.aio",
     "twinbus.azure",
     "twinbus.testing",
+    "twinbus.tracing",
     "twinbus.syphon.syphon",
     "twinbus.datasource.source",
 )

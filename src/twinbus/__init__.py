@@ -1,6 +1,18 @@
 """Twinbus keeps applications sending when their message broker is down.
 
-The names listed here, and in `twinbus.aio` and `twinbus.testing`, are the public API.
+The names listed here are those that most applications use. The rest of the public API is one
+import away:
+
+    twinbus.errors             every error
+    twinbus.entities           filters, actions, status and counts of entities; paths
+    twinbus.message            the state of a message
+    twinbus.client.receiver    options of a receiver
+    twinbus.client.state       states of a factory
+    twinbus.protocol.commands  dispositions of a received message
+    twinbus.pairing            health (`health`), events (`events`), status (`board`) and metrics
+                               (`metrics`) of a pairing
+    twinbus.aio                the client for asyncio
+    twinbus.testing            a manual clock, faults and simulated outages for tests
 
 Python imports the module of a name when the name is first used: `import twinbus` itself is quick,
 and a program that needs one class does not wait for the rest. Type checkers read the imports under
@@ -15,235 +27,95 @@ if typing.TYPE_CHECKING:
     from twinbus.client.factory import MessagingFactory, PairedNamespaceOptions
     from twinbus.client.manager import NamespaceManager
     from twinbus.client.pipelined import PipelinedSender
-    from twinbus.client.receiver import (
-        MessageReceiver,
-        MessageSession,
-        ReceivedMessage,
-        ReceiveOptions,
-    )
+    from twinbus.client.receiver import MessageReceiver, MessageSession, ReceivedMessage
     from twinbus.client.retry import RetryPolicy
     from twinbus.client.sender import MessageSender
-    from twinbus.client.state import FactoryState
     from twinbus.entities import (
         CorrelationFilter,
-        EntityStatus,
-        FalseFilter,
         QueueDescription,
         RuleDescription,
-        RuntimeProperties,
-        SqlAction,
         SqlFilter,
         SubscriptionDescription,
         TopicDescription,
-        TrueFilter,
         dead_letter_path,
-        subscription_path,
     )
     from twinbus.errors import (
-        BacklogUnavailableError,
-        BrokerRestartingError,
-        CommandFailedError,
-        CommunicationError,
-        EntityAlreadyExistsError,
-        EntityDisabledError,
-        EntityNotFoundError,
-        FactoryFaultedError,
-        Fault,
-        InvalidArgumentError,
-        InvalidOperationError,
-        LedgerDamagedError,
-        LogDamagedError,
-        MessageLockLostError,
-        MessageNotFoundError,
-        MessageSizeExceededError,
         MessagingError,
-        MissingExtraError,
-        NamespaceClosedError,
-        NamespaceInUseError,
-        NewerFormatError,
         OperationTimeoutError,
-        QuotaExceededError,
-        RangeUnavailableError,
         ServerBusyError,
-        SessionCannotBeLockedError,
-        SessionLockLostError,
-        StaleEpochError,
-        StoreUnavailableError,
         TransientError,
         UnauthorizedError,
-        UnsupportedCapabilityError,
     )
-    from twinbus.message import BrokeredMessage, MessageState
-    from twinbus.pairing.board import BacklogQueueStatus, PathStatus
-    from twinbus.pairing.events import (
-        BacklogQueueBack,
-        BacklogQueuePulled,
-        FailedOver,
-        PairingEvent,
-        Returned,
-    )
-    from twinbus.pairing.health import HealthState
-    from twinbus.pairing.metrics import PairingCollector
+    from twinbus.message import BrokeredMessage
     from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
-    from twinbus.pairing.pairing import SendAvailabilityPairing, Syphon
-    from twinbus.protocol.commands import Disposition, ReceiveMode
+    from twinbus.pairing.pairing import SendAvailabilityPairing
+    from twinbus.protocol.commands import ReceiveMode
     from twinbus.protocol.keys import Claim, SharedAccessKey
 
-__version__ = "0.1.0"  # the only place that says it: pyproject.toml reads it from here
+__version__ = "0.1.0"  # pyproject.toml reads it from here
 
 __all__ = [
-    "BacklogQueueBack",
-    "BacklogQueuePulled",
-    "BacklogQueueStatus",
-    "BacklogUnavailableError",
-    "BrokerRestartingError",
     "BrokeredMessage",
     "Claim",
-    "CommandFailedError",
-    "CommunicationError",
     "CorrelationFilter",
-    "Disposition",
-    "EntityAlreadyExistsError",
-    "EntityDisabledError",
-    "EntityNotFoundError",
-    "EntityStatus",
-    "FactoryFaultedError",
-    "FactoryState",
-    "FailedOver",
-    "FalseFilter",
-    "Fault",
-    "HealthState",
-    "InvalidArgumentError",
-    "InvalidOperationError",
-    "LedgerDamagedError",
-    "LogDamagedError",
-    "MessageLockLostError",
-    "MessageNotFoundError",
     "MessageReceiver",
     "MessageSender",
     "MessageSession",
-    "MessageSizeExceededError",
-    "MessageState",
     "MessagingError",
     "MessagingFactory",
-    "MissingExtraError",
-    "NamespaceClosedError",
-    "NamespaceInUseError",
     "NamespaceManager",
-    "NewerFormatError",
     "OperationTimeoutError",
     "PairedNamespaceOptions",
-    "PairingCollector",
-    "PairingEvent",
-    "PathStatus",
     "PipelinedSender",
     "QueueClient",
     "QueueDescription",
-    "QuotaExceededError",
-    "RangeUnavailableError",
     "ReceiveMode",
-    "ReceiveOptions",
     "ReceivedMessage",
     "RetryPolicy",
-    "Returned",
     "RuleDescription",
-    "RuntimeProperties",
     "SendAvailabilityPairedNamespaceOptions",
     "SendAvailabilityPairing",
     "ServerBusyError",
-    "SessionCannotBeLockedError",
-    "SessionLockLostError",
     "SharedAccessKey",
-    "SqlAction",
     "SqlFilter",
-    "StaleEpochError",
-    "StoreUnavailableError",
     "SubscriptionClient",
     "SubscriptionDescription",
-    "Syphon",
     "TopicClient",
     "TopicDescription",
     "TransientError",
-    "TrueFilter",
     "UnauthorizedError",
-    "UnsupportedCapabilityError",
     "dead_letter_path",
-    "subscription_path",
 ]
 
 _NAMES_BY_MODULE = {
     "protocol.keys": ("Claim", "SharedAccessKey"),
-    "protocol.commands": ("Disposition", "ReceiveMode"),
+    "protocol.commands": ("ReceiveMode",),
     "client.clients": ("QueueClient", "SubscriptionClient", "TopicClient"),
     "client.factory": ("MessagingFactory", "PairedNamespaceOptions"),
     "client.manager": ("NamespaceManager",),
     "client.pipelined": ("PipelinedSender",),
-    "client.receiver": ("MessageReceiver", "MessageSession", "ReceivedMessage", "ReceiveOptions"),
+    "client.receiver": ("MessageReceiver", "MessageSession", "ReceivedMessage"),
     "client.retry": ("RetryPolicy",),
     "client.sender": ("MessageSender",),
-    "client.state": ("FactoryState",),
     "entities": (
         "CorrelationFilter",
-        "EntityStatus",
-        "FalseFilter",
         "QueueDescription",
         "RuleDescription",
-        "RuntimeProperties",
-        "SqlAction",
         "SqlFilter",
         "SubscriptionDescription",
         "TopicDescription",
-        "TrueFilter",
         "dead_letter_path",
-        "subscription_path",
     ),
     "errors": (
-        "BacklogUnavailableError",
-        "BrokerRestartingError",
-        "CommandFailedError",
-        "CommunicationError",
-        "EntityAlreadyExistsError",
-        "EntityDisabledError",
-        "EntityNotFoundError",
-        "FactoryFaultedError",
-        "Fault",
-        "InvalidArgumentError",
-        "InvalidOperationError",
-        "LedgerDamagedError",
-        "LogDamagedError",
-        "MessageLockLostError",
-        "MessageNotFoundError",
-        "MessageSizeExceededError",
         "MessagingError",
-        "MissingExtraError",
-        "NamespaceClosedError",
-        "NamespaceInUseError",
-        "NewerFormatError",
         "OperationTimeoutError",
-        "QuotaExceededError",
-        "RangeUnavailableError",
         "ServerBusyError",
-        "SessionCannotBeLockedError",
-        "SessionLockLostError",
-        "StaleEpochError",
-        "StoreUnavailableError",
         "TransientError",
         "UnauthorizedError",
-        "UnsupportedCapabilityError",
     ),
-    "message": ("BrokeredMessage", "MessageState"),
-    "pairing.board": ("BacklogQueueStatus", "PathStatus"),
-    "pairing.events": (
-        "BacklogQueueBack",
-        "BacklogQueuePulled",
-        "FailedOver",
-        "PairingEvent",
-        "Returned",
-    ),
-    "pairing.health": ("HealthState",),
-    "pairing.metrics": ("PairingCollector",),
+    "message": ("BrokeredMessage",),
     "pairing.options": ("SendAvailabilityPairedNamespaceOptions",),
-    "pairing.pairing": ("SendAvailabilityPairing", "Syphon"),
+    "pairing.pairing": ("SendAvailabilityPairing",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 

@@ -32,6 +32,7 @@ from twinbus.errors import MessagingError
 from twinbus.limits import DEFAULT_WAIT, WAITING_AIO_THREADS, WORKING_AIO_THREADS
 from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.protocol.commands import Disposition
+from twinbus.tracing import in_context
 
 __all__ = [
     "MessageReceiver",
@@ -86,7 +87,7 @@ class _Facade(Generic[B_co]):
         """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
         try:
             threads = self._threads.for_waiting if waits else self._threads.for_work
-            future = threads.submit(work)
+            future = threads.submit(in_context(work))
         except RuntimeError:  # the threads went with the factory: what is closed answers at once
             return work()
         try:

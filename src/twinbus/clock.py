@@ -135,6 +135,15 @@ class ManualClock:
         self._now_us += span // MICROSECOND
         self._call_back()
 
+    def skip(self, span: timedelta) -> None:
+        """Let time pass while nobody looks: no callback is called."""
+        self._now_us += span // MICROSECOND
+
+    @property
+    def listeners(self) -> int:
+        """How many callbacks are registered."""
+        return len(self._callbacks)
+
     def set_wall(self, by: timedelta) -> None:
         """Set the wall clock forward, or back by a negative span; no time passes."""
         self._wall_ahead_us += by // MICROSECOND

@@ -74,6 +74,7 @@ class ConnectionString:
     uses_websockets: bool = False  # of a Service Bus: AMQP over a websocket
     custom_endpoint: str = ""  # of a Service Bus: host and port of a gateway in front of it
     uses_entra: bool = False  # of a Service Bus: an identity of Entra in place of a key
+    ledger: Path | None = None  # of a Service Bus or RabbitMQ: where clients count operations
     hosts: Hosts = ()  # of a RabbitMQ: the nodes that are tried in turn
     virtual_host: str = DEFAULT_VIRTUAL_HOST  # of a RabbitMQ
     user_name: str = ""  # of a RabbitMQ
@@ -213,6 +214,7 @@ _PARTS = {
         "UserName",
         "Password",
         "PasswordFile",
+        "Ledger",
     )
 }
 _TLS_PARTS = {"tls", "cafile", "tlshostname"}
@@ -231,6 +233,7 @@ _SERVICE_BUS_PARTS = _IDENTITY_PARTS | {
     "transporttype",
     "customendpoint",
     "authentication",
+    "ledger",
 }
 _SOCKET_SCHEME = "twinbus+unix"
 _SCHEMES = "twinbus://, twinbus+tls://, twinbus+unix://, embedded://, sb://, amqp:// or amqps://"
@@ -258,6 +261,7 @@ def _host_and_port(endpoint: str) -> tuple[str, int | None]:
 def _rabbitmq(endpoint: str, parts: dict[str, str], *, tls: bool) -> dict[str, Any]:
     """Return the values of the connection string of a RabbitMQ."""
     known = {"name", "namespaceid", "username", "password", "passwordfile", "cafile", "tlshostname"}
+    known |= {"ledger"}
     _check_known(parts, known, "a RabbitMQ")
     hosts, virtual_host = parse_hosts(endpoint, RABBITMQ_TLS_PORT if tls else RABBITMQ_PORT)
     if "password" in parts and "passwordfile" in parts:
@@ -290,7 +294,21 @@ def _rabbitmq(endpoint: str, parts: dict[str, str], *, tls: bool) -> dict[str, A
         "tls": tls,
         "ca_file": Path(ca_file) if ca_file else None,
         "tls_host_name": parts.get("tlshostname"),
+        "ledger": _ledger(parts),
     }
+
+
+def _ledger(parts: dict[str, str]) -> Path | None:
+    """Return the folder that clients count their operations in; None: they do not."""
+    folder = parts.get("ledger")
+    if folder is None:
+        return None
+    if not folder.startswith("/"):
+        raise InvalidArgumentError(
+            "`Ledger` of the connection string must be an absolute directory, because other "
+            "processes use it too. Write it as in Ledger=/var/lib/shop/contoso."
+        )
+    return Path(folder)
 
 
 def _rabbitmq_text(connection: ConnectionString) -> str:
@@ -306,6 +324,7 @@ def _rabbitmq_text(connection: ConnectionString) -> str:
         "PasswordFile": connection.password_file,
         "CaFile": connection.ca_file,
         "TlsHostName": connection.tls_host_name,
+        "Ledger": connection.ledger,
     }
     return ";".join(f"{name}={value}" for name, value in shown.items() if value)
 
@@ -373,6 +392,7 @@ def _service_bus(endpoint: str, parts: dict[str, str]) -> dict[str, Any]:
         "uses_websockets": _TRANSPORTS[way.lower()],
         "custom_endpoint": parts.get("customendpoint", "").removeprefix("sb://").rstrip("/"),
         "uses_entra": _entra(parts),
+        "ledger": _ledger(parts),
     }
 
 
@@ -411,6 +431,7 @@ def _service_bus_text(connection: ConnectionString) -> str:
         "CustomEndpoint": connection.custom_endpoint,
         "CaFile": connection.ca_file,
         "UseDevelopmentEmulator": "" if connection.tls else "true",
+        "Ledger": connection.ledger,
     }
     return ";".join(f"{name}={value}" for name, value in shown.items() if value)
 

@@ -107,7 +107,9 @@ def _check_path(what: str, path: str) -> None:
             f"{MAX_PATH_CHARACTERS} characters"
         )
     if SUBSCRIPTIONS.lower() in f"/{path.lower()}/":
-        raise InvalidArgumentError(f"{what} {path!r} uses the reserved part 'Subscriptions'")
+        raise InvalidArgumentError(
+            f"{what} {path!r} uses the reserved part 'Subscriptions'. Choose another name"
+        )
 
 
 def _check_name(what: str, name: str) -> None:

@@ -40,8 +40,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import ClassVar
 
+NAMESPACE_CLOSED = (
+    "the namespace was closed and takes no more commands. Create a new factory or manager"
+)
 
-class Fault(Enum):
+
+class FaultOwner(Enum):
     """Who has to act so that the error goes away."""
 
     CALLER = "caller"
@@ -53,7 +57,7 @@ class MessagingError(Exception):
     """The root of the tree; raised itself only for failures that no kind below describes."""
 
     is_transient: ClassVar[bool] = False
-    fault: ClassVar[Fault] = Fault.BROKER
+    fault: ClassVar[FaultOwner] = FaultOwner.BROKER
 
     def __init__(self, text: str, **facts: object) -> None:
         super().__init__(text)
@@ -82,7 +86,7 @@ class TransientError(MessagingError):
 class InvalidArgumentError(MessagingError):
     """A value breaks a rule; the text names the value and the rule."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class MessageSizeExceededError(InvalidArgumentError):
@@ -92,7 +96,7 @@ class MessageSizeExceededError(InvalidArgumentError):
 class InvalidOperationError(MessagingError):
     """The operation does not fit the entity or its state."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class UnsupportedCapabilityError(InvalidOperationError):
@@ -102,111 +106,111 @@ class UnsupportedCapabilityError(InvalidOperationError):
 class MissingExtraError(MessagingError, ImportError):
     """An optional part of Twinbus is not installed; the text has the command that installs it."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class EntityNotFoundError(MessagingError):
     """There is no entity of that path."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class EntityAlreadyExistsError(MessagingError):
     """An entity or rule of that name is there already."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class MessageNotFoundError(MessagingError):
     """No such message in the state the operation needs."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class MessageLockLostError(MessagingError):
     """A lock token is unknown or its lock has lapsed; the message will be delivered again."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class SessionLockLostError(MessagingError):
     """The session lock has lapsed, was released, or never was."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class SessionCannotBeLockedError(MessagingError):
     """Another receiver has locked the session, or no session became free in time."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
     is_transient = True
 
 
 class RangeUnavailableError(MessagingError):
     """Part of the range is leased to another owner."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
     is_transient = True
 
 
 class StaleEpochError(MessagingError):
     """The lease of this epoch has lapsed, was released, or was taken over."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class EntityDisabledError(MessagingError):
     """The entity's status does not allow the operation."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class QuotaExceededError(MessagingError):
     """The entity is full."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class NamespaceInUseError(MessagingError):
     """Another process is the writer of this directory."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class LogDamagedError(MessagingError):
     """A record of the log fails its checksum, or files of the log are missing."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class LedgerDamagedError(MessagingError):
     """Files of a ledger cannot be read."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class NewerFormatError(MessagingError):
     """The directory was written by a newer version of Twinbus."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class NamespaceClosedError(MessagingError):
     """The namespace was closed."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class FactoryFaultedError(MessagingError):
     """The factory was faulted; the text names why."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
 
 class UnauthorizedError(MessagingError, PermissionError):
     """The token is missing, forged or expired, or its key lacks the claim."""
 
-    fault = Fault.OPERATOR
+    fault = FaultOwner.OPERATOR
 
 
 class ServerBusyError(TransientError):

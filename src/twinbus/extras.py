@@ -24,12 +24,14 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # the modules that each extra brings
     ),
     "spark": ("pyspark",),
     "rabbitmq": ("pika",),
+    "otel": ("opentelemetry.trace",),
 }
 COMMANDS: Mapping[str, tuple[str, ...]] = {  # the extras of each command; of any other: cli
     "serve": ("server",),
     "dev-certificate": ("server",),
     "syphon": ("cli", "spark"),
     "report": ("cli", "spark"),
+    "demo": ("server", "spark"),
 }
 
 

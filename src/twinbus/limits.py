@@ -181,6 +181,9 @@ TICK_RETRY_US: Final = 1 * SECOND_US  # after a tick of a pairing that failed
 TRANSITIONS_RETRY_US: Final = 10 * SECOND_US  # after a write of its ledger that failed
 REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
 
+# Traces
+MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry's limit of links
+
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
@@ -210,7 +213,7 @@ VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: two are at han
 MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
 MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
 QUERY_LOOK_S: Final = 0.25  # how often the query is looked after
-SPARK_START_S: Final = 120.0  # for Spark to start and the first look at the backlog
+SPARK_START_S: Final = 300.0  # for Spark to start and the first look at the backlog
 LAST_BATCH_S: Final = 30.0  # what a stop gives the batch under way; to end it early does no harm
 RATE_WINDOW_US: Final = 10 * SECOND_US  # over which the messages a second are counted
 KEPT_NOTES: Final = 200  # of a planner, until the application logs them
@@ -227,6 +230,8 @@ LEDGER_BUCKET: Final = timedelta(minutes=1)
 LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of the counts
 LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
+CLIENT_LEDGER_BYTES: Final = 1024**3  # of operations that clients count: years of a few entities
+CLIENT_LEDGER_BUCKETS: Final = 1440  # kept while the disk refuses: a day; beyond, the oldest go
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
 LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
@@ -249,6 +254,8 @@ MAX_OPERATIONS: Final = 10**15  # of a month or a tier of prices; sums stay exac
 MAX_PRICE: Final = 1_000_000  # of anything on a sheet; a larger number is a typing error
 LEDGER_READERS: Final = 8  # files at once: their footers are small, the disk is far
 REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in little memory
+SURVEY_TRIES: Final = 5  # looks at ledgers while files of them are merged or deleted, once a day
+REPORT_TRIES: Final = 5  # of a report whose files were merged or deleted while Spark read them
 LONG_RUN: Final = 16  # numbers of an interval: shorter ones are as many rows as their numbers
 RUN_BUCKET_BITS: Final = (
     10  # of sequence numbers: a long run is in few buckets of 1024, each in few
@@ -287,6 +294,7 @@ MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one read, one at 
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # a client takes milliseconds, a stranger gets no more
 MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes
+MAX_READERS: Final = 256  # connections over HTTP that have shown a token; beyond, the oldest goes
 MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
 PRIVATE_CONNECTIONS: Final = 256  # of a private door: one for each worker of Spark, and a few more
 MAX_SOCKET_PATH_BYTES: Final = 103  # of a socket in the file system: macOS takes no more, Linux 107
@@ -352,7 +360,7 @@ MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all 
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
 IDLE_FRAMES_PER_READ: Final = 16  # empty frames of a websocket: a client needs one ping in a while
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
-SERVICE_BUS_HELD_REQUESTS: Final = 100  # for whose replies there is no room yet
+SERVICE_BUS_DEFERRED_REQUESTS: Final = 100  # for whose replies there is no room yet
 SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
@@ -366,7 +374,7 @@ AZURE_IDLE_S: Final = 60.0  # after which an unused link is closed; the service 
 AZURE_SWEEP_S: Final = 15.0  # between two looks for unused links
 AZURE_THREAD_IDLE_S: Final = 30.0  # after which a thread without work ends
 AZURE_RECEIVE_MESSAGES: Final = 1000  # that one receive asks the service for
-AZURE_HELD_LOCKS: Final = 100_000  # locked messages that are settled on the link they came by
+AZURE_MESSAGE_LOCKS: Final = 100_000  # locked messages that are settled on the link they came by
 AZURE_POLL_S: Final = 0.25  # between two looks of a waiting receive whether it shall end
 AZURE_DRAIN_S: Final = 5.0  # for the service to take back credit; the link is closed then
 AZURE_ACCEPT_S: Final = 0.2  # the shortest wait for a session: opening a link takes some time

@@ -232,7 +232,10 @@ _NO_MORE_TEXTS = (None,) * (len(TEXT_COLUMNS) - 1)
 
 def _check_bag(properties: object) -> None:
     if not isinstance(properties, Mapping):
-        raise InvalidArgumentError("application_properties must be a dict of names to values")
+        raise InvalidArgumentError(
+            "application_properties must be a dict of names to values, not "
+            f"{type(properties).__name__}"
+        )
     for name, value in properties.items():
         property_child(name, value)
 

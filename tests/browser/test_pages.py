@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_audit import Handovers, Held, examine
-from demo_fleet import Recorder, Sample
-from demo_report import Audit, demo_page
 from playwright.sync_api import Browser, Page
 
 from twinbus.cost.answers import (
     DayOperations,
     DelayStep,
     EntityOperations,
+    EntityOutage,
     EntityTransfers,
     FlowStep,
-    Outage,
     PulledQueue,
     Report,
     StageOperations,
@@ -31,6 +28,9 @@ from twinbus.cost.estimate_page import estimate_page
 from twinbus.cost.prices import MonthlyPrice, load_sheet
 from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import LeftOut, Survey
+from twinbus.demo.audit import Handovers, HeldOrders, examine
+from twinbus.demo.fleet import Recorder, Sample
+from twinbus.demo.page import Audit, demo_page
 from twinbus.ledger import LedgerKind
 from twinbus.locations import Location
 
@@ -45,7 +45,7 @@ def full_report() -> Report:
     surveyed = Survey(files, ["contoso", "backup", "<script>alert(1)</script>"])
     surveyed.left_out.append(LeftOut(Path("/ledgers/contoso/broken.parquet"), "damaged: half"))
     path = "orders/europe/with-a-very-long-name-that-does-not-fit/anywhere-at-all"
-    outage = Outage(
+    outage = EntityOutage(
         primary="contoso",
         process="host:1",
         path=path,
@@ -151,7 +151,7 @@ def demo_of(lost: int) -> str:
     handovers.add(range(1000 - lost), map(str, range(1000 - lost)))
     audit = Audit(
         recorder=recorder,
-        findings=examine([str(order) for order in range(1000)], handovers, Held()),
+        findings=examine([str(order) for order in range(1000)], handovers, HeldOrders()),
         raised=0,
         diverted=10,
         moved=10,

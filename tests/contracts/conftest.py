@@ -3,13 +3,14 @@
 import gc
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.contracts.client_site import site
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
 from tests.contracts.service_bus import DROPPED, Certificate, service_bus
@@ -26,6 +27,8 @@ from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, PutKey
 from twinbus.server.door import Door
+
+__all__ = ["site"]  # a fixture
 
 
 @dataclass
@@ -79,7 +82,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
             certificate: Certificate = request.getfixturevalue("certificate")
             with (
                 service_bus(namespace, clock, certificate) as connection,
-                closing(open_namespace(connection, clock)) as azure,
+                closing(_counted(connection, clock, tmp_path / "ledger")) as azure,
             ):
                 yield World(azure, clock, namespace)
             gc.collect(1)  # dropped sockets, while their warnings are expected
@@ -104,6 +107,11 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
         yield pair
     if request.param == "sb":
         gc.collect(1)  # as above
+
+
+def _counted(connection: ConnectionString, clock: ManualClock, ledger: Path) -> Namespace:
+    """Open a namespace whose client counts: what is around it must fulfil the contract, too."""
+    return open_namespace(replace(connection, ledger=ledger), clock)
 
 
 def _check_needs(request: pytest.FixtureRequest) -> None:

@@ -19,12 +19,10 @@ from tests.contracts.keys import ROOT
 from tests.contracts.service_bus import Certificate, service_bus
 from twinbus import (
     BrokeredMessage,
-    HealthState,
     MessageSender,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
-    PairingEvent,
     QueueDescription,
     ReceiveMode,
     SendAvailabilityPairedNamespaceOptions,
@@ -40,6 +38,8 @@ from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.pairing.events import PairingEvent
+from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     Command,

@@ -17,22 +17,25 @@ from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,
-    EntityAlreadyExistsError,
-    EntityNotFoundError,
-    FactoryState,
-    InvalidArgumentError,
-    MessageLockLostError,
     MessagingFactory,
-    NamespaceClosedError,
     QueueDescription,
-    ReceiveOptions,
     RuleDescription,
-    SessionCannotBeLockedError,
     SqlFilter,
     aio,
     dead_letter_path,
 )
+from twinbus.client.receiver import ReceiveOptions
+from twinbus.client.state import FactoryState
 from twinbus.clock import SystemClock
+from twinbus.errors import (
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidArgumentError,
+    MessageLockLostError,
+    MessageNotFoundError,
+    NamespaceClosedError,
+    SessionCannotBeLockedError,
+)
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
 from twinbus.server.door import Door
@@ -411,7 +414,7 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
         async def is_available() -> bool:
             try:
                 (again,) = await world.queue().receive_deferred(number)
-            except twinbus.MessageNotFoundError:
+            except MessageNotFoundError:
                 return await world.take() == [b"tea"]
             return again.body == b"tea"
 

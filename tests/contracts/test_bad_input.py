@@ -18,7 +18,7 @@ from twinbus.entities import (
 from twinbus.errors import (
     BrokerRestartingError,
     EntityNotFoundError,
-    Fault,
+    FaultOwner,
     InvalidArgumentError,
     MessageSizeExceededError,
     MessagingError,
@@ -292,7 +292,7 @@ def test_submit_never_raises(world: World) -> None:
 def test_an_error_of_the_caller_says_so_and_is_not_transient(world: World) -> None:
     error = world.namespace.submit(Receive("nowhere")).exception(timeout=10)
     assert isinstance(error, MessagingError)
-    assert error.fault is Fault.CALLER
+    assert error.fault is FaultOwner.CALLER
     assert not error.is_transient
     assert "nowhere" in str(error)
 

@@ -17,8 +17,6 @@ from tests.contracts.keys import ROOT
 from twinbus import (
     BrokeredMessage,
     Claim,
-    CommunicationError,
-    InvalidArgumentError,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
@@ -31,6 +29,7 @@ from twinbus import (
 )
 from twinbus.clock import Clock, ManualClock, SystemClock
 from twinbus.connection import ConnectionString, Place, sign_token
+from twinbus.errors import CommunicationError, InvalidArgumentError
 from twinbus.limits import MAX_MESSAGE_BYTES, SECOND_US, TOKEN_LIFE
 from twinbus.message import to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace

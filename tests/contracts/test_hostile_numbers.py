@@ -14,7 +14,6 @@ from tests.contracts.keys import ROOT
 from tests.soak.bad_bytes_tools import Exchange, asking, batch_of, framed, head_of, packed
 from twinbus import (
     BrokeredMessage,
-    InvalidArgumentError,
     MessagingError,
     MessagingFactory,
     QueueDescription,
@@ -29,7 +28,7 @@ from twinbus.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from twinbus.errors import Fault
+from twinbus.errors import FaultOwner, InvalidArgumentError
 from twinbus.limits import MAX_BATCH_MESSAGES, MAX_RECEIVE_MESSAGES, SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
@@ -305,7 +304,7 @@ class Server:
         self.honest.create_message_sender(OTHER).send(BrokeredMessage(b"honest"))
         receiver = self.honest.create_message_receiver(OTHER)
         assert [one.body for one in receiver.receive_batch(10)] == [b"honest"]
-        assert self.namespace._writer.engine.restarts == 0
+        assert self.namespace.engine.restarts == 0
         assert list(self.directory.glob("diagnostics/*")) == []
 
 
@@ -350,7 +349,7 @@ def test_a_run_in_any_place_harms_nobody(server: Server, command: Command[Any], 
     hostile = server.exchange()
     for plain in replaced(plain_of(command), run(0, count)):
         answer = hostile.ask(plain)
-        assert not isinstance(answer, MessagingError) or answer.fault is Fault.CALLER, plain
+        assert not isinstance(answer, MessagingError) or answer.fault is FaultOwner.CALLER, plain
     server.honest.create_message_sender(NEWS).send(BrokeredMessage(b"honest"))
     server.assert_unharmed()
 
@@ -368,7 +367,7 @@ def test_a_rule_with_a_value_of_another_type_harms_nobody(
     sender = server.honest.create_message_sender(NEWS)
     for plain in replaced(plain_of(command), other):
         answer = hostile.ask(plain)
-        assert not isinstance(answer, MessagingError) or answer.fault is Fault.CALLER, plain
+        assert not isinstance(answer, MessagingError) or answer.fault is FaultOwner.CALLER, plain
         sender.send(BrokeredMessage(b"honest", message_id="m", subject="a"))
         server.assert_unharmed()
         hostile.ask(plain_of(DeleteRule(SUBSCRIPTION, command.rule.name)))

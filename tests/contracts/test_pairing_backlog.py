@@ -26,22 +26,17 @@ from tests.contracts.pairing_words import (
     pipelined,
     sized,
 )
-from twinbus import (
-    BacklogQueueBack,
-    BacklogQueuePulled,
+from twinbus import BrokeredMessage, MessageSender, MessagingError, QueueDescription
+from twinbus.errors import (
     BacklogUnavailableError,
-    BrokeredMessage,
     InvalidArgumentError,
-    MessageSender,
     MessageSizeExceededError,
-    MessageState,
-    MessagingError,
-    QueueDescription,
     QuotaExceededError,
 )
 from twinbus.limits import MAX_MESSAGE_BYTES
-from twinbus.message import to_batch
+from twinbus.message import MessageState, to_batch
 from twinbus.pairing.backlog import NUMBER, SENDER
+from twinbus.pairing.events import BacklogQueueBack, BacklogQueuePulled
 from twinbus.protocol.capabilities import Capability
 from twinbus.testing import Fault
 

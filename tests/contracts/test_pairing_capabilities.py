@@ -17,8 +17,8 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
-from twinbus import QueueDescription, UnsupportedCapabilityError
-from twinbus.errors import InvalidOperationError
+from twinbus import QueueDescription
+from twinbus.errors import InvalidOperationError, UnsupportedCapabilityError
 from twinbus.pairing.backlog import NUMBER, SENDER
 from twinbus.pairing.backlog_queues import find_backlog_queues
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability

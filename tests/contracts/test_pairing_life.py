@@ -32,22 +32,18 @@ from tests.contracts.pairing_words import (
     messages,
 )
 from twinbus import (
-    BacklogQueueBack,
-    BacklogUnavailableError,
-    FactoryFaultedError,
-    FactoryState,
-    FailedOver,
-    HealthState,
     MessagingError,
     MessagingFactory,
-    NamespaceClosedError,
     NamespaceManager,
-    PairingCollector,
-    Returned,
     SendAvailabilityPairedNamespaceOptions,
     ServerBusyError,
 )
+from twinbus.client.state import FactoryState
+from twinbus.errors import BacklogUnavailableError, FactoryFaultedError, NamespaceClosedError
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.pairing.events import BacklogQueueBack, FailedOver, Returned
+from twinbus.pairing.health import HealthState
+from twinbus.pairing.metrics import PairingCollector
 from twinbus.protocol.commands import Command
 from twinbus.testing import Fault, FaultyNamespace
 

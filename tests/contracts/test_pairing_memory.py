@@ -25,15 +25,10 @@ from tests.contracts.pairing_words import (
     message,
     opened,
 )
-from twinbus import (
-    BrokeredMessage,
-    MessageSizeExceededError,
-    MessagingError,
-    QueueDescription,
-    TransientError,
-)
+from twinbus import BrokeredMessage, MessagingError, QueueDescription, TransientError
 from twinbus.broker.sending import transfers
 from twinbus.clock import ManualClock
+from twinbus.errors import MessageSizeExceededError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_messages
 from twinbus.namespace.contract import Namespace

@@ -26,14 +26,6 @@ from tests.contracts.pairing_words import (
 )
 from twinbus import (
     BrokeredMessage,
-    CommunicationError,
-    EntityDisabledError,
-    EntityStatus,
-    FactoryState,
-    FailedOver,
-    HealthState,
-    InvalidArgumentError,
-    InvalidOperationError,
     MessageSender,
     MessagingError,
     MessagingFactory,
@@ -42,18 +34,33 @@ from twinbus import (
     PairedNamespaceOptions,
     QueueDescription,
     RetryPolicy,
-    Returned,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
     ServerBusyError,
     UnauthorizedError,
+)
+from twinbus.client.state import FactoryState
+from twinbus.entities import EntityStatus
+from twinbus.errors import (
+    CommunicationError,
+    EntityDisabledError,
+    InvalidArgumentError,
+    InvalidOperationError,
 )
 from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
 from twinbus.pairing.backlog_queues import describe_backlog_queue, find_backlog_queues
-from twinbus.pairing.events import BacklogIncomplete, PingRefused, Protected, Unprotected
+from twinbus.pairing.events import (
+    BacklogIncomplete,
+    FailedOver,
+    PingRefused,
+    Protected,
+    Returned,
+    Unprotected,
+)
+from twinbus.pairing.health import HealthState
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import CreateEntity, ListEntities, Peek, Send
 from twinbus.testing import Fault

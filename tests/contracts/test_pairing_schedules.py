@@ -18,11 +18,9 @@ from tests.contracts.pairing_words import (
     message,
     messages,
 )
-from twinbus import (
-    MessageNotFoundError,
-    MessageState,
-    MessagingFactory,
-)
+from twinbus import MessagingFactory
+from twinbus.errors import MessageNotFoundError
+from twinbus.message import MessageState
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReleaseRange
 from twinbus.testing import Fault, Mover

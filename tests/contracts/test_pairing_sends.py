@@ -35,32 +35,32 @@ from tests.contracts.pairing_words import (
     sized,
 )
 from twinbus import (
-    BacklogQueuePulled,
     BrokeredMessage,
-    BrokerRestartingError,
     Claim,
-    CommunicationError,
-    EntityDisabledError,
-    EntityNotFoundError,
-    EntityStatus,
-    FailedOver,
-    HealthState,
-    InvalidArgumentError,
     MessageSender,
-    MessageSizeExceededError,
     MessagingError,
     MessagingFactory,
     OperationTimeoutError,
     QueueDescription,
-    QuotaExceededError,
-    Returned,
     ServerBusyError,
-    StoreUnavailableError,
     TransientError,
     UnauthorizedError,
 )
+from twinbus.entities import EntityStatus
+from twinbus.errors import (
+    BrokerRestartingError,
+    CommunicationError,
+    EntityDisabledError,
+    EntityNotFoundError,
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    QuotaExceededError,
+    StoreUnavailableError,
+)
 from twinbus.limits import MAX_MESSAGE_BYTES, OPERATION_TIMEOUT
 from twinbus.namespace.server import ServerNamespace
+from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
+from twinbus.pairing.health import HealthState
 from twinbus.testing import Fault
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -28,17 +28,8 @@ from tests.contracts.pairing_words import (
 from twinbus import (
     BrokeredMessage,
     Claim,
-    CommunicationError,
-    EntityAlreadyExistsError,
-    EntityStatus,
-    FactoryFaultedError,
-    FactoryState,
-    HealthState,
-    InvalidArgumentError,
-    InvalidOperationError,
     MessagingError,
     MessagingFactory,
-    NamespaceClosedError,
     NamespaceManager,
     PairedNamespaceOptions,
     QueueDescription,
@@ -49,9 +40,20 @@ from twinbus import (
     UnauthorizedError,
     aio,
 )
+from twinbus.client.state import FactoryState
 from twinbus.connection import ConnectionString
+from twinbus.entities import EntityStatus
+from twinbus.errors import (
+    CommunicationError,
+    EntityAlreadyExistsError,
+    FactoryFaultedError,
+    InvalidArgumentError,
+    InvalidOperationError,
+    NamespaceClosedError,
+)
 from twinbus.limits import UNLIMITED
 from twinbus.namespace.server import ServerNamespace
+from twinbus.pairing.health import HealthState
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Command, CreateEntity, ListEntities
 

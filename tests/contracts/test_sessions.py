@@ -543,9 +543,9 @@ def test_the_wait_for_messages_ends_when_the_session_lock_lapses(world: World) -
         (
             None,
             HALF_A_MINUTE,
-            "orders has no session with messages that is not locked, and none came in",
+            "orders has no unlocked session with messages, and none appeared in",
         ),
-        (None, timedelta(0), "orders has no session with messages that is not locked; try again"),
+        (None, timedelta(0), "orders has no unlocked session with messages; try again"),
     ],
 )
 def test_the_error_about_a_session_that_stays_locked_says_so(

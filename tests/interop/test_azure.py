@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from tests.interop.azure_site import QUEUE, Site, site
 from tests.interop.bus import properties, take_one, until
+from tests.interop.cutting_relay import cutting_relay
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
+from twinbus.connection import ConnectionString
 from twinbus.errors import (
     MissingExtraError,
     NamespaceClosedError,
@@ -190,6 +193,23 @@ def test_a_receive_leaves_no_credit_behind(bus: Site, path: str) -> None:
     assert bus.broker.ask(Receive(path, 10)).num_rows == 1
 
 
+def test_messages_that_came_before_their_link_failed_are_delivered_and_can_be_settled(
+    bus: Site, path: str
+) -> None:
+    bus.broker.ask(Send(path, [BrokeredMessage(b"a" * 20_000), BrokeredMessage(b"b" * 20_000)]))
+    with (
+        cutting_relay(bus.connection.port) as relay,
+        closing(AzureNamespace(replace(bus.connection, port=relay.port), bus.clock)) as azure,
+    ):
+        azure.ask(Peek(path, 0, 1), 10)  # opens the connection
+        relay.cut_after(40_000)
+        batch = azure.ask(Receive(path, 10, wait=HOUR), 20)
+        assert relay.cuts == 1
+        assert [message.body[:1] for message in to_messages(batch)] == [b"a", b"b"]
+        azure.ask(Settle(path, batch.column("lock_token"), Disposition.COMPLETE), 20)
+    assert sent(bus, path) == []
+
+
 def test_a_receive_that_nobody_waits_for_gives_its_messages_back(bus: Site, path: str) -> None:
     with pytest.raises(OperationTimeoutError):
         bus.azure.ask(Receive(path, wait=HOUR), 0.5)
@@ -279,6 +299,42 @@ def test_tls_with_an_authority_of_ones_own(bus: Site, path: str) -> None:
     with AzureNamespace(connection, bus.clock) as azure:
         azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
         assert azure.ask(Receive(path, wait=timedelta(seconds=5)), 10).num_rows == 1
+
+
+def passes(connection: ConnectionString, bus: Site, path: str) -> None:
+    """Send, browse, receive and settle a message by a connection string."""
+    with AzureNamespace(ConnectionString.parse(connection.to_text()), bus.clock) as azure:
+        azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+        assert azure.ask(Peek(path), 10).num_rows == 1
+        batch = azure.ask(Receive(path, wait=timedelta(seconds=5)), 10)
+        azure.ask(Settle(path, batch.column("lock_token"), Disposition.COMPLETE), 10)
+    assert not sent(bus, path)
+
+
+@pytest.mark.parametrize(
+    ("tls", "first"), [(False, b"GET /$servicebus/websocket"), (True, b"\x16")], ids=["ws", "wss"]
+)
+def test_websockets_by_the_transport_type(bus: Site, path: str, tls: bool, first: bytes) -> None:
+    pytest.importorskip("websocket", reason="websocket-client is not installed")
+    with cutting_relay(bus.connection.port) as relay:
+        passes(replace(bus.connection, port=relay.port, tls=tls, uses_websockets=True), bus, path)
+        assert relay.first_words
+        assert all(word.startswith(first) for word in relay.first_words)
+
+
+@pytest.mark.parametrize(
+    ("by_websocket", "first"), [(False, b"AMQP"), (True, b"GET /")], ids=["amqp", "websocket"]
+)
+def test_a_custom_endpoint_is_a_gateway_to_the_namespace(
+    bus: Site, path: str, by_websocket: bool, first: bytes
+) -> None:
+    pytest.importorskip("websocket", reason="websocket-client is not installed")
+    with cutting_relay(bus.connection.port) as relay:
+        gateway = f"localhost:{relay.port}"
+        nowhere = replace(bus.connection, port=1, custom_endpoint=gateway)
+        passes(replace(nowhere, uses_websockets=by_websocket), bus, path)
+        assert relay.first_words
+        assert all(word.startswith(first) for word in relay.first_words)
 
 
 def test_a_token_in_place_of_the_key(bus: Site, path: str) -> None:

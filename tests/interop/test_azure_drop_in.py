@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -25,10 +26,13 @@ from azure.servicebus.exceptions import (
 
 from tests.interop.bus import body, in_seconds, properties, sdk_string, take, until
 from tests.scenarios.server_process import Server
-from twinbus import HealthState, RetryPolicy
+from twinbus import RetryPolicy
 from twinbus.azure import PairedServiceBusClient, PairedWith
 from twinbus.azure.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
+from twinbus.connection import ConnectionString
+from twinbus.errors import InvalidArgumentError
 from twinbus.pairing.backlog import PATH
+from twinbus.pairing.health import HealthState
 from twinbus.testing import Mover
 
 TRY = timedelta(seconds=2)
@@ -194,6 +198,40 @@ def test_a_paired_client_is_a_client_of_the_sdk(shared: Site) -> None:
                 receiver.complete_message(message)
     assert [body(message) for message in messages] == [b"one", b"two", b"three", b"four"]
     assert all(message.message_id for message in messages)
+
+
+def test_a_primary_at_twinbus_is_sent_to_natively_and_received_from_by_the_sdk(
+    shared: Site,
+) -> None:
+    native = replace(ConnectionString.parse(shared.primary.connection), name="native").to_text()
+    with PairedServiceBusClient.from_connection_string(
+        native, paired_with=shared.paired_with()
+    ) as client:
+        with client.get_queue_sender("lines") as sender:
+            sender.send_messages(ServiceBusMessage("native"))
+        with client.get_queue_receiver("lines") as receiver:
+            [message] = take(receiver, 1)
+            receiver.complete_message(message)
+    assert body(message) == b"native"
+
+
+def test_a_client_by_websockets_sends_and_receives(shared: Site) -> None:
+    with PairedServiceBusClient.from_connection_string(
+        f"{shared.text};TransportType=AmqpOverWebsocket", paired_with=shared.paired_with()
+    ) as client:
+        with client.get_queue_sender("lines") as sender:
+            sender.send_messages(ServiceBusMessage("by websocket"))
+        with client.get_queue_receiver("lines") as receiver:
+            assert "websocket" in str(receiver._config.custom_endpoint_address)
+            [message] = take(receiver, 1)
+            receiver.complete_message(message)
+    assert body(message) == b"by websocket"
+
+
+def test_a_primary_that_the_sdk_cannot_reach_is_refused(shared: Site, tmp_path: Path) -> None:
+    for primary in (f"Endpoint=embedded://{tmp_path}/shop", "Endpoint=amqp://localhost"):
+        with pytest.raises(InvalidArgumentError, match="sb:// or twinbus://"):
+            PairedServiceBusClient.from_connection_string(primary, paired_with=shared.paired_with())
 
 
 def test_a_message_of_the_sdk_arrives_as_it_was_sent(shared: Site) -> None:

@@ -20,7 +20,7 @@ from twinbus.errors import (
     CommunicationError,
     EntityAlreadyExistsError,
     EntityNotFoundError,
-    Fault,
+    FaultOwner,
     MessageLockLostError,
     MessageSizeExceededError,
     MessagingError,
@@ -91,7 +91,7 @@ def test_a_condition_is_the_error_of_its_row(bus: Site, condition: str) -> None:
 def test_a_condition_counts_for_failover_if_the_entity_is_at_fault(condition: str) -> None:
     kind = CONDITIONS[condition].kind
     assert says_unavailable(kind("refused")) is (condition in COUNTS)
-    if kind.fault is Fault.CALLER:
+    if kind.fault is FaultOwner.CALLER:
         assert not counts_at_once(kind("refused"))
 
 
@@ -110,7 +110,7 @@ def test_an_unknown_condition_is_transient(bus: Site) -> None:
     bus.refuse(Send, AmqpError("refused", "com.example:new"))
     error = failure(bus)
     assert error.is_transient
-    assert error.fault is Fault.BROKER
+    assert error.fault is FaultOwner.BROKER
 
 
 def test_a_server_that_cannot_be_reached_is_a_communication_error(bus: Site) -> None:

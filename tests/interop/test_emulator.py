@@ -152,7 +152,7 @@ def test_a_server_with_the_public_key_stays_on_its_machine(tmp_path: Path) -> No
         command = [*SERVE, str(folder), "--port", "0", "--admin-port", "0", *everywhere, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
-        assert "which everybody knows" in done.stderr
+        assert "which is public" in done.stderr
 
 
 def test_a_page_of_another_host_has_no_access_to_the_public_key(emulator: Emulator) -> None:

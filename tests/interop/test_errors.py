@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.interop.bus import Bus, bodies, in_seconds, take, take_one, until
-from twinbus import BrokeredMessage, Claim, EntityStatus, QueueDescription
+from twinbus import BrokeredMessage, Claim, QueueDescription
 from twinbus.connection import ConnectionString, sign_token
+from twinbus.entities import EntityStatus
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 

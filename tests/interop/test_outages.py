@@ -19,7 +19,7 @@ from azure.servicebus.exceptions import MessageLockLostError, ServiceBusError
 
 def patient(server: Server) -> ServiceBusClient:
     return ServiceBusClient.from_connection_string(
-        sdk_string(server), retry_total=30, retry_mode="fixed", retry_backoff_factor=0.2
+        sdk_string(server), retry_total=300, retry_mode="fixed", retry_backoff_factor=0.2
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.bus import Bus, bodies, body, take, take_one
+from tests.interop.bus import Bus, bodies, body, take, take_one, until
 from twinbus import BrokeredMessage
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
@@ -17,6 +17,8 @@ from azure.servicebus import (
     ServiceBusReceiver,
     ServiceBusSession,
 )
+from azure.servicebus._pyamqp.constants import LinkState
+from azure.servicebus._pyamqp.error import AMQPException
 from azure.servicebus.exceptions import (
     OperationTimeoutError,
     ServiceBusError,
@@ -113,6 +115,44 @@ def test_a_session_whose_lock_expired_is_lost(bus: Bus) -> None:
         receiver.complete_message(message)
     again = take_one(accept(bus, path, "a"))
     assert (body(again), again.delivery_count) == (b"1", 1)
+
+
+def ended(receiver: ServiceBusReceiver) -> Any:
+    """Read what the server says to an idle receiver; return why its link has ended, if it has."""
+    handler: Any = receiver._handler
+    try:
+        handler._connection.listen(wait=False)
+        assert handler._link.get_state() is LinkState.ATTACHED
+    except AMQPException as error:
+        return error.condition
+    return None
+
+
+def test_an_idle_receiver_loses_its_link_when_the_lock_of_its_session_lapses(bus: Bus) -> None:
+    path = bus.queue(requires_session=True, lock_duration=timedelta(seconds=5))
+    lost, renewed = (accept(bus, path, name) for name in "ab")
+    for receiver in (lost, renewed):
+        session_of(receiver).get_state()  # the SDK attaches when it is first used
+    conditions = []
+
+    def is_lost() -> bool:
+        session_of(renewed).renew_lock()
+        conditions.append(ended(lost))
+        return conditions[-1] is not None
+
+    until(is_lost, 30)
+    assert conditions[-1] == b"com.microsoft:session-lock-lost"
+    assert ended(renewed) is None
+    assert session_of(accept(bus, path, "a")).get_state() is None
+
+
+def test_a_receiver_that_waits_loses_its_link_when_the_lock_of_its_session_lapses(
+    bus: Bus,
+) -> None:
+    path = bus.queue(requires_session=True, lock_duration=timedelta(seconds=1))
+    receiver = accept(bus, path, "a")
+    with pytest.raises(SessionLockLostError):
+        receiver.receive_messages(max_wait_time=30)
 
 
 def test_a_session_can_have_an_empty_name(bus: Bus, path: str) -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.interop.bus import Bus, bodies, body, properties, take, take_one
-from twinbus import RuleDescription, SqlAction, SqlFilter
+from twinbus import RuleDescription, SqlFilter
+from twinbus.entities import SqlAction
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 

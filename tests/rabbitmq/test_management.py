@@ -115,7 +115,7 @@ def test_settings_that_rabbitmq_does_not_have_are_refused(
 
 def test_settings_cannot_be_changed(world: RabbitWorld) -> None:
     world.ask(CreateEntity(QueueDescription(path="orders")))
-    with pytest.raises(InvalidOperationError, match="fixed when it is created"):
+    with pytest.raises(InvalidOperationError, match="after its creation"):
         world.ask(UpdateEntity(QueueDescription(path="orders", max_delivery_count=3)))
 
 

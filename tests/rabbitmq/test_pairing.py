@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.rabbitmq.brokers import until
 from twinbus import (
@@ -17,6 +20,7 @@ from twinbus import (
     NamespaceManager,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
+    tracing,
 )
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, backlog_queue_path
@@ -168,6 +172,35 @@ def test_a_rabbitmq_is_the_backlog_of_another_rabbitmq(
             assert str(message.application_properties["x-twinbus-origin"]).startswith("sender/")
     finally:
         maker.forget(site.secondary, site.queues)
+
+
+def test_a_message_diverted_to_a_rabbitmq_has_one_trace(
+    broker: RabbitBroker, maker: Maker, tmp_path: Path
+) -> None:
+    spans, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    primary = embedded(tmp_path / "shop")
+    front = FaultyNamespace(maker.namespace(primary))
+    site = maker.site(primary, broker.connection_string(), front, count=1)
+    tracing.enable(provider)
+    try:
+        front.inject(Fault.UNAVAILABLE)
+        site.send("traced")
+        front.heal()
+        site.bring_home()
+        orders = site.factory.create_queue_client("orders")
+        received = orders.receive(wait=timedelta(seconds=5))
+        assert received is not None
+        received.complete()
+    finally:
+        tracing.disable()
+        maker.forget(site.secondary, site.queues)
+    found = [span for span in spans.get_finished_spans() if not span.name.startswith("ping")]
+    steps = ["divert", "send", "drain", "receive", "complete"]
+    assert [span.name for span in found] == [f"{step} orders" for step in steps]
+    assert len({span.context.trace_id for span in found if span.context}) == 1
+    assert found[0].attributes is not None
+    assert found[0].attributes["messaging.system"] == "rabbitmq"
 
 
 def test_a_repeated_visit_of_the_syphon_carries_the_same_origin(

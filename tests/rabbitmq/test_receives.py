@@ -138,7 +138,7 @@ def test_a_lock_lasts_as_long_as_the_connection(world: RabbitWorld, broker: Rabb
     broker.node.evaluate(
         '[rabbit_networking:close_connection(P, "test") || P <- rabbit_networking:connections()].'
     )
-    with pytest.raises(MessageLockLostError, match="delivered again"):
+    with pytest.raises(MessageLockLostError, match="delivers them again"):
         settle(world, Disposition.COMPLETE, message)
     (again,) = until(lambda: received(world))
     assert (again.body, again.delivery_count) == (b"a", 1)

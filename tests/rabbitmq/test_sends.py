@@ -193,6 +193,17 @@ def test_a_full_queue_refuses_with_quota_exceeded(world: RabbitWorld) -> None:
     assert world.ask(GetRuntimeProperties("orders")).active_message_count == held
 
 
+def test_a_batch_that_is_accepted_in_part_says_so(world: RabbitWorld) -> None:
+    make(world, max_size_in_megabytes=1)
+    batch = [BrokeredMessage(bytes(100_000)) for _ in range(200)]
+    with pytest.raises(QuotaExceededError) as refused:
+        world.ask(Send("orders", batch))
+    held = world.ask(GetRuntimeProperties("orders")).active_message_count
+    assert 0 < held < 200
+    assert refused.value.facts["accepted"] == held
+    assert refused.value.facts["outcome"] == "unknown"
+
+
 def test_a_queue_that_is_deleted_in_mid_traffic_is_not_found(
     world: RabbitWorld, channel: Any
 ) -> None:

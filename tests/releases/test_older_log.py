@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.releases import story
-from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, NewerFormatError
+from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
 from twinbus.broker.store.log import FORMAT_VERSION
+from twinbus.errors import NewerFormatError
 
 AT_ONCE = timedelta(0)
 OLDER = Path(__file__).with_name("log-format-1.tar.xz")

@@ -92,19 +92,23 @@ class Environment:
         subprocess.run([*pip, *offline, str(wheel)], check=True, capture_output=True)
 
     def run(self, extra: str, *command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder, where what the extra pins is installed as well."""
+        """Run a command in a folder, where what the extra pins is installed as well.
+
+        Several extras are joined by a plus.
+        """
         packages = self.folder / f"packages-{extra}"
-        link_requirements(extra, packages)
+        for name in extra.split("+"):
+            link_requirements(name, packages)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         return subprocess.run(
             command,
             cwd=folder,
-            env={**kept, "PATH": path, "PYTHONPATH": str(packages)},
+            env={**kept, "PATH": path, "PYTHONPATH": str(packages), "TMPDIR": str(folder)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 
@@ -150,6 +154,24 @@ def test_with_the_server_extra_the_readme_works_as_it_is_written(
     refused = installed.run("server", "twinbus", "syphon", folder=tmp_path)
     assert refused.returncode == 2
     assert "spark" in refused.stderr
+
+
+def test_with_the_server_and_spark_extras_the_demo_loses_nothing_and_draws_its_story(
+    installed: Environment, tmp_path: Path
+) -> None:
+    arguments = ["demo", "--seconds", "2", "--report", "outage.html"]
+    done = installed.run("server+spark+java", "twinbus", *arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "lost 0   doubled 0   not reconciled 0" in done.stdout
+    assert re.search(r"operations: send to backlog +[1-9]", done.stdout)
+    for chapter in ("kill -9", "diverted to the backlog", "a ping got through", "is home"):
+        assert chapter in done.stdout, chapter
+    assert not done.stderr, "Spark is not silent"
+    page = (tmp_path / "outage.html").read_text(encoding="utf-8")
+    assert page.count("<svg") >= 6
+    assert "Every message is accounted for" in page
+    assert not re.search(r"(src|href)=", page), "it needs no network"
+    assert [one.name for one in tmp_path.iterdir()] == ["outage.html"], "it cleans up"
 
 
 def test_both_distributions_have_what_they_need_and_nothing_else(built: Path, wheel: Path) -> None:

@@ -29,7 +29,7 @@ from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
 from twinbus.broker.turn import namespace as namespace_module
 from twinbus.broker.turn.engine import EngineSettings
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.clock import ManualClock, from_us
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US
@@ -100,9 +100,9 @@ class BrokenParts:
         self, patch: pytest.MonkeyPatch, method: str, about: Callable[[tuple[Any, ...]], Any]
     ) -> None:
         """Let parts raise while this method of the namespace decides what is meant."""
-        decide = getattr(Namespace, method)
+        decide = getattr(BrokerNamespace, method)
 
-        def call(namespace: Namespace, *args: Any) -> Any:
+        def call(namespace: BrokerNamespace, *args: Any) -> Any:
             if not self._is_meant(about(args)):
                 return decide(namespace, *args)
             self._calls = 0
@@ -112,7 +112,7 @@ class BrokenParts:
             finally:
                 self._depth -= 1
 
-        patch.setattr(Namespace, method, call)
+        patch.setattr(BrokerNamespace, method, call)
 
     @contextmanager
     def breaking(self, at: int, is_meant: Callable[[Any], bool]) -> Iterator[None]:
@@ -150,7 +150,7 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": list(zip(*rows.values(), strict=True)),
         "session states": dict(sessions.states),
-        "held sessions": sorted(sessions._holds),
+        "locked sessions": sorted(sessions._holds),
         "leases": sorted(lease.owner for lease in queue.leases),
         "waiters": len(queue.waiters),
     }
@@ -165,7 +165,7 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
     return found
 
 
-def state_of(namespace: Namespace, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+def state_of(namespace: BrokerNamespace, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return everything a namespace holds, the queues of some entities apart."""
     found: dict[str, Any] = {
         "keys": namespace.keys.all(),
@@ -233,6 +233,6 @@ def reopened(site: Site, folder: Path, *, without: tuple[str, ...] = ()) -> dict
     settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
     clock = ManualClock(from_us(site.clock.now_us()))
     with EmbeddedNamespace(settings, clock, threaded=False) as copy:
-        engine = copy._writer.engine
+        engine = copy.engine
         assert engine.namespace.faults() == []
         return state_of(engine.namespace, without=without)

@@ -86,7 +86,7 @@ class ServiceBusSite:
     @property
     def connection(self) -> ServiceBusConnection:
         """The server's end of the only connection."""
-        [found] = [c for c in self.door._connections if isinstance(c, ServiceBusConnection)]
+        [found] = [c for c in self.door.attendance.clients if isinstance(c, ServiceBusConnection)]
         return found
 
 

@@ -1,13 +1,11 @@
 """A namespace on disks that can fail, and the ways it can go down and come back."""
 
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.contracts.conftest import World
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.store.log import Log
 from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.clock import ManualClock
 from twinbus.ledger import NO_LEDGER
@@ -15,13 +13,6 @@ from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.testing import FaultyStorage
 
 A_MOMENT = timedelta(milliseconds=1)
-
-
-def kill(log: Log) -> None:
-    """Let go of a log's files as the system does for a dead process: nothing is tidied up."""
-    for descriptor in (log._descriptor, log._lock):
-        if descriptor >= 0:
-            os.close(descriptor)
 
 
 class Site(World):
@@ -49,7 +40,7 @@ class Site(World):
 
     @property
     def engine(self) -> Engine:
-        return self.embedded._writer.engine
+        return self.embedded.engine
 
     def queue_of(self, path: str) -> Queue:
         return self.engine.namespace.directory.queue(path)[1]
@@ -72,11 +63,7 @@ class Site(World):
 
     def crash(self, **settings: Any) -> None:
         """End without a word, as a killed process does, and open again."""
-        writer = self.embedded._writer
-        if writer._end is None:
-            writer._stop_listening()
-        for log in (self.engine.log, self.engine.spill._log):
-            kill(log)
+        self.embedded.crash()
         self.clock.advance(A_MOMENT)
         self.open(**settings)
         self.clock.advance(A_MOMENT)

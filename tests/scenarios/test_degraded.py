@@ -213,7 +213,7 @@ def test_a_namespace_that_restarts_is_not_ready(
     with admin_of(site) as admin:
         answer = admin.ask("/ready")
         assert (answer.status, admin.ask("/health").status) == (503, 503)
-        assert "restarts from its log" in answer.json["reason"]
+        assert "is restarting from its log" in answer.json["reason"]
         site.wait(seconds=2)
         assert admin.ask("/ready").status == 200
 

@@ -40,7 +40,7 @@ from twinbus.protocol.commands import (
     Send,
 )
 from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
-from twinbus.server import client_connection, web
+from twinbus.server import attendance, client_connection, web
 from twinbus.server import door as door_module
 from twinbus.server.door import Door
 from twinbus.server.native import NativeConnection
@@ -176,19 +176,53 @@ def test_a_stranger_is_let_go_when_its_time_is_over(
     line = entrance.say(said)
     entrance.assert_serves()
     assert is_let_go(line)
-    eventually(lambda: not entrance.door._strangers)
+    eventually(lambda: not entrance.door.attendance.strangers)
 
 
 @pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
 def test_strangers_are_bounded_in_number_while_others_are_served(
     enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(door_module, "MAX_STRANGERS", 8)
+    for module in (attendance, door_module):
+        monkeypatch.setattr(module, "MAX_STRANGERS", 8)
     entrance = enter()
     lines = [entrance.say(said) for _ in range(40)]
     entrance.assert_serves()
     assert all(map(is_let_go, lines[:30]))  # the oldest go first
-    assert len(entrance.door._strangers) <= 8
+    assert len(entrance.door.attendance.strangers) <= 8
+
+
+@pytest.mark.parametrize("page", ["/metrics", "/$Resources/queues?api-version=2021-05"])
+def test_strangers_do_not_push_out_a_reader_with_a_token(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    for module in (attendance, door_module):
+        monkeypatch.setattr(module, "MAX_STRANGERS", 8)
+    entrance = enter()
+    connection = http.client.HTTPConnection("127.0.0.1", entrance.door.port, timeout=SECONDS)
+    with closing(connection):
+        for _ in range(2):
+            connection.request("GET", page, headers={"Authorization": entrance.token()})
+            assert connection.getresponse().read()
+            line = connection.sock
+            for _ in range(40):
+                entrance.say(b"")
+            entrance.assert_serves()
+        assert connection.sock is line  # the same connection answered twice
+
+
+def test_readers_with_a_token_are_bounded_in_number(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_READERS", 8)
+    entrance = enter()
+    asked = f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {entrance.token()}\r\n\r\n"
+    lines = []
+    for _ in range(20):
+        lines.append(entrance.say(asked.encode()))
+        assert lines[-1].recv(15) == b"HTTP/1.1 200 OK"
+    assert all(map(is_let_go, lines[:12]))
+    assert len(entrance.door.attendance.readers) == 8
 
 
 # -- shares ----------------------------------------------------------------------------------------
@@ -255,8 +289,8 @@ def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entra
         assert isinstance(exchange.reply()[1], UnauthorizedError)
         exchange.cancel()
         eventually(lambda: entrance.door.connections == 0)
-    assert not entrance.door._by_key
-    assert not entrance.door._by_address
+    assert not entrance.door.attendance.by_key
+    assert not entrance.door.attendance.by_address
 
 
 # -- slow and greedy clients -----------------------------------------------------------------------
@@ -265,7 +299,7 @@ def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entra
 def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
     [found] = [
         one.conversation
-        for one in list(entrance.door._connections)
+        for one in list(entrance.door.attendance.clients)
         if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
     ]
     return found

@@ -9,15 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.keys import ROOT
-from twinbus import (
-    BrokeredMessage,
-    MessagingError,
-    MessagingFactory,
-    NamespaceInUseError,
-    QueueDescription,
-)
+from twinbus import BrokeredMessage, MessagingError, MessagingFactory, QueueDescription
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.errors import NamespaceInUseError
 from twinbus.message import to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace

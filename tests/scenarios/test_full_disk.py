@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.words import QUEUE
-from tests.scenarios.site import kill
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
@@ -92,14 +91,11 @@ def test_a_full_disk_is_no_dead_end(disk: Path) -> None:
         assert not namespace.vitals().is_spilling
         for _ in range(50):
             namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
-        engine = namespace._writer.engine
-        for log in (engine.log, engine.spill._log):
-            kill(log)
-            log._descriptor = log._lock = -1
+        namespace.crash()
         again = life.enter_context(opened(disk / "namespace", clock))
         clock.sleep_us(5_000_000)
         assert waiting(again) == 50
-        assert again._writer.engine.restarts == 0
+        assert again.engine.restarts == 0
 
 
 def test_completions_acknowledged_on_a_full_disk_are_not_back_after_a_crash(disk: Path) -> None:
@@ -110,9 +106,6 @@ def test_completions_acknowledged_on_a_full_disk_are_not_back_after_a_crash(disk
         sent = fill(namespace)
         batch = namespace.ask(Receive(QUEUE, 30))
         namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.COMPLETE))
-        engine = namespace._writer.engine
-        for log in (engine.log, engine.spill._log):
-            kill(log)
-            log._descriptor = log._lock = -1
+        namespace.crash()
         again = life.enter_context(opened(disk / "namespace", clock))
         assert waiting(again) == sent - 30

@@ -55,7 +55,7 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        connections = [c for c in self.door._connections if isinstance(c, NativeConnection)]
+        connections = [c for c in self.door.attendance.clients if isinstance(c, NativeConnection)]
         return sum(len(one.conversation._open) for one in connections)
 
 

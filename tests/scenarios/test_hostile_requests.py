@@ -322,7 +322,7 @@ def test_a_key_of_a_folder_cannot_fill_the_namespace_with_entities(
     for name in ("5", "topic", "deeper/x-servicebus-transfer/0"):
         path = f"{backlog_folder('Contoso')}/{name}"
         kind = TopicDescription if name == "topic" else QueueDescription
-        with pytest.raises(QuotaExceededError, match="holds 5 entities"):
+        with pytest.raises(QuotaExceededError, match="has 5 entities"):
             keeper.ask(CreateEntity(kind(path=path)))
     street.site.ask(CreateEntity(QueueDescription(path=backlog_queue_path("contoso", 5))))
     other = street.move_in("other", backlog_folder("fabrikam"), Claim.MANAGE)

@@ -15,16 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.scenarios.server_process import ORDERS, Server
-from twinbus import (
-    BrokeredMessage,
-    EntityStatus,
-    MessagingFactory,
-    NamespaceManager,
-    PairingCollector,
-    RetryPolicy,
-    errors,
-)
+from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy, errors
 from twinbus import SendAvailabilityPairedNamespaceOptions as PairingOptions
+from twinbus.entities import EntityStatus
+from twinbus.pairing.metrics import PairingCollector
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PING = "application/vnd.ms-servicebus-ping"

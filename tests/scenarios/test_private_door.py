@@ -21,19 +21,11 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from tests.scenarios.test_fork import in_child
-from twinbus import (
-    BrokeredMessage,
-    Claim,
-    CommunicationError,
-    InvalidArgumentError,
-    MessagingFactory,
-    NamespaceClosedError,
-    QueueDescription,
-    UnauthorizedError,
-)
+from twinbus import BrokeredMessage, Claim, MessagingFactory, QueueDescription, UnauthorizedError
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.entities import backlog_folder, backlog_queue_path
+from twinbus.errors import CommunicationError, InvalidArgumentError, NamespaceClosedError
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import find_embedded, open_namespace
 from twinbus.namespace.server import ServerNamespace
@@ -406,7 +398,7 @@ def test_a_forked_process_keeps_no_copy_of_the_sockets(
         client.ask(Peek(QUEUE), SECONDS)  # one that is let in
         line.connect(str(socket_of(door)))  # and a stranger
         deadline = time.monotonic() + SECONDS
-        while not door._door._strangers:
+        while not door._door.attendance.strangers:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         reading, writing = os.pipe()
@@ -473,7 +465,7 @@ def test_a_worker_that_finds_the_door_of_another_namespace_hears_so(tmp_path: Pa
             ConnectionString.parse(doors.connection_for(embedded(tmp_path / name), ALL))
             for name in ("one", "other")
         )
-        with pytest.raises(UnauthorizedError, match="means the namespace with the id"):
+        with pytest.raises(UnauthorizedError, match="is for the namespace with the id"):
             ask(replace(other, namespace_id=one.namespace_id), ListEntities(EntityKind.QUEUE))
 
 

@@ -31,7 +31,7 @@ from tests.scenarios.site import Site
 from twinbus.broker.lifecycle import State
 from twinbus.broker.store.commit import Commit
 from twinbus.broker.turn.engine import Engine
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.clock import ManualClock
 from twinbus.entities import RuleDescription, SqlFilter
 from twinbus.errors import BrokerRestartingError, CommandFailedError, MessagingError
@@ -93,15 +93,15 @@ def test_after_a_restart_commands_run_one_at_a_time_so_that_the_cause_is_found(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue(site)
-    serve = Namespace.serve
+    serve = BrokerNamespace.serve
 
-    def fail_for_the_bad_one(self: Namespace, now: int, commit: Commit) -> None:
+    def fail_for_the_bad_one(self: BrokerNamespace, now: int, commit: Commit) -> None:
         if any(value.num_rows for _, value in commit.replies if hasattr(value, "num_rows")):
             raise RuntimeError("the command that reads a message breaks the turn")
         serve(self, now, commit)
 
     send(site, "a")
-    monkeypatch.setattr(Namespace, "serve", fail_for_the_bad_one)
+    monkeypatch.setattr(BrokerNamespace, "serve", fail_for_the_bad_one)
     for expected in (BrokerRestartingError, CommandFailedError):
         calls = [BlockingRequest(Peek(QUEUE)), BlockingRequest(ListEntities(EntityKind.QUEUE))]
         site.embedded.hand_over(calls)
@@ -116,7 +116,7 @@ def test_a_broker_that_restarts_again_and_again_for_one_cause_backs_off_and_give
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue(site)
-    monkeypatch.setattr(Namespace, "reclaim", lambda _: 1 // 0)
+    monkeypatch.setattr(BrokerNamespace, "reclaim", lambda _: 1 // 0)
     opened: list[int] = []
     real_open = Engine._open
 

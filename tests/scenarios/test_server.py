@@ -12,17 +12,9 @@ import pytest
 import trustme
 
 from tests.scenarios.server_process import NOW, ORDERS, Server, until
-from twinbus import (
-    BrokeredMessage,
-    Claim,
-    CommunicationError,
-    InvalidArgumentError,
-    MessageSizeExceededError,
-    MessagingError,
-    RetryPolicy,
-    ServerBusyError,
-)
+from twinbus import BrokeredMessage, Claim, MessagingError, RetryPolicy, ServerBusyError
 from twinbus.connection import ConnectionString
+from twinbus.errors import CommunicationError, InvalidArgumentError, MessageSizeExceededError
 from twinbus.protocol.keys import ROOT_KEY
 
 
@@ -154,7 +146,7 @@ def test_a_second_server_on_a_port_is_refused(running: Server, server: Server, d
     ("options", "named"),
     [
         (("--host", "nonsense.invalid"), "nonsense.invalid"),
-        (("--tls-certificate", __file__), "TLS needs both"),
+        (("--tls-certificate", __file__), "Give both --tls-certificate and --tls-key"),
         (("--tls-certificate", __file__, "--tls-key", __file__), "certificate"),
     ],
 )

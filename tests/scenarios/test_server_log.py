@@ -9,8 +9,9 @@ import pytest
 
 from tests.scenarios import server_process
 from tests.scenarios.server_process import ORDERS, Server, until
-from twinbus import MessageSizeExceededError, MessagingError, UnauthorizedError
+from twinbus import MessagingError, UnauthorizedError
 from twinbus.connection import ConnectionString
+from twinbus.errors import MessageSizeExceededError
 from twinbus.limits import MAX_HEALS
 
 JSON = ("--log-format", "json")

@@ -31,7 +31,6 @@ from twinbus.entities import (
     subscription_path,
 )
 from twinbus.errors import (
-    InvalidArgumentError,
     MessageLockLostError,
     MessageNotFoundError,
     RangeUnavailableError,
@@ -447,11 +446,10 @@ class BrokerMachine(RuleBasedStateMachine):
         if politely:
             self.namespace.close()
         else:
-            self.namespace._writer._stop(InvalidArgumentError("gone"))
-            self.namespace._writer.engine.abandon()
+            self.namespace.crash()
         self.clock.advance(timedelta(milliseconds=1))
         self.namespace = self._open()
-        directory = self.namespace._writer.engine.namespace.directory
+        directory = self.namespace.engine.namespace.directory
         self.starts.append(directory.queue(QUEUE)[1].next_sequence)
         for model in self.models.values():
             model.restart()
@@ -482,7 +480,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def the_bookkeeping_adds_up(self) -> None:
         if hasattr(self, "namespace"):
-            engine = self.namespace._writer.engine
+            engine = self.namespace.engine
             assert engine.namespace.faults() == []
             assert engine.restarts == 0
 

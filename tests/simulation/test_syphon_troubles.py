@@ -96,8 +96,8 @@ def test_another_spelling_of_a_backlog_queue_doubles_nothing(world: World) -> No
     [
         ({SENDER: "sender/00000000000000aa"}, "belong together"),
         ({NUMBER: 5}, "belong together"),
-        ({SENDER: "", NUMBER: 5}, "names no sender"),
-        ({SENDER: "somebody", NUMBER: 5}, "names no sender"),
+        ({SENDER: "", NUMBER: 5}, "is not a valid sender"),
+        ({SENDER: "somebody", NUMBER: 5}, "is not a valid sender"),
     ],
     ids=["sender without number", "number without sender", "empty sender", "no sender"],
 )

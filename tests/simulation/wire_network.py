@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from twinbus.clock import ManualClock
 from twinbus.errors import CommunicationError, MessagingError, NamespaceClosedError
-from twinbus.limits import SECOND_US
+from twinbus.limits import MAX_CONNECTIONS, SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import client_conversation, server_conversation, table
 from twinbus.protocol.access import Admission
@@ -25,6 +25,7 @@ from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.requests import Request
 from twinbus.protocol.server_conversation import Phase, ServerRequest
 from twinbus.server import client_connection, native
+from twinbus.server.attendance import Attendance
 from twinbus.server.latencies import Latencies
 
 MILLISECOND_US = SECOND_US // 1000
@@ -331,6 +332,7 @@ class SimulatedDoor:
         self.orphaned: list[tuple[ServerRequest, Any]] = []  # locks that must be given back
         self.connections: list[ObservedConnection] = []
         self.refusals = 0
+        self.attendance = Attendance(MAX_CONNECTIONS, self._refused)
         self.moved_bytes = 0
         self._keys_version = namespace.keys.version
         self._replying: dict[ObservedConnection, None] = {}
@@ -372,12 +374,10 @@ class SimulatedDoor:
     def has_replies(self, connection: ObservedConnection) -> None:
         self._replying[connection] = None
 
-    def connection_begins(self, connection: ObservedConnection) -> None:
-        """Do nothing: `accept` has noted it."""
-
     def connection_ends(self, connection: ObservedConnection) -> None:
         self._replying.pop(connection, None)
         self.connections.remove(connection)
+        self.attendance.leave(connection)
 
     def admit(self, token: str) -> Admission:
         return self.namespace.keys.admit(token, self.clock.wall_us())
@@ -386,13 +386,13 @@ class SimulatedDoor:
         return self.namespace.keys.recheck(admission, self.clock.wall_us())
 
     def enter(self, connection: ObservedConnection, admission: Admission) -> None:
-        """Let everybody in."""
+        self.attendance.enter(connection, admission)
 
     def note_refusal(self, admission: Admission | None, error: MessagingError) -> None:  # noqa: ARG002
         self.refusals += 1
 
-    def note_incomplete(self, admission: Admission, change: int) -> None:
-        """Count nothing: the simulation is small."""
+    def _refused(self, reason: str) -> None:
+        raise AssertionError(f"the simulation has few connections, and one was closed: {reason}")
 
     def presentable(self, value: Any) -> Any:
         return value

@@ -279,13 +279,13 @@ class WireWorld:
     def _check_withdrawn(self, link: ClientLink) -> None:
         """Check that the server lets a request go when it has read that the client gave it up."""
         conversation = link.server.conversation
-        known = conversation._open.keys() | conversation._held.keys()
+        known = conversation._open.keys() | conversation._deferred.keys()
         for number, end in link.withdrawn:
             if link.connection.to_server.bytes_read >= end:
                 self._check(number not in known, f"request {number} was withdrawn and still waits")
 
     def _check_bookkeeping(self, conversation: ServerConversation) -> None:
-        opened, held = [*conversation._open.values()], [*conversation._held.values()]
+        opened, held = [*conversation._open.values()], [*conversation._deferred.values()]
         fetching = sum(request.reply_bytes for request in opened)
         unanswered = sum(request.size for request in opened + held)
         self._check(conversation._fetching == fetching, "the fetching credit is not that of _open")
@@ -315,7 +315,7 @@ class WireWorld:
 
     @property
     def _engine(self) -> Any:
-        return self.namespace._writer.engine
+        return self.namespace.engine
 
     def _queue(self, path: str) -> Queue:
         queue: Queue = self._engine.namespace.directory.queue(path)[1]
@@ -374,7 +374,7 @@ class WireWorld:
             conversation = connection.conversation
             kept = {
                 "open requests": len(conversation._open),
-                "held requests": len(conversation._held),
+                "held requests": len(conversation._deferred),
                 "fetching credit": conversation._fetching,
                 "unanswered bytes": conversation._unanswered,
                 "unread bytes": conversation.unread_bytes,

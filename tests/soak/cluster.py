@@ -26,8 +26,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.test_cluster import Cluster
 from tests.spark.twins import Twins, doubled, numbered, until
-from twinbus import EntityStatus
 from twinbus.datasource.source import register
+from twinbus.entities import EntityStatus
 
 ORDERS, INVOICES, BILLS = "orders", "invoices", "bills"
 QUEUES = 4
@@ -172,9 +172,9 @@ def _executors() -> Iterator[int]:
     parents, commands = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
             parents[int(folder.name)] = int(stat[1])
-            commands[int(folder.name)] = (folder / "cmdline").read_text()
+            commands[int(folder.name)] = (folder / "cmdline").read_text(errors="replace")
     for pid, command in commands.items():
         above = pid
         while above in parents and above != os.getpid():

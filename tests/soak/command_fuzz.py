@@ -29,7 +29,7 @@ from tests.scenarios.site import Site
 from tests.soak.command_fuzz_values import PATHS, SUBSCRIPTIONS, TOPICS, Known, Maker
 from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.broker.lifecycle import DURABLE, State
-from twinbus.broker.turn.namespace import Namespace, NamespaceSettings
+from twinbus.broker.turn.namespace import BrokerNamespace, NamespaceSettings
 from twinbus.entities import (
     QueueDescription,
     RuleDescription,
@@ -43,7 +43,6 @@ from twinbus.errors import (
     CommandFailedError,
     InvalidArgumentError,
     MessagingError,
-    NamespaceClosedError,
 )
 from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import DELIVERY_SCHEMA, to_messages
@@ -226,8 +225,7 @@ class Round:
             self.site.embedded.close()
         else:  # as a killed process: nobody is told
             settled &= not engine._kept
-            engine.abandon()
-            self.site.embedded._writer._stop(NamespaceClosedError("killed"))
+            self.site.embedded.crash()
         self.site.open()
         after = standing(self.site.engine.namespace)
         for path in before.keys() | after.keys() if settled else ():
@@ -309,7 +307,7 @@ def entities() -> list[tuple[Any, RuleDescription | None]]:
     return made
 
 
-def standing(namespace: Namespace) -> dict[str, Any]:
+def standing(namespace: BrokerNamespace) -> dict[str, Any]:
     """Return what the log must hold: messages, leases, session states, rules and keys."""
     found: dict[str, Any] = {"keys": namespace.keys.all()}
     for entity in namespace.directory:

@@ -2,7 +2,7 @@
 
     python -m tests.soak.demo_kills --kills 200 [--seed 7]
 
-Each kill is the story of examples/demo.py in short: a fleet of paired applications sends, the
+Each kill is the story of `twinbus demo` in short: a fleet of paired applications sends, the
 primary is killed at a random moment and started again, the syphon brings the diverted orders home,
 and the audit of the demo counts every order. Servers, consumer, syphon and Spark are shared by all
 kills. In the end the report reconciles the ledgers, which is a second opinion: an order that the
@@ -12,24 +12,20 @@ audit misses and the ledgers account for is a false alarm.
 import argparse
 import logging
 import random
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
-
-from demo import LEDGERS, describe_queue, find_backlog, start_syphon, until
-from demo_audit import Held, browse_queues, examine
-from demo_fleet import Consumer, Fleet, Recorder
-from demo_report import Audit
-from shop import QUEUE, Server
-
 from twinbus import NamespaceManager
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
+from twinbus.demo.audit import HeldOrders, browse_queues, examine
+from twinbus.demo.fleet import Consumer, Fleet, Recorder
+from twinbus.demo.outage import LEDGERS, describe_queue, find_backlog, start_syphon, until
+from twinbus.demo.page import Audit
+from twinbus.demo.servers import QUEUE, DemoServer
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
 
@@ -96,8 +92,8 @@ class Stage:
         self._ledger = folder / APPLICATIONS
         config = folder / "demo.toml"
         config.write_text(CONFIG, encoding="utf-8")
-        self._primary = stack.enter_context(Server(folder / SHOP, config))
-        self._secondary = stack.enter_context(Server(folder / BACKUP, config))
+        self._primary = stack.enter_context(DemoServer(folder / SHOP, config))
+        self._secondary = stack.enter_context(DemoServer(folder / BACKUP, config))
         with NamespaceManager.from_connection_string(self._primary.connection) as manager:
             manager.create_queue(describe_queue())
         self._fleet("first").close()  # its pairings create the backlog queues
@@ -139,7 +135,7 @@ class Stage:
                 longest_wait_s=fleet.longest_wait_s,
             )
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldOrders:
         return browse_queues(
             self._primary.connection, self._secondary.connection, QUEUE, self._queues
         )

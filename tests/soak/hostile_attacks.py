@@ -32,7 +32,7 @@ from twinbus.entities import (
     dead_letter_path,
     subscription_path,
 )
-from twinbus.errors import Fault, InvalidArgumentError, MessagingError, UnauthorizedError
+from twinbus.errors import FaultOwner, InvalidArgumentError, MessagingError, UnauthorizedError
 from twinbus.limits import MAX_BATCH_MESSAGES, PING_CONTENT_TYPE
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 from twinbus.protocol import commands as c
@@ -96,7 +96,7 @@ class Hog:
                 _, reply = exchange.answer(said)
             except BROKEN:
                 return  # the server hung up while it was written
-        if not isinstance(reply, MessagingError) or reply.fault is not Fault.CALLER:
+        if not isinstance(reply, MessagingError) or reply.fault is not FaultOwner.CALLER:
             self.findings.append(f"{plain!r:.150} was not refused: {reply!r:.100}")
 
     def rows(self, most: int) -> int:

@@ -13,20 +13,15 @@ detects duplicates, as it would in Azure.
 import argparse
 import logging
 import random
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.exceptions import ServiceBusError
-from demo_audit import Findings, Handovers, browse_queues, examine
 
 from tests.soak.pairing_site import (
     CLIENTS,
@@ -39,8 +34,10 @@ from tests.soak.pairing_site import (
     twins_at_work,
     until,
 )
-from twinbus import FailedOver, MessagingError, MessagingFactory, NamespaceManager, Returned
+from twinbus import MessagingError, MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
+from twinbus.demo.audit import Findings, Handovers, browse_queues, examine
+from twinbus.pairing.events import FailedOver, Returned
 
 SETTINGS = "requires_duplicate_detection = true\nlock_duration = '5s'\n"
 BATCH = 10

@@ -27,13 +27,12 @@ from tests.soak.pairing_site import PRIMARY
 from tests.soak.syphon_kill import MARK, end_all, until
 from twinbus import (
     BrokeredMessage,
-    EntityStatus,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
 )
-from twinbus.entities import backlog_queue_path
+from twinbus.entities import EntityStatus, backlog_queue_path
 from twinbus.pairing.cancelling import pages
 from twinbus.syphon.syphon import Syphon
 

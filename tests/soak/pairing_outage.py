@@ -37,19 +37,17 @@ from tests.soak.pairing_site import (
 )
 from tests.soak.server_process import ServerProcess
 from twinbus import (
-    BacklogQueuePulled,
-    BacklogUnavailableError,
     Claim,
-    EntityStatus,
-    FailedOver,
     MessagingError,
     NamespaceManager,
-    Returned,
     ServerBusyError,
     SharedAccessKey,
     UnauthorizedError,
 )
 from twinbus.connection import ConnectionString
+from twinbus.entities import EntityStatus
+from twinbus.errors import BacklogUnavailableError
+from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
 from twinbus.protocol.commands import PutKey
 
 # -- what came of it -----------------------------------------------------------------------------

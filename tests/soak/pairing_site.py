@@ -18,18 +18,18 @@ from typing import Any, TypeVar
 from tests.soak.server_process import ServerProcess
 from twinbus import (
     BrokeredMessage,
-    HealthState,
     MessageSender,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
-    PairingEvent,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
 )
 from twinbus.connection import ConnectionString
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.cancelling import pages
+from twinbus.pairing.events import PairingEvent
+from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
 from twinbus.testing import Mover

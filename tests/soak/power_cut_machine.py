@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.scenarios.site import kill
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Model
 from twinbus.broker.entities.topic import Topic
 from twinbus.broker.store.log import Log
@@ -118,7 +117,7 @@ class Machine:
 
     @property
     def engine(self) -> Engine:
-        return self.namespace._writer.engine
+        return self.namespace.engine
 
     @property
     def is_up(self) -> bool:
@@ -148,10 +147,7 @@ class Machine:
         self.trace.append("die")
         if self.is_up:
             self.power.fail()
-            if self.namespace._writer._end is None:
-                self.namespace._writer._stop_listening()
-                for log in (self.engine.log, self.engine.spill._log):
-                    kill(log)
+            self.namespace.crash()
         _release_locks(self.home)
         self.model.forget_memory()
         self.heal_disks()
@@ -259,7 +255,7 @@ class Inspection:
         self._namespace = namespace
         self._clock = clock
         self._model = model
-        self._engine = namespace._writer.engine
+        self._engine = namespace.engine
 
     def check(self) -> None:
         """Compare everything."""

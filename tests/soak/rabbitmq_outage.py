@@ -23,11 +23,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tests.soak.server_process import ServerProcess
 from twinbus import (
@@ -46,7 +47,7 @@ from twinbus.namespace.opening import open_namespace
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Disposition, GetRuntimeProperties, Receive, Settle
 from twinbus.syphon.carrier import Carrier, Range
-from twinbus.syphon.locked_carrier import LockedCarrier
+from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.testing import Mover
 from twinbus.testing.rabbitmq import RabbitBroker, missing
 
@@ -88,12 +89,15 @@ class Twinbus:
     """A `twinbus serve`."""
 
     def __init__(self, stack: ExitStack) -> None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinbus-soak-")))
-        self._server = ServerProcess(folder)
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="twinbus-soak-")))
+        self._server = self._make()
         self._server.start()
         stack.callback(self._server.stop)
         self.kill, self.start = self._server.kill, self._server.start
         self.pause = self._server.freeze
+
+    def _make(self) -> ServerProcess:
+        return ServerProcess(self.folder)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -114,11 +118,20 @@ class History:
 
     ok: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    successes: list[tuple[float, float]] = field(default_factory=list)  # when they began and ended
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, body: str, *, is_ok: bool) -> None:
+    def note(self, body: str, began: float, *, is_ok: bool) -> None:
         with self.lock:
             (self.ok if is_ok else self.failed).add(body)
+            if is_ok:
+                self.successes.append((began, time.monotonic()))
+
+    def first_after(self, moment: float) -> float:
+        """Return how long after a moment the first send ended that began after it."""
+        with self.lock:
+            ends = [ended for began, ended in self.successes if began >= moment]
+        return min(ends, default=float("inf")) - moment
 
 
 class Dying:
@@ -128,11 +141,14 @@ class Dying:
         self._inner = inner
         self.id = inner.id
         self.capabilities = inner.capabilities
+        self._worker = threading.current_thread()
 
     def submit(self, command: Any) -> Any:
-        if isinstance(command, Settle):
+        if not isinstance(command, Settle):
+            return self._inner.submit(command)
+        if threading.current_thread() is self._worker:
             raise KeyboardInterrupt
-        return self._inner.submit(command)
+        return Future()  # a late reply: nobody is left to settle it
 
     def ask(self, command: Any, timeout_s: float | None = None) -> Any:
         return self._inner.ask(command, timeout_s)
@@ -144,6 +160,12 @@ class Dying:
 class Run:
     """One pair of brokers, its senders and its workers."""
 
+    engines: ClassVar[dict[str, Callable[[ExitStack], Engine]]] = ENGINES
+    doubling: ClassVar[str] = "rabbitmq"  # a primary that may enqueue a message more than once
+    ways: ClassVar[tuple[str, ...]] = ("killed", "paused")
+    lengths_s: ClassVar[tuple[float, float]] = (1, 4)  # of an outage: from, to
+    errors: ClassVar[tuple[type[Exception], ...]] = (MessagingError,)  # that a send may raise
+
     def __init__(self, stack: ExitStack, pair: str, seed: int) -> None:
         self.random = random.Random(seed)
         self.history = History()
@@ -151,15 +173,17 @@ class Run:
         self._stack = stack
         kinds = pair.split("-")
         self.primary_kind = kinds[0]
-        self.primary, self.secondary = (ENGINES[kind](self._stack) for kind in kinds)
+        self.primary, self.secondary = (self.engines[kind](self._stack) for kind in kinds)
+        self.to_divert_s: dict[str, float] = {}  # the longest time to a success, by way
         self.here, self.there = self.primary.where("shop"), self.secondary.where("backup")
         with NamespaceManager.from_connection_string(self.here) as manager:
             manager.create_queue("orders")
-        self.factory = self._paired()
+        self.pair()
         self.queues = [backlog_queue_path("shop", index) for index in range(QUEUES)]
         time.sleep(SYNC_S)
 
-    def _paired(self) -> MessagingFactory:
+    def pair(self) -> None:
+        """Pair both brokers."""
         factory = MessagingFactory.from_connection_string(self.here, retry_policy=PATIENCE)
         self._stack.callback(factory.close)
         options = SendAvailabilityPairedNamespaceOptions(
@@ -170,21 +194,31 @@ class Run:
         )
         options.ping_primary_interval = timedelta(seconds=1)
         factory.pair_namespace(options)
-        return factory
+        self.factory = factory
+
+    def sender(self) -> Callable[[str], None]:
+        """Return what sends one message with this body."""
+        sender = self.factory.create_message_sender("orders")
+        return lambda body: sender.send(BrokeredMessage(body.encode()))
+
+    @staticmethod
+    def identity(message: BrokeredMessage) -> object:
+        """Return what all copies of a message have in common."""
+        return message.application_properties.get("x-twinbus-origin")
 
     def send(self, number: int) -> None:
         """Send until the run is over, one message after the other."""
-        sender = self.factory.create_message_sender("orders")
+        send = self.sender()
         at = 0
         while not self.is_over.is_set():
-            body = f"{number}.{at}"
+            body, began = f"{number}.{at}", time.monotonic()
             at += 1
             try:
-                sender.send(BrokeredMessage(body.encode()))
-            except MessagingError:
-                self.history.note(body, is_ok=False)
+                send(body)
+            except self.errors:
+                self.history.note(body, began, is_ok=False)
             else:
-                self.history.note(body, is_ok=True)
+                self.history.note(body, began, is_ok=True)
             time.sleep(0.002)
 
     def carry(self, *, until_empty: bool = False) -> None:
@@ -208,18 +242,21 @@ class Run:
                     return
             time.sleep(0.2)
 
-    def outage(self) -> str:
+    def outage(self, number: int) -> str:
         """Let the primary fail in one of the ways, for a while."""
-        way = self.random.choice(("killed", "paused"))
-        length = self.random.uniform(1, 4)
-        if way == "killed":
-            self.primary.kill()
-            time.sleep(length)
-            self.primary.start()
-        else:
-            self.primary.pause()
-            time.sleep(length)
-            self.primary.resume()
+        way = self.ways[number % len(self.ways)]
+        length = self.random.uniform(*self.lengths_s)
+        end, begin_again = (
+            (self.primary.kill, self.primary.start)
+            if way == "killed"
+            else (self.primary.pause, self.primary.resume)
+        )
+        end()
+        began = time.monotonic()
+        time.sleep(length)
+        waited_s = self.history.first_after(began)
+        begin_again()
+        self.to_divert_s[way] = max(self.to_divert_s.get(way, 0.0), waited_s)
         return f"{way} for {length:.1f} s"
 
     def received(self) -> list[BrokeredMessage]:
@@ -243,25 +280,46 @@ def _visit(primary: Namespace, secondary: Any, queue: str) -> None:
         Mover(primary, secondary).move(queue)
         return
     try:
+        origin, _ = queue_origin(secondary, queue)
         LockedCarrier(Carrier(primary, secondary), secondary, 5000).carry(
-            queue, [Range(0, 0, 0, "")]
+            queue, [Range(0, 0, 0, origin)]
         )
     except KeyboardInterrupt:
         return  # its worker died: closing the connection gives the messages back
 
 
-def play(pair: str, outages: int, seed: int) -> bool:
-    """Play outages of one pair; return whether nothing was lost or doubled against the promise."""
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the sends of one pair."""
+
+    pair: str
+    ok: int
+    lost: int
+    duplicated: int
+    unnamed: int  # duplicated, and its copies cannot be recognised as such
+    recovered: int
+    failed: int
+    to_divert_s: dict[str, float]  # the longest, by way
+    may_double: bool
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing was lost or doubled against the promise."""
+        return not self.lost and not self.unnamed and (self.may_double or not self.duplicated)
+
+
+def play(kind: type[Run], pair: str, outages: int, seed: int) -> Verdict:
+    """Play outages of one pair; return what became of the sends."""
     with ExitStack() as stack:
-        run = Run(stack, pair, seed)
+        run = kind(stack, pair, seed)
         stack.callback(run.is_over.set)
         threads = [threading.Thread(target=run.send, args=(n,)) for n in range(SENDERS)]
         threads.append(threading.Thread(target=run.carry))
         for thread in threads:
             thread.start()
-        for number in range(1, outages + 1):
+        for number in range(outages):
             time.sleep(run.random.uniform(1, 3))
-            print(f"{pair}: outage {number}: {run.outage()}", flush=True)
+            print(f"{pair}: outage {number + 1}: {run.outage(number)}", flush=True)
             time.sleep(3)
         run.is_over.set()
         for thread in threads:
@@ -270,25 +328,34 @@ def play(pair: str, outages: int, seed: int) -> bool:
         return _audit(pair, run)
 
 
-def _audit(pair: str, run: Run) -> bool:
+def _audit(pair: str, run: Run) -> Verdict:
     came = run.received()
     counts = Counter(message.body.decode() for message in came)
-    origins: dict[str, set[object]] = {}
+    identities: dict[str, set[object]] = {}
     for message in came:
-        name = message.application_properties.get("x-twinbus-origin")
-        origins.setdefault(message.body.decode(), set()).add(name)
+        identities.setdefault(message.body.decode(), set()).add(run.identity(message))
     lost = run.history.ok - set(counts)
     duplicated = {body for body, count in counts.items() if count > 1}
-    unnamed = {body for body in duplicated if len(origins[body]) > 1}
+    unnamed = {body for body in duplicated if len(identities[body]) > 1}
     recovered = run.history.failed & set(counts)
+    verdict = Verdict(
+        pair=pair,
+        ok=len(run.history.ok),
+        lost=len(lost),
+        duplicated=len(duplicated),
+        unnamed=len(unnamed),
+        recovered=len(recovered),
+        failed=len(run.history.failed),
+        to_divert_s=run.to_divert_s,
+        may_double=run.primary_kind == run.doubling,
+    )
     print(
-        f"{pair}: {len(run.history.ok):,} ok, {len(lost)} lost, {len(duplicated)} duplicated "
-        f"({len(unnamed)} with different origins), {len(recovered)} recovered of "
-        f"{len(run.history.failed)} failed",
+        f"{pair}: {verdict.ok:,} ok, {verdict.lost} lost, {verdict.duplicated} duplicated "
+        f"({verdict.unnamed} of them not recognisable), {verdict.recovered} recovered of "
+        f"{verdict.failed} failed",
         flush=True,
     )
-    may_double = run.primary_kind == "rabbitmq"
-    return not lost and not unnamed and (may_double or not duplicated) and bool(run.history.ok)
+    return verdict
 
 
 def main() -> None:
@@ -305,8 +372,8 @@ def main() -> None:
         f"replay: python -m tests.soak.rabbitmq_outage --outages {given.outages} "
         f"--seed {given.seed}"
     )
-    good = [play(pair, given.outages, given.seed) for pair in given.pair or PAIRS]
-    sys.exit(0 if all(good) else 1)
+    found = [play(Run, pair, given.outages, given.seed) for pair in given.pair or PAIRS]
+    sys.exit(0 if all(one.is_good and one.ok for one in found) else 1)
 
 
 if __name__ == "__main__":

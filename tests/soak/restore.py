@@ -26,8 +26,6 @@ from pyspark.sql import SparkSession
 from tests.soak.server_process import ServerProcess
 from twinbus import (
     BrokeredMessage,
-    Disposition,
-    HealthState,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
@@ -41,6 +39,8 @@ from twinbus.cost.report import ReportSettings, make_report
 from twinbus.entities import backlog_queue_path
 from twinbus.ledger import FOLDER
 from twinbus.namespace.opening import open_namespace
+from twinbus.pairing.health import HealthState
+from twinbus.protocol.commands import Disposition
 from twinbus.spark.session import start_session
 from twinbus.syphon.transfers import TransferLedger
 from twinbus.testing import Mover

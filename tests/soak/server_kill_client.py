@@ -17,14 +17,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from tests.soak.server_kill import QUEUE
-from twinbus import (
-    BrokeredMessage,
-    MessageLockLostError,
-    MessagingError,
-    MessagingFactory,
-    RetryPolicy,
-    TransientError,
-)
+from twinbus import BrokeredMessage, MessagingError, MessagingFactory, RetryPolicy, TransientError
+from twinbus.errors import MessageLockLostError
 
 POLICY = RetryPolicy(
     operation_timeout=timedelta(seconds=30),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVE = [sys.executable, "-c", "from twinbus.cli import main; main()", "serve"]
-_READY = re.compile(r"ready at twinbus://127\.0\.0\.1:(\d+), .* at http://127\.0\.0\.1:(\d+)")
+_READY = re.compile(r"ready at twinbus\S*://127\.0\.0\.1:(\d+), .* at http://127\.0\.0\.1:(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,9 @@ def footprint(pid: int) -> Footprint:
 class ServerProcess:
     """A server on a directory. It keeps its port over its lives."""
 
-    def __init__(self, folder: Path, config: str = "") -> None:
+    def __init__(self, folder: Path, config: str = "", *options: str) -> None:
         self._folder = folder
+        self._options = options  # of the command line
         self._config = folder / "config.toml"
         self._config.write_text(config)
         self.connection_string = ""
@@ -60,7 +61,10 @@ class ServerProcess:
         ports = ["--port", str(self.port), "--admin-port", str(self.admin_port)]
         with (self._folder / "stderr.txt").open("a") as errors:
             self.process = subprocess.Popen(
-                [*_SERVE, *place, *ports], stdout=subprocess.PIPE, stderr=errors, text=True
+                [*_SERVE, *place, *ports, *self._options],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
             )
         assert self.process.stdout is not None
         for line in self.process.stdout:

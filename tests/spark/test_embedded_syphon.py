@@ -23,18 +23,17 @@ from tests.soak.syphon_kill import MARK, end_all
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, doubled, numbered, until
 from twinbus import (
     BrokeredMessage,
-    EntityStatus,
-    FactoryState,
-    HealthState,
-    InvalidArgumentError,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
+from twinbus.client.state import FactoryState
 from twinbus.connection import ConnectionString
-from twinbus.entities import backlog_queue_path
+from twinbus.entities import EntityStatus, backlog_queue_path
+from twinbus.errors import InvalidArgumentError
+from twinbus.pairing.health import HealthState
 from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 ROOT = Path(__file__).parents[2]

@@ -98,7 +98,7 @@ def test_a_syphon_runs_whatever_the_default_file_system_is(twins: Twins) -> None
 @pytest.mark.usefixtures("foreign_default")
 def test_an_error_of_a_file_system_shows_its_cause(spark: SparkSession) -> None:
     settings = ReportSettings([f"{NOWHERE}/contoso"], load_sheet("zero"))
-    with pytest.raises(MessagingError, match=r"Spark cannot make the report: .*[Cc]onnect"):
+    with pytest.raises(MessagingError, match=r"Spark cannot create the report: .*[Cc]onnect"):
         make_report(spark, settings)
 
 

@@ -8,15 +8,15 @@ import pytest
 from tests.spark.twins import QUEUE, Twins, numbered, until
 from twinbus import (
     BrokeredMessage,
-    FactoryState,
-    HealthState,
     MessagingFactory,
     NamespaceManager,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
+from twinbus.client.state import FactoryState
 from twinbus.pairing.backlog_queues import describe_backlog_queue
+from twinbus.pairing.health import HealthState
 from twinbus.syphon.syphon import Syphon, start_for
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -70,7 +70,7 @@ def test_queues_beyond_those_the_pairing_uses_are_reported_and_left_alone(
     twins.primary.queue()
     twins.divert_ids(["left over"], queue=2)
     paired(application, twins)
-    assert f"{twins.queues[2]} holds 1 message(s) and is not drained" in caplog.text
+    assert f"{twins.queues[2]} has 1 message(s) and is not drained" in caplog.text
     twins.divert_ids(["ours"])
     until(lambda: twins.primary.count() == 1, "it is home")
     assert twins.secondary.count(twins.queues[2]) == 1

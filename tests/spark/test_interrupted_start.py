@@ -20,7 +20,6 @@ from tests.spark.twins import Twins, until
 from twinbus.ledger import FOLDER
 
 COMMAND = [sys.executable, "-c", "from twinbus.cli import main; main()"]
-DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 ABANDONED = """
 from twinbus.spark.session import BorrowedSession
 from pyspark import SparkContext
@@ -138,7 +137,7 @@ def test_a_terminated_start_of_the_syphon_leaves_no_jvm(
 
 
 def test_an_interrupted_start_of_the_demo_leaves_no_jvm(start: Callable[..., Program]) -> None:
-    program = start([sys.executable, str(DEMO)])
+    program = start([*COMMAND, "demo"])
     ended = interrupt(program, program.has_jvm, "there is a JVM")
     assert program.parts() == []
     assert ended == (130, "starting Spark ...\n", "interrupted\n")

@@ -55,7 +55,7 @@ def test_the_syphon_starts_spark_again_when_its_java_dies(twins: Twins) -> None:
         assert twins.primary.ids(QUEUE) == before + after
         application.stdin.close()
         assert application.wait(60) == 0
-        assert "Spark's Java died; it is started again" in application.stdout.read()
+        assert "Spark's Java died and is restarted" in application.stdout.read()
     finally:
         application.kill()
         application.wait()

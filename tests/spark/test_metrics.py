@@ -12,12 +12,20 @@ from tests.spark.test_source_troubles import start
 from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
 from twinbus import BrokeredMessage
 from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.transform_query import Transform
 
 
 def reported(progress: Any) -> dict[str, Any]:
     """Return what the source of a query told in its last progress."""
     latest = progress.sources[0].latestOffset if progress is not None else None
     return dict(json.loads(latest)) if latest else {}
+
+
+def observed(spark: SparkSession) -> list[dict[str, Any]]:
+    """Return the metrics of every batch that carried something, from Spark's own progress."""
+    [query] = spark.streams.active
+    rows = [told.observedMetrics.get("twinbus") for told in query.recentProgress]
+    return [row.asDict() for row in rows if row is not None and row["messages"]]
 
 
 @pytest.mark.usefixtures("spark")
@@ -29,6 +37,24 @@ def test_the_progress_of_a_syphon_counts_messages(twins: Twins) -> None:
         told = reported(syphon.query_progress)
     assert (told["moved_bytes"], told["waiting"], told["dead_lettered"]) == (300, 0, 0)
     assert syphon.progress.moved == 300
+
+
+@pytest.mark.parametrize("transform", [None, lambda messages: messages])
+def test_each_batch_of_a_syphon_tells_what_it_carried(
+    spark: SparkSession, twins: Twins, transform: Transform | None
+) -> None:
+    twins.primary.queue()
+    twins.divert_ids(numbered("m", 300))
+    twins.divert_ids(numbered("n", 50), queue=1)
+    with Syphon(twins.settings(transform=transform, range_messages=100)) as syphon:
+        until(lambda: syphon.progress.moved == 350, "all is home")
+        until(lambda: len(observed(spark)) == 3, "Spark tells of all batches")
+        told = observed(spark)
+    assert [batch["messages"] for batch in told] == [150, 100, 100]
+    assert all(batch["bytes"] >= batch["messages"] for batch in told)
+    assert all(batch["oldest_age_s"] > 0 for batch in told)
+    if transform is None:
+        assert [batch["waiting"] for batch in told] == [200, 100, 0]
 
 
 def test_the_progress_of_a_stream_says_how_far_behind_it_is(

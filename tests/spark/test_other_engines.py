@@ -3,22 +3,37 @@
 There is no Azure here: sb:// is the door of a Twinbus server, reached through the official SDK.
 """
 
+import signal
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from tests.rabbitmq.brokers import require_rabbitmq
 from tests.scenarios.server_process import Server
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, numbered, until
-from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, UnsupportedCapabilityError
+from twinbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from twinbus.cli.root import root
 from twinbus.connection import ConnectionString
+from twinbus.cost.stages import DIVERTED, Stage
 from twinbus.entities import backlog_queue_path, dead_letter_path
+from twinbus.errors import UnsupportedCapabilityError
 from twinbus.message import to_batch
 from twinbus.pairing.backlog import diverted
 from twinbus.pairing.backlog_queues import describe_backlog_queue
+from twinbus.pairing.health import HealthState
 from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.protocol.commands import Origin, Send
 from twinbus.protocol.origins import sender_source
 from twinbus.syphon.syphon import Syphon, SyphonSettings
@@ -46,6 +61,10 @@ class ServiceBus:
         )
         self.manager = self.server.manager()
         self.factory = self.server.factory()
+
+    def counted_in(self, ledger: Path) -> str:
+        """Return its connection string for clients that count what they ask of it."""
+        return f"{self.connection};Ledger={ledger}"
 
     def close(self) -> None:
         self.manager.close()
@@ -82,6 +101,25 @@ def divert(
 def syphon(primary: str, secondary: str, *, once: bool = True) -> Syphon:
     settings = SyphonSettings(primary=primary, secondary=secondary, queues=BACKLOG)
     return Syphon(settings, once=once)
+
+
+@contextmanager
+def paired(here: str, there: str, ledger: Path) -> Iterator[SendAvailabilityPairing]:
+    """Pair two namespaces; the first failure of an entity diverts its sends."""
+    options = SendAvailabilityPairedNamespaceOptions(
+        NamespaceManager.from_connection_string(there),
+        MessagingFactory.from_connection_string(there),
+        len(BACKLOG),
+        timedelta(0),
+        ping_primary_interval=timedelta(seconds=1),
+        ledger=ledger,
+    )
+    with MessagingFactory.from_connection_string(here) as factory:
+        yield factory.pair_namespace(options)
+
+
+def is_healthy(pairing: SendAvailabilityPairing) -> bool:
+    return all(one.state is HealthState.HEALTHY for one in pairing.status())
 
 
 def test_messages_come_home_from_a_service_bus_once_and_in_order(
@@ -138,6 +176,48 @@ def test_a_transform_of_messages_without_ranges_is_refused(
     )
     with pytest.raises(UnsupportedCapabilityError, match="leases of ranges"):
         Syphon(settings, once=True)
+
+
+def test_an_outage_of_two_service_buses_is_reported_from_what_clients_counted(
+    service_bus: ServiceBus, tmp_path: Path
+) -> None:
+    ledgers = [tmp_path / name for name in ("primary", "secondary", "pairing")]
+    with closing(ServiceBus(tmp_path / "backup")) as backup:
+        here, there = service_bus.counted_in(ledgers[0]), backup.counted_in(ledgers[1])
+        service_bus.manager.create_queue(QUEUE)
+        with paired(here, there, ledgers[2]) as pairing:
+            sender = pairing.primary.create_message_sender(QUEUE)
+            sender.send(BrokeredMessage(b"direct"))
+            service_bus.server.stop(signal.SIGKILL)
+            for _ in range(3):
+                sender.send(BrokeredMessage(bytes(70_000)))
+            service_bus.server.start("", *service_bus.server.options)
+            until(lambda: is_healthy(pairing), "a ping got through")
+            settings = SyphonSettings(
+                primary=here, secondary=there, queues=BACKLOG, ledger=ledgers[2]
+            )
+            with Syphon(settings, once=True) as running:
+                assert running.wait(DEADLINE_S)
+            with pairing.primary.create_message_receiver(QUEUE) as receiver:
+                receiver.complete(receiver.receive_batch(10, timedelta(seconds=5)))
+    tables, page = tmp_path / "tables", tmp_path / "page.html"
+    options = ["--prices", "azure-standard", "--output", str(tables), "--page", str(page)]
+    done = CliRunner().invoke(root, ["report", *map(str, ledgers), *options])
+    assert done.exit_code == 0, done.output
+    operations: Counter[str] = Counter()
+    for row in pq.read_table(tables / "operations.parquet").to_pylist():
+        operations[row["stage"]] += row["operations"]
+    units = 3 * 2  # of 64 KB, of the diverted messages
+    assert operations[Stage.SEND.value] == 1
+    assert [operations[stage.value] for stage in DIVERTED] == [units, units, units, units + 1]
+    assert operations[Stage.PING.value] >= 1
+    assert operations[Stage.MANAGEMENT.value] > 0
+    [outage] = pq.read_table(tables / "outages.parquet").to_pylist()
+    assert (outage["path"], outage["diverted"]) == (QUEUE, 3)
+    [moved] = pq.read_table(tables / "transfers.parquet").to_pylist()
+    assert moved["moved"] == 3
+    priced = pq.read_table(tables / "money.parquet").to_pylist()
+    assert sum(row["operations"] for row in priced) == sum(operations.values())
 
 
 # -- RabbitMQ --------------------------------------------------------------------------------------

@@ -303,3 +303,33 @@ def test_a_lost_log_of_which_the_ledger_knows_nothing_is_not_called_reconciled(
     report = books.report(spark)
     assert (report.suspect_count, report.is_reconciled) == (0, False)
     assert "Every message is accounted for" not in report_page(report)
+
+
+def test_files_that_are_merged_while_spark_reads_them_count_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    kinds = (LedgerKind.MESSAGES, LedgerKind.OPERATIONS)
+    ledgers = {kind: Ledger(tmp_path, kind, timedelta(days=90)) for kind in kinds}
+    metered: dict[str, object] = {"path": "orders", "operation": "Send", "outcome": "ok"}
+    metered["purpose"] = "application"
+    for number in range(1, 5):
+        at = NOON + number * SECOND
+        one = {"at": at, "event": "accepted", "path": "orders", "number": 1, "first": number}
+        one |= {"last": number, "message_id": f"m{number}", "record": number}
+        metered |= {"bucket": at, "count": 1, "messages": 1, "bytes": 10, "units": 1}
+        for kind, row in zip(kinds, (one, metered), strict=True):
+            ledgers[kind].write(pa.Table.from_pylist([row], SCHEMAS[kind]), moment_us(at))
+    told: list[str] = []
+
+    def merge_meanwhile(text: str) -> None:
+        if text == "operations ..." and text not in told:
+            for kind, ledger in ledgers.items():
+                ledger.write(SCHEMAS[kind].empty_table(), moment_us(NOON + timedelta(days=1)))
+        told.append(text)
+
+    report = make_report(
+        spark, ReportSettings([tmp_path], load_sheet("zero")), on_progress=merge_meanwhile
+    )
+    assert any("was merged or deleted meanwhile" in text for text in told)
+    assert [(row.status, row.messages) for row in report.statuses] == [("waiting", 4)]
+    assert [row.operations for row in report.stages] == [4]

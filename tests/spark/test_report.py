@@ -171,10 +171,10 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
         for one in ids:
             namespace.ask(Send("orders", [BrokeredMessage(b"x", message_id=one)]))
             if one == ids[2]:
-                removed = namespace._writer.engine.log.last_record
+                removed = namespace.engine.log.last_record
         batch = namespace.ask(Receive("orders", 1))
         namespace.ask(Settle("orders", batch.column("lock_token"), Disposition.COMPLETE))
-        completed = namespace._writer.engine.log.last_record
+        completed = namespace.engine.log.last_record
         namespace.ask(Send("orders", [BrokeredMessage(b"again", message_id=ids[4])]))
     _blot_out(folder, removed)
     _blot_out(folder, completed)

@@ -235,12 +235,12 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"connection": None}, "which namespace"),
+        ({"connection": None}, "the namespace is missing"),
         ({"connection": "nonsense"}, "Name=Value"),
         ({"connection": "Endpoint=embedded:///tmp/x"}, "twinbus serve"),
         ({"connection": None, "connectionFile": "/nowhere"}, "connectionFile"),
         ({"connection": None, "connectionEnv": "NOT_SET_ANYWHERE"}, "NOT_SET_ANYWHERE"),
-        ({"queue": None}, "which entity"),
+        ({"queue": None}, "the entity is missing"),
         ({"queue": None, "topic": "news"}, "subscription"),
         ({"deadLetter": "maybe"}, "true or false"),
         ({"maxRowsPerBatch": "many"}, "whole number"),

@@ -85,7 +85,7 @@ def test_a_named_write_is_made_once_however_often_the_job_is_started(
         named = {**sink, "txnVersion": str(version)}
         rows.write.format("twinbus").options(**named).mode("append").save()
     assert twins.primary.count() == 2000
-    with pytest.raises(PySparkException, match="txnAppId and txnVersion belong together"):
+    with pytest.raises(PySparkException, match="txnAppId and txnVersion must be set together"):
         rows.write.format("twinbus").options(**sink).mode("append").save()
 
 

@@ -46,6 +46,28 @@ def test_a_stream_of_a_queue_that_is_empty_at_first_waits_and_then_reads(
         query.stop()
 
 
+def test_a_query_that_is_stopped_in_a_batch_gives_its_leases_back(
+    spark: SparkSession, twins: Twins, tmp_path: Path
+) -> None:
+    twins.primary.queue()
+    twins.primary.send(QUEUE, *(BrokeredMessage(b"x") for _ in range(20)))
+    # The lease is longer than `until` waits. The next range is leased while the first batch runs.
+    rows = stream(spark, twins, maxRowsPerBatch=10, leaseSeconds=300)
+    query = start(rows.selectExpr("reflect('java.lang.Thread', 'sleep', 600000L)"), tmp_path)
+    try:
+        until(lambda: query.status["isDataAvailable"] or not query.isActive, "a batch runs")
+        assert query.isActive, query.exception()
+    finally:
+        query.stop()
+    taken: list[BrokeredMessage] = []
+
+    def take() -> bool:
+        taken.extend(twins.primary.take())
+        return len(taken) == 20
+
+    until(take, "others may have all of it")
+
+
 def test_a_run_to_the_end_of_an_empty_queue_ends(
     spark: SparkSession, twins: Twins, tmp_path: Path
 ) -> None:

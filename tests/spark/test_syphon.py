@@ -9,8 +9,9 @@ from pyspark.sql.functions import col, concat, expr, lit
 
 from tests.spark.test_source import FULL
 from tests.spark.twins import QUEUE, Twins, doubled, numbered, until
-from twinbus import BrokeredMessage, EntityStatus, MessagingError, QueueDescription
+from twinbus import BrokeredMessage, MessagingError, QueueDescription
 from twinbus.connection import ConnectionString
+from twinbus.entities import EntityStatus
 from twinbus.message import to_batch
 from twinbus.pairing.backlog_queues import BacklogQueues, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
@@ -266,7 +267,7 @@ def test_an_extra_queue_is_drained_on_request_and_only_of_diverted_messages(
     with_path = backlog_of(twins, 2)
     assert list(with_path.extra.values()) == [extra]
     [line] = note_extra_queues(twins.secondary.manager, with_path)
-    assert line.startswith(f"{extra} holds 3 message(s)")
+    assert line.startswith(f"{extra} has 3 message(s)")
     twins.drain(queues=kept, transform=transform)
     assert (twins.primary.ids(), twins.secondary.count(extra)) == (ours, 3)
     drained = twins.drain(queues=twins.queues, extra_queues=(extra,), transform=transform)

@@ -113,3 +113,28 @@ def test_a_syphon_without_backlog_queues_ends_in_good_order(
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_waits_is_shown_before_spark_has_started(twins: Twins, tmp_path: Path) -> None:
+    twins.divert_ids(numbered("m", 40))
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(  # a Java that never starts Spark
+        "#!/bin/sh\n"
+        """[ "$1" = -version ] && echo 'openjdk version "17"' >&2 && exit\n"""
+        "exec sleep 600\n"
+    )
+    java.chmod(0o700)
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.parents[1]),
+        "TWINBUS_PRIMARY": twins.primary.connection,
+        "TWINBUS_SECONDARY": twins.secondary.connection,
+    }
+    with subprocess.Popen(_SYPHON, stdout=subprocess.PIPE, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"moved 0   waiting 40   not running yet\n"
+            assert end(process) == 130
+        finally:
+            process.kill()

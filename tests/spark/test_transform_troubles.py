@@ -5,7 +5,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
 from tests.spark.twins import QUEUE, Twins, numbered, until
-from twinbus import EntityStatus, QueueDescription
+from twinbus import QueueDescription
+from twinbus.entities import EntityStatus
 from twinbus.syphon.syphon import Syphon
 
 pytestmark = pytest.mark.usefixtures("spark")

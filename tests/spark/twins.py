@@ -10,7 +10,6 @@ from typing import Any
 
 from twinbus import (
     BrokeredMessage,
-    Disposition,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
@@ -22,7 +21,7 @@ from twinbus.message import to_batch
 from twinbus.pairing.backlog import diverted
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.protocol.commands import Origin, ReadMeter, Send
+from twinbus.protocol.commands import Disposition, Origin, ReadMeter, Send
 from twinbus.server.process import Server, ServerSettings
 from twinbus.syphon.syphon import Syphon, SyphonSettings
 

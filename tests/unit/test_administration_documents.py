@@ -25,7 +25,7 @@ from twinbus.entities import (
 )
 from twinbus.limits import MAX_MESSAGE_BYTES, UNLIMITED
 from twinbus.protocol.keys import Claim, SharedAccessKey
-from twinbus.servicebus.atom import Entry, entry_document, feed_document, read_description
+from twinbus.servicebus.atom import AtomEntry, entry_document, feed_document, read_description
 from twinbus.servicebus.entity_documents import read_entity, write_entity
 from twinbus.servicebus.rule_documents import read_rule, write_rule
 
@@ -115,7 +115,9 @@ RULES = st.builds(
 
 
 def document(content: str) -> bytes:
-    entry = Entry(title="<t>", url="https://x/?a&b", published=NOW, updated=NOW, content=content)
+    entry = AtomEntry(
+        title="<t>", url="https://x/?a&b", published=NOW, updated=NOW, content=content
+    )
     return entry_document(entry, "shop & co")
 
 
@@ -164,7 +166,7 @@ def test_an_update_keeps_what_is_fixed_where_it_says_nothing() -> None:
 
 @pytest.mark.parametrize("onward", [None, "https://x/?$skip=2&$top=2"])
 def test_a_feed_has_two_links_if_there_is_more(onward: str | None) -> None:
-    entry = Entry(title="a", url="u", published=NOW, updated=NOW, content="<x/>")
+    entry = AtomEntry(title="a", url="u", published=NOW, updated=NOW, content="<x/>")
     found = feed_document("queues", "https://x", onward, [entry], "shop").decode()
     head = found.partition("<entry>")[0]
     assert head.count("<link ") == (2 if onward else 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.errors import Fault, UnsupportedCapabilityError
+from twinbus.errors import FaultOwner, UnsupportedCapabilityError
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.commands import (
@@ -52,7 +52,7 @@ def test_a_missing_capability_is_named(
     with pytest.raises(UnsupportedCapabilityError, match=capability.value) as caught:
         namespace.ask(command)
     assert caught.value.capability == capability.name
-    assert caught.value.fault is Fault.CALLER
+    assert caught.value.fault is FaultOwner.CALLER
     assert isinstance(namespace.submit(command).exception(), UnsupportedCapabilityError)
 
 

@@ -30,7 +30,7 @@ from twinbus.protocol.commands import (
 )
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.server import config
-from twinbus.server.config import Config, Declared, apply, read_config
+from twinbus.server.config import Config, DeclaredEntity, apply, read_config
 
 Read = Callable[[str], Config]
 
@@ -95,7 +95,7 @@ def test_entities_are_read_with_their_settings(read: Read) -> None:
     wanted = QueueDescription(
         path="orders", lock_duration=timedelta(seconds=30), status=EntityStatus.SEND_DISABLED
     )
-    assert found.entities == (Declared(wanted),)
+    assert found.entities == (DeclaredEntity(wanted),)
 
 
 def test_unlimited_is_a_length_of_time(read: Read) -> None:
@@ -149,7 +149,10 @@ def test_the_page_that_shows_a_file_shows_a_good_one(read: Read) -> None:
         ("[[queue]]\npath = 'a'\nforward_to = ''", "forward_to ''"),
         ("[[queue]]\npath = 'a'\nuser_metadata = 5", "user_metadata"),
         ("[[topic]]\npath = 'a'\nrequires_session = true", "no setting 'requires_session'"),
-        ("[[queue]]\npath = 'a'\nrules = [{ name = 'r', sql = '1 = 1' }]", "a queue has no rules"),
+        (
+            "[[queue]]\npath = 'a'\nrules = [{ name = 'r', sql = '1 = 1' }]",
+            "a queue cannot have rules",
+        ),
         ("[[subscription]]\nname = 's'", "'topic_path'"),
         ("limits = 5", "[limits]"),
         ("[limits]\nmax_connections = 0", "limits.max_connections is 0"),
@@ -443,8 +446,8 @@ def test_keys_that_the_file_does_not_name_stay(read: Read, namespace: EmbeddedNa
     [
         ("claims = ['all']", "claims must be a list"),
         ("claims = 7", "claims must be a list"),
-        ("claims = []", "needs claims"),
-        ("", "needs claims"),
+        ("claims = []", "has no claims"),
+        ("", "has no claims"),
         ("claims = ['send']\nprimary = 'hush'", "has 4 characters"),
         ("claims = ['send']\nprimary = 7", "must be str"),
         ("claims = ['send']\nsecret = 'hush'", "there is no setting 'secret'"),

@@ -44,5 +44,5 @@ def test_a_connection_that_renews_with_the_token_of_another_key_is_forgotten_who
             while door.connections and time.monotonic() < deadline:
                 time.sleep(0.005)
             assert door.accepted == 1
-            assert not door._by_key
-            assert not door._incomplete
+            assert not door.attendance.by_key
+            assert not door.attendance.incomplete

@@ -497,7 +497,7 @@ def test_the_bookkeeping_of_a_conversation_returns_to_zero() -> None:
         server.written()
     conversation = server.conversation
     assert not conversation._open
-    assert not conversation._held
+    assert not conversation._deferred
     assert not conversation._unsent
     assert conversation._fetching == conversation._unanswered == conversation.unread_bytes == 0
 

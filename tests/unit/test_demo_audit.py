@@ -1,19 +1,14 @@
 """The audit of the demo is exact: what it reports as lost or doubled is lost or doubled."""
 
 import logging
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import demo
 import pytest
-from demo_audit import Findings, Handovers, Held, browse_queues, examine
-from demo_fleet import Consumer, Recorder
-from demo_report import Audit, Verdict
-from shop import QUEUE
 
+from tests.scenarios.command_line import run
 from tests.soak.demo_kills import Outcome
 from twinbus import (
     BrokeredMessage,
@@ -25,6 +20,11 @@ from twinbus import (
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.survey import Survey
+from twinbus.demo import outage
+from twinbus.demo.audit import Findings, Handovers, HeldOrders, browse_queues, examine
+from twinbus.demo.fleet import Consumer, Recorder
+from twinbus.demo.page import Audit, DemoVerdict
+from twinbus.demo.servers import QUEUE
 from twinbus.ledger import LedgerKind
 
 ORDERS = [f"app0.{number}" for number in range(20)]
@@ -39,52 +39,52 @@ def handed(*pairs: tuple[int, str]) -> Handovers:
 
 
 def test_an_order_that_nobody_was_handed_and_no_queue_holds_is_lost() -> None:
-    found = examine(["a", "b"], handed((1, "a")), Held())
+    found = examine(["a", "b"], handed((1, "a")), HeldOrders())
     assert (found.lost, found.late, found.doubled) == (("b",), (), ())
 
 
 def test_an_order_that_came_again_from_the_same_place_is_redelivered_and_not_doubled() -> None:
-    found = examine(["a"], handed((1, "a"), (1, "a")), Held())
+    found = examine(["a"], handed((1, "a"), (1, "a")), HeldOrders())
     assert (found.delivered, found.redelivered, found.doubled) == (1, 1, ())
 
 
 def test_an_order_at_two_places_is_doubled_and_not_redelivered() -> None:
-    found = examine(["a"], handed((1, "a"), (2, "a")), Held())
+    found = examine(["a"], handed((1, "a"), (2, "a")), HeldOrders())
     assert (found.delivered, found.redelivered, found.doubled) == (1, 0, ("a",))
 
 
 def test_a_second_copy_that_waits_on_the_primary_is_doubled() -> None:
-    assert examine(["a"], handed((1, "a")), Held({2: "a"})).doubled == ("a",)
+    assert examine(["a"], handed((1, "a")), HeldOrders({2: "a"})).doubled == ("a",)
 
 
 def test_an_order_that_was_handed_over_and_not_completed_is_not_doubled() -> None:
-    assert examine(["a"], handed((1, "a")), Held({1: "a"})).doubled == ()
+    assert examine(["a"], handed((1, "a")), HeldOrders({1: "a"})).doubled == ()
 
 
-@pytest.mark.parametrize("held", [Held({7: "a"}), Held(elsewhere=frozenset("a"))])
-def test_an_order_that_a_queue_holds_is_late_and_not_lost(held: Held) -> None:
+@pytest.mark.parametrize("held", [HeldOrders({7: "a"}), HeldOrders(elsewhere=frozenset("a"))])
+def test_an_order_that_a_queue_holds_is_late_and_not_lost(held: HeldOrders) -> None:
     found = examine(["a"], Handovers(), held)
     assert (found.lost, found.late, found.doubled) == ((), ("a",), ())
 
 
 def test_two_orders_at_one_place_are_a_fault_of_the_broker() -> None:
-    assert examine([], handed((1, "a"), (1, "b")), Held()).renumbered == 1
+    assert examine([], handed((1, "a"), (1, "b")), HeldOrders()).renumbered == 1
 
 
 # -- the verdict -----------------------------------------------------------------------------------
 
 
 def verdict(
-    *acknowledged: str, held: Held | None = None, not_reconciled: int = 0, **changes: Any
-) -> Verdict:
+    *acknowledged: str, held: HeldOrders | None = None, not_reconciled: int = 0, **changes: Any
+) -> DemoVerdict:
     """Judge a demo that was handed one order, a."""
-    found: Findings = examine(acknowledged, handed((1, "a")), held or Held())
+    found: Findings = examine(acknowledged, handed((1, "a")), held or HeldOrders())
     numbers = {"raised": 0, "diverted": 1, "moved": 1, "longest_wait_s": 0.0, **changes}
-    return Verdict.of(Audit(Recorder(), found, **numbers), not_reconciled)
+    return DemoVerdict.of(Audit(Recorder(), found, **numbers), not_reconciled)
 
 
 def test_a_demo_without_problems_is_an_outage_nobody_noticed() -> None:
-    assert verdict("a") == Verdict(
+    assert verdict("a") == DemoVerdict(
         is_good=True,
         title="An outage nobody noticed",
         headline="Nothing was lost and nothing was doubled.",
@@ -102,16 +102,16 @@ def test_a_send_that_raised_was_noticed() -> None:
     ("failed", "problem"),
     [
         (verdict("a", "b"), "1 acknowledged order(s) lost"),
-        (verdict("a", held=Held({2: "a"})), "1 order(s) enqueued twice"),
-        (verdict("a", "b", held=Held({2: "b"})), "1 order(s) not delivered in time"),
+        (verdict("a", held=HeldOrders({2: "a"})), "1 order(s) enqueued twice"),
+        (verdict("a", "b", held=HeldOrders({2: "b"})), "1 order(s) not delivered in time"),
         (verdict("a", diverted=0, moved=0), "no order was diverted"),
         (verdict("a", diverted=3), "2 diverted order(s) not brought home"),
         (verdict("a", not_reconciled=4), "4 message(s) not accounted for by the ledgers"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_every_problem_fails_the_audit_and_is_named(failed: Verdict, problem: str) -> None:
-    assert failed == Verdict(
+def test_every_problem_fails_the_audit_and_is_named(failed: DemoVerdict, problem: str) -> None:
+    assert failed == DemoVerdict(
         is_good=False,
         title="An outage, and the audit failed",
         headline=f"The audit failed: {problem}.",
@@ -155,19 +155,17 @@ def test_the_exit_code_and_the_page_follow_the_verdict(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = examine(acknowledged, handed((1, "a")), Held())
+    found = examine(acknowledged, handed((1, "a")), HeldOrders())
     audit = Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0)
     sheet = load_sheet("zero")
     empty = Survey({kind: {} for kind in LedgerKind}, [])
     report = Report(sheet=sheet, survey=empty)
-    monkeypatch.setattr(demo, "BorrowedSession", NoSpark)
-    monkeypatch.setattr(demo, "silence_py4j", lambda: None)
-    monkeypatch.setattr(demo, "_play", lambda *_: audit)
-    monkeypatch.setattr(demo, "make_report", lambda *_: report)
-    monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(tmp_path / "page.html")])
-    with pytest.raises(SystemExit) as ended:
-        demo.main()
-    assert ended.value.code == code
+    monkeypatch.setattr(outage, "BorrowedSession", NoSpark)
+    monkeypatch.setattr(outage, "silence_py4j", lambda: None)
+    monkeypatch.setattr(outage, "_play", lambda *_: audit)
+    monkeypatch.setattr(outage, "make_report", lambda *_: report)
+    done = run("demo", "--report", str(tmp_path / "page.html"))
+    assert done.code == code
     assert f"<title>{title}</title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -176,7 +174,7 @@ def test_the_exit_code_and_the_page_follow_the_verdict(
 
 def outcome(*acknowledged: str, not_reconciled: int = 0) -> Outcome:
     """Return the outcome of a soak with one kill, which was handed one order, a."""
-    found = examine(acknowledged, handed((1, "a")), Held())
+    found = examine(acknowledged, handed((1, "a")), HeldOrders())
     made = Outcome(not_reconciled=not_reconciled)
     made.add(Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0))
     return made

@@ -222,6 +222,19 @@ except MissingExtraError as error:
     assert machine.printed({"prometheus_client"}, program) == expected
 
 
+def test_traces_need_the_otel_extra(machine: Machine) -> None:
+    program = """
+from twinbus import tracing
+from twinbus.errors import MissingExtraError
+try:
+    tracing.enable()
+except MissingExtraError as error:
+    print(error)
+"""
+    expected = 'tracing needs the otel extra: pip install "twinbus[otel]"\n'
+    assert machine.printed({"opentelemetry"}, program) == expected
+
+
 def test_a_spark_job_needs_the_spark_extra(machine: Machine) -> None:
     program = """
 from pathlib import Path
@@ -293,7 +306,8 @@ def test_the_locked_requirements_agree_with_the_table(extra: str) -> None:
 
 def _packages_of(modules: Iterable[str]) -> set[str]:
     """Return the packages that modules are from, as Python would spell them."""
-    return {module.replace(".", "_") for module in modules}
+    others = {"opentelemetry.trace": "opentelemetry_api"}
+    return {others.get(module, module.replace(".", "_")) for module in modules}
 
 
 def _packages(file: Path) -> Iterator[str]:

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus import InvalidArgumentError, InvalidOperationError, QueueDescription
+from twinbus import QueueDescription
 from twinbus.connection import ConnectionString
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 

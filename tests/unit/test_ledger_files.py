@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
 from twinbus.clock import moment_us
+from twinbus.cost import survey as survey_module
 from twinbus.cost.survey import survey
 from twinbus.errors import InvalidArgumentError
 from twinbus.ledger import (
@@ -492,6 +493,26 @@ def test_rows_count_once_while_merged_files_are_not_deleted_yet(
     write(Ledger(tmp_path, KIND, RETENTION), NOON + DAY)  # another start of the broker
     assert not any(path.exists() for path in before)
     assert survey([tmp_path]).rows[KIND] == 15
+
+
+def test_files_that_are_merged_while_they_are_looked_at_are_listed_again(
+    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for minute in range(3):
+        write(ledger, NOON + timedelta(minutes=minute))
+    looked_at: list[Path] = []
+
+    def merge_first(kind: LedgerKind, path: Path) -> Footer | str:
+        if not looked_at:  # all files were listed, and none was opened
+            write(ledger, NOON + DAY)
+        looked_at.append(path)
+        return look(kind, path)
+
+    look = survey_module._look
+    monkeypatch.setattr(survey_module, "_look", merge_first)
+    monkeypatch.setattr(survey_module, "LEDGER_READERS", 1)
+    found = survey([tmp_path])
+    assert (found.count(KIND), found.rows[KIND], found.left_out) == (2, 12, [])
 
 
 def test_a_damaged_file_keeps_its_day_from_being_merged(tmp_path: Path, ledger: Ledger) -> None:

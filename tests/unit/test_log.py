@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from tests.scenarios.site import kill
 from twinbus.broker.store.log import (
     ALIGNMENT,
     FORMAT_VERSION,
@@ -53,7 +52,6 @@ RECORD_HEADER_BYTES = 32  # the rest of its 64 bytes is zeros that nothing depen
 HOLD_THE_LOG = """
 import sys
 from pathlib import Path
-from tests.scenarios.site import kill
 from twinbus.broker.store.log import Log
 log = Log(Path(sys.argv[1]))
 print("ready", flush=True)
@@ -103,7 +101,7 @@ def opened_until_killed(
 ) -> Iterator[tuple[Log, list[Record]]]:
     log = Log(directory, storage)
     yield log, list(log.replay())
-    kill(log)
+    log.crash()
 
 
 def write(directory: Path, *texts: str, **settings: Any) -> None:

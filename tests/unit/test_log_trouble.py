@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.site import kill
 from tests.unit.test_log import heard, opened, saying
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill
@@ -47,7 +46,7 @@ def test_a_segment_begun_in_vain_needs_no_segment_that_is_given_up_later(tmp_pat
         log.append(saying("refused"))
     disk.forgets_names = False
     log.drop(1)
-    kill(log)
+    log.crash()
     assert found_in(tmp_path) == ["b", "c"]
 
 

@@ -10,14 +10,14 @@ from twinbus.connection import ConnectionString
 from twinbus.errors import MessagingError, QuotaExceededError, ServerBusyError
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication
-from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, _Route
+from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, _PublishingRoute
 
 BUSY = ServerBusyError("busy", scope="")
 
 
-def route() -> _Route:
+def route() -> _PublishingRoute:
     connection = BrokerConnection(ConnectionString.parse("Endpoint=amqp://nobody.example"), "test")
-    return _Route("orders", Publisher(connection), connection)
+    return _PublishingRoute("orders", Publisher(connection), connection)
 
 
 def dispatch(told: list[MessagingError | None], *, published: int, unconfirmed: int) -> Dispatch:

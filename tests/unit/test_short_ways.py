@@ -60,13 +60,13 @@ def test_a_send_of_one_message_has_the_same_frame_either_way(
     message: BrokeredMessage, origin: Origin | None, number: int
 ) -> None:
     send = Send("orders", [message], origin)
-    short = wire._encode_one(number, send)
+    short = wire._encode_single(number, send)
     assert short is None or joined(short) == joined(wire._encode_send(number, send))
 
 
 def test_the_usual_send_has_a_short_way() -> None:
     send = Send("orders", [BrokeredMessage(b"x")], Origin(sender_source(7), range(1)))
-    assert wire._encode_one(1, send) is not None
+    assert wire._encode_single(1, send) is not None
 
 
 def joined(pieces: wire.Buffers) -> bytes:
@@ -85,7 +85,7 @@ frames = st.builds(
 def test_bytes_that_are_one_frame_are_read_like_any_others(some: list[bytes], cut: int) -> None:
     data = b"".join(some)[cut:] if len(some) > 1 else b"".join(some)
     reader = wire.FrameReader()
-    whole = reader.whole(data)
+    whole = reader.single_frame(data)
     if whole is None:
         assert len(some) != 1
     else:

@@ -92,7 +92,11 @@ def test_the_totals_do_not_repeat_the_troubles_of_the_table() -> None:
 
 
 def test_without_destinations_there_is_no_table() -> None:
-    assert rendered(SyphonProgress(waiting=5)) == ["moved 0   waiting 5"]
+    assert rendered(SyphonProgress(at=1.0, waiting=5)) == ["moved 0   waiting 5"]
+
+
+def test_what_waits_is_shown_while_spark_starts() -> None:
+    assert line(SyphonProgress(waiting=5)) == "moved 0   waiting 5   not running yet"
 
 
 @pytest.mark.parametrize("longest", [11, 20, 69, 70, 100])
@@ -167,7 +171,7 @@ def test_the_same_trouble_of_many_queues_is_printed_in_full_once() -> None:
 
 
 def test_the_same_line_is_dropped_for_a_minute_and_printed_in_full_later() -> None:
-    text = "Spark gave the query up; it is started again: refused"
+    text = "Spark stopped the query, which is restarted: refused"
     assert passed([record(text, second) for second in (0, 1, 3, 59, 61, 62)]) == [text, text]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send
 from tests.unit.properties import replayed
-from twinbus.broker.accounts.throttle import Bucket, Thresholds, Throttle, Usage
+from twinbus.broker.accounts.throttle import Thresholds, Throttle, TokenBucket, Usage
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.clock import ManualClock
@@ -39,12 +39,12 @@ def passing(throttle: Throttle, path: str = QUEUE, stores: int = 1, now: int = 0
 
 
 def test_a_bucket_holds_one_second_of_requests() -> None:
-    bucket = Bucket(5, now=0)
+    bucket = TokenBucket(5, now=0)
     assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_a_bucket_fills_with_time_and_no_further_than_a_second() -> None:
-    bucket = Bucket(5, now=0)
+    bucket = TokenBucket(5, now=0)
     while bucket.take(0):
         pass
     assert [bucket.take(SECOND_US // 5) for _ in range(2)] == [True, False]
@@ -52,7 +52,7 @@ def test_a_bucket_fills_with_time_and_no_further_than_a_second() -> None:
 
 
 def test_a_bucket_gives_nothing_for_time_that_goes_back() -> None:
-    bucket = Bucket(1, now=10 * SECOND_US)
+    bucket = TokenBucket(1, now=10 * SECOND_US)
     assert bucket.take(10 * SECOND_US)
     assert not bucket.take(0)
 
@@ -60,7 +60,7 @@ def test_a_bucket_gives_nothing_for_time_that_goes_back() -> None:
 @replayed
 @given(st.integers(1, 50), st.lists(st.integers(0, SECOND_US), max_size=200))
 def test_no_more_passes_than_the_rate_and_one_second_in_hand(rate: int, pauses: list[int]) -> None:
-    bucket, now, passed = Bucket(rate, 0), 0, 0
+    bucket, now, passed = TokenBucket(rate, 0), 0, 0
     for pause in pauses:
         now += pause
         passed += bucket.take(now)
@@ -68,7 +68,7 @@ def test_no_more_passes_than_the_rate_and_one_second_in_hand(rate: int, pauses: 
 
 
 def test_a_slow_rate_lets_one_pass_when_its_time_has_come() -> None:
-    bucket = Bucket(0.1, now=0)
+    bucket = TokenBucket(0.1, now=0)
     while bucket.take(0):
         pass
     assert not bucket.take(5 * SECOND_US)

@@ -186,7 +186,7 @@ def test_a_closed_ticker_lets_go_of_its_clock(
     manual.expect(clock.now_us())
     clock.advance(SECOND)
     assert ticks.times == []
-    assert clock._callbacks == []
+    assert clock.listeners == 0
 
 
 # -- on real time ----------------------------------------------------------------------------------

@@ -17,19 +17,19 @@ from datetime import UTC, datetime, timedelta
 from twinbus import (
     BrokeredMessage,
     Claim,
-    FactoryState,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
     ReceivedMessage,
-    ReceiveOptions,
     RetryPolicy,
     RuleDescription,
     SharedAccessKey,
     SqlFilter,
     aio,
 )
+from twinbus.client.receiver import ReceiveOptions
+from twinbus.client.state import FactoryState
 
 
 def blocking(connection: str) -> int:

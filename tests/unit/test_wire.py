@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.soak.bad_bytes_attacks import compressed_columns
 from tests.soak.bad_bytes_tools import asking, framed, packed
 from tests.unit.properties import replayed
-from twinbus.broker.accounts.meter import METER_SCHEMA
 from twinbus.entities import (
     CorrelationFilter,
     EntityStatus,
@@ -47,6 +46,7 @@ from twinbus.message import (
 )
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.meter import METER_SCHEMA
 from twinbus.protocol.rows import decode_rows, encode_rows
 from twinbus.protocol.table import ROWS
 from twinbus.protocol.wire import (
@@ -430,7 +430,7 @@ def test_a_value_that_is_no_command_is_refused_before_it_travels() -> None:
 
 def test_a_command_that_no_server_would_read_is_refused_before_it_travels() -> None:
     parts = [c.DeadLetterPart([number], "x" * 4000) for number in range(300)]
-    with pytest.raises(InvalidArgumentError, match="Ask in parts"):
+    with pytest.raises(InvalidArgumentError, match="Use several"):
         encode_ask(1, c.SettleRange("orders", 1, dead_lettered=parts))
 
 

@@ -1,15 +1,15 @@
-"""How a composite type (a described list with named fields) is declared, written and read.
+"""How a composite type (a described list with named fields) is declared, encoded and decoded.
 
-A class of performatives.py is one row of the table: its descriptor, and its fields in the order of
+Each class of performatives.py is a row of the table: its descriptor, and its fields in the order of
 the wire. `composite` makes it a frozen dataclass whose fields are plain Python values:
 
     @composite(0x1B, "amqp:example:list")
     class Example(Composite):
-        name: str = string()                    mandatory: it has no default
+        name: str = string()                    no default: the field is mandatory
         size: int = uint(default=0)             null on the wire means the default
         tags: tuple[str, ...] = symbols(default=())   multiple: one value, or an array of them
 
-Fields at the end that have their default are left out, unless the class is `explicit`.
+Trailing fields with their default value are not encoded, unless the class is `explicit`.
 """
 
 import struct
@@ -38,7 +38,7 @@ Plan = tuple[
 
 @dataclass(frozen=True, slots=True)
 class FieldType:
-    """What is known about a field beside its Python type."""
+    """How a field is encoded and decoded."""
 
     name: str
     type_name: str
@@ -61,20 +61,22 @@ class Composite:
     GETTER: ClassVar["staticmethod[[Any], tuple[Any, ...]]"]  # returns the values of the fields
 
     def encode(self) -> bytes:
-        """Return the described list."""
+        """Return the encoded described list."""
         pieces = []
         used = 0
-        for value, known in zip(self.GETTER(self), self.FIELDS, strict=True):
-            if value is None or (value == known.default and not self.IS_EXPLICIT):
-                if known.is_mandatory:
-                    raise InvalidArgumentError(f"{known.name} of {self.NAME} must have a value")
+        for value, field_type in zip(self.GETTER(self), self.FIELDS, strict=True):
+            if value is None or (value == field_type.default and not self.IS_EXPLICIT):
+                if field_type.is_mandatory:
+                    raise InvalidArgumentError(
+                        f"{field_type.name} of {self.NAME} is mandatory; set it"
+                    )
                 pieces.append(b"\x40")
                 continue
             try:
-                pieces.append(known.writer(value))
+                pieces.append(field_type.writer(value))
             except (struct.error, TypeError, ValueError, AttributeError, OverflowError) as error:
                 raise InvalidArgumentError(
-                    f"{known.name} of {self.NAME} cannot be {value!r:.80}: {error!s:.200}"
+                    f"{field_type.name} of {self.NAME} cannot be {value!r:.80}: {error!s:.200}"
                 ) from error
             used = len(pieces)
         count = len(pieces) if self.IS_EXPLICIT else used
@@ -85,43 +87,47 @@ class Composite:
 
     @classmethod
     def read_fields(cls, data: Buffer, at: int) -> tuple[Self, int]:
-        """Read the list behind the descriptor; IndexError and its like are for the caller."""
+        """Read the list after the descriptor; the caller handles IndexError and struct.error."""
         code = data[at]
         if code == 0x45:
             at, end, count = at + 1, at + 1, 0
         elif code in {0xC0, 0xD0}:
             at, end, count = decoder.read_extent(code, data, at + 1)
         else:
-            raise AmqpError(f"{cls.NAME} is a list; 0x{code:02x} begins none")
+            raise AmqpError(f"{cls.NAME} must be a list, but its constructor is 0x{code:02x}")
         value = object.__new__(cls)
         left = count
-        for put, readers, default, known in cls.PLAN:
+        for put, readers, default, field_type in cls.PLAN:
             if left:
                 left -= 1
                 code = data[at]
                 if code != 0x40:
                     reader = readers.get(code)
                     if reader is None:
-                        raise _wrong_type(cls.NAME, known, code)
+                        raise _wrong_type(cls.NAME, field_type, code)
                     found, at = reader(data, at + 1)
                     put(value, found)
                     continue
                 at += 1
-            if known.is_mandatory:
+            if field_type.is_mandatory:
                 raise AmqpError(
-                    f"{cls.NAME} has no {known.name}, which is mandatory", Condition.INVALID_FIELD
+                    f"{cls.NAME} lacks the mandatory field {field_type.name}",
+                    Condition.INVALID_FIELD,
                 )
             put(value, default)
         if left:
-            raise AmqpError(f"{cls.NAME} has {count} fields; it has at most {len(cls.PLAN)}")
+            raise AmqpError(f"{cls.NAME} has {count} fields; at most {len(cls.PLAN)} are allowed")
         if at != end:
             raise AmqpError(f"the fields of {cls.NAME} do not end where the list ends")
         return value, at
 
 
-def _wrong_type(name: str, known: FieldType, code: int) -> AmqpError:
+def _wrong_type(name: str, field_type: FieldType, code: int) -> AmqpError:
     if code in decoder.READERS or code in {0x00, 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0}:
-        return AmqpError(f"{known.name} of {name} is a {known.type_name}; 0x{code:02x} begins none")
+        return AmqpError(
+            f"{field_type.name} of {name} must be a {field_type.type_name}, but its constructor is "
+            f"0x{code:02x}"
+        )
     return decoder.unknown_constructor(code)
 
 
@@ -130,19 +136,19 @@ BY_NAME: dict[str, type[Composite]] = {}
 
 
 def composite_class(descriptor: int | str) -> type[Composite] | None:
-    """Return the class that a descriptor names; None if there is none."""
+    """Return the class with a descriptor; None if there is none."""
     return BY_NAME.get(descriptor) if isinstance(descriptor, str) else BY_CODE.get(descriptor)
 
 
 def read_composite(data: Buffer, at: int) -> tuple[Composite, int]:
-    """Read a composite, at the 0x00 that begins it; unknown descriptors are refused."""
+    """Read a composite that begins with 0x00 at the offset; refuse unknown descriptors."""
     try:
         if data[at] == 0x00 and data[at + 1] == 0x53:
             kind = BY_CODE.get(data[at + 2])
             if kind is not None:
                 return kind.read_fields(data, at + 3)
         if data[at] != 0x00:
-            raise AmqpError(f"a described list was expected; 0x{data[at]:02x} begins none")
+            raise AmqpError(f"expected a described list, found the constructor 0x{data[at]:02x}")
         descriptor, at = decoder.read_descriptor(data, at + 1)
         kind = composite_class(descriptor)
         if kind is None:
@@ -207,7 +213,7 @@ def binary(*, default: Any = MISSING) -> Any:
 
 
 def tag(*, default: Any = MISSING) -> Any:
-    """Declare bytes of the length that a delivery tag may have."""
+    """Declare bytes with the maximum length of a delivery tag."""
 
     def write(value: bytes) -> bytes:
         if len(value) > MAX_AMQP_TAG_BYTES:
@@ -219,7 +225,8 @@ def tag(*, default: Any = MISSING) -> Any:
             found, at = reader(data, at)
             if len(found) > MAX_AMQP_TAG_BYTES:
                 raise AmqpError(
-                    f"a delivery tag has {len(found)} bytes; it may have {MAX_AMQP_TAG_BYTES}",
+                    f"a delivery tag has {len(found)} bytes; at most {MAX_AMQP_TAG_BYTES} are "
+                    "allowed",
                     Condition.INVALID_FIELD,
                 )
             return found, at
@@ -246,7 +253,7 @@ def symbols(*, default: Any = MISSING) -> Any:
     def write(names: Iterable[str]) -> bytes:
         return encoder.encode(Array(Symbol, tuple(Symbol(name) for name in names)))
 
-    def one(reader: Reader) -> Reader:
+    def single(reader: Reader) -> Reader:
         def read(data: Buffer, at: int) -> tuple[tuple[str, ...], int]:
             name, at = reader(data, at)
             return (name,), at
@@ -257,18 +264,18 @@ def symbols(*, default: Any = MISSING) -> Any:
         def read(data: Buffer, at: int) -> tuple[tuple[str, ...], int]:
             array, at = reader(data, at)
             if array.element is not Symbol or array.descriptor is not None:
-                raise AmqpError("an array of symbols was expected", Condition.INVALID_FIELD)
+                raise AmqpError("expected an array of symbols", Condition.INVALID_FIELD)
             return tuple(str(name) for name in array.items), at
 
         return read
 
-    readers = {code: one(reader) for code, reader in decoder.SYMBOL.readers.items()}
+    readers = {code: single(reader) for code, reader in decoder.SYMBOL.readers.items()}
     readers |= {code: many(reader) for code, reader in decoder.ARRAY.readers.items()}
     return _field("symbol or array of symbols", readers, write, default)
 
 
 def mapping(*, default: Any = MISSING) -> Any:
-    """Declare a map whose keys are symbols; plain text as a key is written as a symbol."""
+    """Declare a map with symbols as keys; keys that are plain text are encoded as symbols."""
 
     def write(values: Mapping[Any, Any]) -> bytes:
         named = {Symbol(key) if type(key) is str else key: v for key, v in values.items()}
@@ -278,7 +285,7 @@ def mapping(*, default: Any = MISSING) -> Any:
 
 
 def any_id(*, default: Any = MISSING) -> Any:
-    """Declare an id of a message: ULong, UUID, bytes or str."""
+    """Declare a message id: ULong, UUID, bytes or str."""
 
     def write(value: object) -> bytes:
         if not isinstance(value, ULong | UUID | bytes | str):
@@ -289,7 +296,7 @@ def any_id(*, default: Any = MISSING) -> Any:
 
 
 def choice(kind: type[Enum], *, default: Any = MISSING) -> Any:
-    """Declare one out of a few values: of an IntEnum as a ubyte, of a StrEnum as a symbol."""
+    """Declare an enumeration: an IntEnum is encoded as a ubyte, a StrEnum as a symbol."""
     is_number = issubclass(kind, int)
     wire_type = decoder.UBYTE if is_number else decoder.SYMBOL
 
@@ -304,7 +311,7 @@ def choice(kind: type[Enum], *, default: Any = MISSING) -> Any:
                 return kind(value), at
             except ValueError as error:
                 raise AmqpError(
-                    f"{value!r:.40} is no {kind.__name__}", Condition.INVALID_FIELD
+                    f"{value!r:.40} is not a {kind.__name__}", Condition.INVALID_FIELD
                 ) from error
 
         return read
@@ -314,12 +321,12 @@ def choice(kind: type[Enum], *, default: Any = MISSING) -> Any:
 
 
 def nested(kind: type[Composite], *, default: Any = MISSING) -> Any:
-    """Declare a composite of a class."""
+    """Declare a composite of a given class."""
     return _composite_field((kind,), default, is_open=False)
 
 
-def one_of(*kinds: type[Composite], default: Any = MISSING) -> Any:
-    """Declare a composite of one of some classes; unknown ones are read as Described."""
+def any_of(*kinds: type[Composite], default: Any = MISSING) -> Any:
+    """Declare a composite of one of several classes; unknown ones are decoded as Described."""
     return _composite_field(kinds, default, is_open=True)
 
 
@@ -339,7 +346,7 @@ def _composite_field(kinds: tuple[type[Composite], ...], default: Any, *, is_ope
             return cast("tuple[Described, int]", decoder.read_value(data, at - 1, MAX_AMQP_DEPTH))
         if kind not in kinds:
             name = f"{descriptor!r:.60}" if kind is None else kind.NAME
-            raise AmqpError(f"{name} cannot stand here", Condition.INVALID_FIELD)
+            raise AmqpError(f"{name} is not allowed in this field", Condition.INVALID_FIELD)
         assert kind is not None
         return kind.read_fields(data, behind)
 
@@ -359,7 +366,7 @@ Declared = TypeVar("Declared", bound=type[Composite])
         choice,
         mapping,
         nested,
-        one_of,
+        any_of,
         string,
         symbol,
         symbols,
@@ -372,17 +379,17 @@ Declared = TypeVar("Declared", bound=type[Composite])
     ),
 )
 def composite(code: int, name: str, *, explicit: bool = False) -> Callable[[Declared], Declared]:
-    """Make a class a composite type with this descriptor; the module docstring shows how."""
+    """Turn a class into a composite type with this descriptor; see the module docstring."""
 
     def declare(kind: Declared) -> Declared:
         made: Any = dataclass(frozen=True, slots=True, kw_only=True)(kind)
         made.CODE, made.NAME, made.IS_EXPLICIT = code, name.split(":")[1], explicit
-        made.FIELDS = tuple(_field_type(known) for known in fields(made))
+        made.FIELDS = tuple(_field_type(field_type) for field_type in fields(made))
         made.PLAN = tuple(
-            (made.__dict__[known.name].__set__, wire.readers, wire.default, wire)
-            for known, wire in zip(fields(made), made.FIELDS, strict=True)
+            (made.__dict__[field_type.name].__set__, wire.readers, wire.default, wire)
+            for field_type, wire in zip(fields(made), made.FIELDS, strict=True)
         )
-        made.GETTER = staticmethod(_values_of([known.name for known in fields(made)]))
+        made.GETTER = staticmethod(_values_of([field_type.name for field_type in fields(made)]))
         BY_CODE[code] = BY_NAME[name] = made
         encoder.register_writer(made, made.encode)
         return cast("Declared", made)
@@ -390,17 +397,17 @@ def composite(code: int, name: str, *, explicit: bool = False) -> Callable[[Decl
     return declare
 
 
-def _field_type(known: Any) -> FieldType:
+def _field_type(field_type: Any) -> FieldType:
     return FieldType(
-        name=known.name.replace("_", "-"),
-        is_mandatory=known.default is MISSING,
-        default=None if known.default is MISSING else known.default,
-        **known.metadata,
+        name=field_type.name.replace("_", "-"),
+        is_mandatory=field_type.default is MISSING,
+        default=None if field_type.default is MISSING else field_type.default,
+        **field_type.metadata,
     )
 
 
 def _values_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return a function that returns the values of some attributes as a tuple."""
+    """Return a function that returns the values of these attributes as a tuple."""
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple(getattr(value, name) for name in names)

@@ -1,13 +1,13 @@
 """Why a peer is refused: the conditions of the AMQP specification, and the error that carries one.
 
-An `AmqpError` is always about bytes of the peer. Its scope says what ends because of it: the link,
-the session or the connection. Mistakes of the calling program are InvalidArgumentError and
+An `AmqpError` is always caused by bytes of the peer. Its scope says what ends: the link, the
+session or the connection. Mistakes of the calling program raise InvalidArgumentError or
 InvalidOperationError instead, and end nothing.
 """
 
 from enum import Enum, StrEnum
 
-from twinbus.errors import Fault, MessagingError
+from twinbus.errors import FaultOwner, MessagingError
 
 
 class Condition(StrEnum):
@@ -41,7 +41,7 @@ class Condition(StrEnum):
 
 
 class Scope(Enum):
-    """What ends because of an error."""
+    """What ends after an error."""
 
     LINK = "link"
     SESSION = "session"
@@ -49,9 +49,9 @@ class Scope(Enum):
 
 
 class AmqpError(MessagingError):
-    """A peer has broken a rule of the protocol or has crossed a limit."""
+    """The peer has violated a rule of the protocol or exceeded a limit."""
 
-    fault = Fault.CALLER
+    fault = FaultOwner.CALLER
 
     def __init__(
         self,
@@ -65,4 +65,4 @@ class AmqpError(MessagingError):
 
 
 class TruncatedError(AmqpError):
-    """The bytes end before the value does: more bytes may complete it."""
+    """The bytes end in the middle of a value: more bytes may complete it."""

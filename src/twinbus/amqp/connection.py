@@ -1,15 +1,16 @@
 """One end of an AMQP connection, without IO: bytes and `now` in, bytes and events out.
 
-The driver (a door of a server, a client, or a simulation) hands in what it has read, acts on the
-events, writes what `take_outgoing` returns, and calls `tick` when `next_event` has come. Both ends
-are this class; a client is the end that speaks first.
+The driver (a door of a server, a client, or a simulation) passes in the bytes that it has read,
+acts on the events, writes the bytes that `take_outgoing` returns, and calls `tick` at the time
+`next_event`. This class serves both ends; the client is the end that sends first.
 
-A connection begins with handshake.py, then both ends open it (lifecycle.py). After our close,
-everything is dropped but the peer's close.
+A connection begins with handshake.py, then both ends open it (lifecycle.py). After we have sent
+close, everything but the peer's close is ignored.
 
-A peer that breaks a rule never makes a call raise: its link, session or connection ends with an
-error, and an event reports it. Memory is bounded: limits.py says how much a peer can make grow,
-`unread_bytes` says how much it has not read, and `may_read` says when to stop reading from it.
+An error of the peer never makes a call raise: the link, session or connection ends with an error,
+and an event reports it. Memory is bounded: limits.py limits what a peer can make grow,
+`unread_bytes` is the number of bytes that the peer has not read, and `may_read` says when to stop
+reading from it.
 """
 
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ from twinbus.limits import (
 
 
 class AmqpConnection:
-    """One connection, from its first byte to its end."""
+    """A connection, from its first byte to its end."""
 
     def __init__(
         self,
@@ -69,27 +70,27 @@ class AmqpConnection:
         self._is_client = is_client
         self.state = EndpointState.NEW
         self.peer: OpenFrame | None = None
-        self.peer_frame_bytes = MIN_AMQP_FRAME_BYTES  # that the peer takes
+        self.peer_frame_bytes = MIN_AMQP_FRAME_BYTES  # the largest frame that the peer accepts
         self.link_count = 0
-        self.kept_bytes = 0  # of attaches of the peer
+        self.kept_bytes = 0  # size of the peer's attach frames that are kept in memory
         self._sessions: dict[int, AmqpSession] = {}  # by our channel
         self._by_peer_channel: dict[int, AmqpSession] = {}
-        self._ended_channels: set[int] = set()  # of the peer; SDKs still send frames on them
+        self._ended_channels: set[int] = set()  # of the peer; SDKs may still send frames on them
         self._names: dict[tuple[str, bool], AmqpLink] = {}  # by name and our role
         self._reader = AmqpFrameReader(MIN_AMQP_FRAME_BYTES)  # until SASL is over
         self._events: list[Event] = []
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
-        self._held: list[tuple[int, bytes]] = []  # frames that wait for the peer's open
+        self._unopened: list[tuple[int, bytes]] = []  # frames to be sent after the peer's open
         self._unflushed: dict[AmqpSession, None] = {}  # in order
-        self._buffered = 0  # bytes that the driver has taken and not yet written
+        self._buffered = 0  # bytes that the driver has fetched and not yet written
         self._partial_bytes = 0
-        self._misfit: AmqpError | None = None  # what we had to say did not fit a frame of the peer
+        self._misfit: AmqpError | None = None  # one of our frames was too large for the peer
         self._is_reported = False
-        self.is_done = False  # the driver shall hang up, once everything is written
+        self.is_done = False  # the driver must close the socket once everything is written
         self._now = self._began_at = self._heard_at = self._sent_at = now
         self._closing_at: int | None = None
-        self._heartbeat_us = 0  # how often the peer wants to hear from us; 0: it does not matter
+        self._heartbeat_us = 0  # how often the peer expects a frame; 0: never
         self._handshake: Handshake | None = Handshake(sasl, self._queue, is_client=is_client)
         if self._is_client and sasl is None:
             self._say_open()
@@ -97,7 +98,7 @@ class AmqpConnection:
     # -- reading -------------------------------------------------------------------------------
 
     def receive(self, data: bytes, now: int) -> list[Event]:
-        """Take bytes that have arrived; no bytes mean that the peer has hung up."""
+        """Process bytes that have arrived; no bytes mean that the peer closed the socket."""
         if not data:
             return self.lose()
         self._now = self._heard_at = now
@@ -122,7 +123,7 @@ class AmqpConnection:
             self._take_frame(view)
 
     def take_events(self) -> list[Event]:
-        """Return what happened; also what calls of the program itself brought about."""
+        """Return the events since the last call, including those caused by our own calls."""
         events, self._events = self._events, []
         return events
 
@@ -133,14 +134,14 @@ class AmqpConnection:
 
     @property
     def may_read(self) -> bool:
-        """Whether the driver shall read more: the peer reads what it is sent."""
+        """Whether the driver may read more; false while the peer does not read our bytes."""
         return self.unread_bytes <= MAX_UNREAD_BYTES and not self.is_done
 
     # -- frames --------------------------------------------------------------------------------
 
     def _take_frame(self, view: FrameView) -> None:
         if view.type != FrameType.AMQP:
-            raise AmqpError(f"a frame has the type {view.type}", Condition.FRAMING_ERROR)
+            raise AmqpError(f"a frame has the unknown type {view.type}", Condition.FRAMING_ERROR)
         if view.begin == view.end:
             return  # a heartbeat
         received, at = _decoded(view)
@@ -159,7 +160,8 @@ class AmqpConnection:
             received, OpenFrame | BeginFrame | AttachFrame
         ):
             raise AmqpError(
-                f"{received.NAME} has {size} bytes; it may have {MAX_AMQP_KEPT_FRAME_BYTES}",
+                f"{received.NAME} has {size} bytes; at most {MAX_AMQP_KEPT_FRAME_BYTES} are "
+                "allowed",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
             )
         if self._closing_at is not None:
@@ -169,7 +171,7 @@ class AmqpConnection:
         if isinstance(received, OpenFrame):
             self._take_open(received)
         elif self.state is EndpointState.NEW or self.state is EndpointState.OPENING:
-            raise AmqpError(f"{received.NAME} came before open", Condition.ILLEGAL_STATE)
+            raise AmqpError(f"{received.NAME} arrived before open", Condition.ILLEGAL_STATE)
         elif isinstance(received, CloseFrame):
             self._take_close(received)
         elif isinstance(received, BeginFrame):
@@ -178,7 +180,7 @@ class AmqpConnection:
             self._by_peer_channel[view.channel].take(received, size)
         elif view.channel not in self._ended_channels:
             raise AmqpError(
-                f"{received.NAME} came on the channel {view.channel}, which has no session",
+                f"{received.NAME} arrived on the channel {view.channel}, which has no session",
                 Condition.NOT_ALLOWED,
             )
 
@@ -204,7 +206,7 @@ class AmqpConnection:
         self.peer = opening
         if opening.max_frame_size < MIN_AMQP_FRAME_BYTES:
             raise AmqpError(
-                f"open has max-frame-size {opening.max_frame_size}; the least is "
+                f"open has max-frame-size {opening.max_frame_size}; the minimum is "
                 f"{MIN_AMQP_FRAME_BYTES}",
                 Condition.INVALID_FIELD,
             )
@@ -212,7 +214,7 @@ class AmqpConnection:
         idle_us = (opening.idle_time_out or 0) * 1000
         if 0 < idle_us < MIN_AMQP_IDLE_US:
             raise AmqpError(
-                f"open has idle-time-out {opening.idle_time_out} ms; the least is "
+                f"open has idle-time-out {opening.idle_time_out} ms; the minimum is "
                 f"{MIN_AMQP_IDLE_US // 1000} ms",
                 Condition.INVALID_FIELD,
             )
@@ -220,8 +222,8 @@ class AmqpConnection:
         if self.state is EndpointState.OFFERED:
             self._say_open()
         self._events.append(Opened(opening))
-        held, self._held = self._held, []
-        for channel, body in held:
+        waiting, self._unopened = self._unopened, []
+        for channel, body in waiting:
             self.write_body(channel, body)
 
     def close(self, now: int, error: ErrorCondition | None = None) -> None:
@@ -233,12 +235,12 @@ class AmqpConnection:
             self._say_close(error)
 
     def _say_close(self, error: ErrorCondition | None) -> None:
-        closing = CloseFrame(error=error).encode()  # raises before anything has changed
+        closing = CloseFrame(error=error).encode()  # may raise, so it comes before any change
         if self.state in {EndpointState.NEW, EndpointState.OFFERED}:
             self._say_open()
         for session in self.sessions:
             session.leave()
-        self._held.clear()
+        self._unopened.clear()
         self._closing_at = self._now
         self.state = after(self.state, Saying.OUR_CLOSE)
         if error is not None and len(closing) + FRAME_HEAD_BYTES > self.peer_frame_bytes:
@@ -253,9 +255,10 @@ class AmqpConnection:
         self._finish(closing.error, is_peers=True)
 
     def _fail(self, error: AmqpError) -> None:
-        """End the connection because the peer has broken a rule.
+        """End the connection because the peer has violated a rule.
 
-        What still comes is dropped, up to the peer's close: hanging up at once would lose ours.
+        What arrives before the peer's close is ignored. Closing the socket at once could lose our
+        close frame.
         """
         if self._closing_at is not None or self._handshake is not None:
             self._finish(error_condition(error), is_peers=False)
@@ -265,7 +268,7 @@ class AmqpConnection:
         self._report(condition, is_peers=False)
 
     def lose(self) -> list[Event]:
-        """Take note that the connection is gone."""
+        """Handle the loss of the connection."""
         self._finish(None, is_peers=False)
         self._outgoing.clear()
         self._outgoing_bytes = 0
@@ -295,7 +298,7 @@ class AmqpConnection:
     def begin(self) -> AmqpSession:
         """Begin a session; SessionBegun follows. Links can be attached to it at once."""
         if self._closing_at is not None or self.is_done:
-            raise InvalidOperationError("the connection is closed; open another one")
+            raise InvalidOperationError("the connection is closed; open a new one")
         session = self._new_session()
         session.say_begin()
         return session
@@ -309,7 +312,7 @@ class AmqpConnection:
             highest = min(highest, self.peer.channel_max)
         if channel > highest:
             raise InvalidOperationError(
-                f"the connection has {len(self._sessions)} sessions, as many as it may have"
+                f"the connection has {len(self._sessions)} sessions, the maximum; end one first"
             )
         session = self._sessions[channel] = AmqpSession(self, channel)
         return session
@@ -317,11 +320,12 @@ class AmqpConnection:
     def _take_begin(self, beginning: BeginFrame, channel: int) -> None:
         if channel in self._by_peer_channel:
             raise AmqpError(
-                f"begin came on the channel {channel}, which has a session", Condition.NOT_ALLOWED
+                f"begin arrived on the channel {channel}, which has a session already",
+                Condition.NOT_ALLOWED,
             )
         if channel >= self.options.max_sessions:
             raise AmqpError(
-                f"begin uses the channel {channel}; the highest is {self.options.max_sessions - 1}",
+                f"begin uses the channel {channel}; the maximum is {self.options.max_sessions - 1}",
                 Condition.FRAMING_ERROR,
             )
         if beginning.remote_channel is None:
@@ -334,7 +338,7 @@ class AmqpConnection:
             if found is None or found.peer is not None:
                 raise AmqpError(
                     f"begin answers the channel {beginning.remote_channel}, on which no session "
-                    "waits for it",
+                    "waits for an answer",
                     Condition.NOT_ALLOWED,
                 )
             session = found
@@ -342,7 +346,7 @@ class AmqpConnection:
         self._ended_channels.discard(channel)
         session.take_begin(beginning, channel)
 
-    # -- what sessions and links call ----------------------------------------------------------
+    # -- called by sessions and links ----------------------------------------------------------
 
     def emit(self, event: Event) -> None:
         """Report an event to the program."""
@@ -356,11 +360,11 @@ class AmqpConnection:
             self._ended_channels.add(session.peer_channel)
 
     def link_named(self, name: str, role: bool) -> AmqpLink | None:  # noqa: FBT001 - as on the wire
-        """Return the link of that name at which we have that role."""
+        """Return the link with this name at which we have this role."""
         return self._names.get((name, role))
 
     def take_name(self, link: AmqpLink) -> None:
-        """Note the name of a link, which must not be in use."""
+        """Register the name of a link; raise if it is in use."""
         key = link.name, link.ROLE
         if key in self._names:
             raise InvalidOperationError(
@@ -369,45 +373,45 @@ class AmqpConnection:
         self._names[key] = link
 
     def free_name(self, link: AmqpLink) -> None:
-        """Free the name of a link that ends."""
+        """Release the name of a link that ends."""
         key = link.name, link.ROLE
         if self._names.get(key) is link:
             del self._names[key]
 
     def add_partial_bytes(self, size: int) -> None:
-        """Count bytes of deliveries that are not complete yet."""
+        """Count bytes of incomplete deliveries."""
         if size > 0 and self._partial_bytes + size > self.options.max_partial_bytes:
             raise AmqpError(
-                f"unfinished deliveries have more than {self.options.max_partial_bytes} bytes",
+                f"incomplete deliveries have more than {self.options.max_partial_bytes} bytes",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.LINK,
             )
         self._partial_bytes += size
 
     def note_unflushed(self, session: AmqpSession) -> None:
-        """Remember that a session has something to say when bytes leave."""
+        """Register a session that must write before the next bytes leave."""
         self._unflushed[session] = None
 
     # -- writing -------------------------------------------------------------------------------
 
     def write_body(self, channel: int, body: bytes) -> None:
-        """Send an encoded frame, as soon as the peer has opened the connection."""
+        """Send an encoded frame, after the peer has opened the connection."""
         if self._closing_at is not None or self.is_done or self._misfit is not None:
             return
         if self.peer is None:
-            self._held.append((channel, body))
+            self._unopened.append((channel, body))
             return
         size = len(body) + FRAME_HEAD_BYTES
         if size > self.peer_frame_bytes:
             self._misfit = AmqpError(
-                f"an answer takes {size} bytes, and a frame of the peer {self.peer_frame_bytes}",
+                f"a frame has {size} bytes; the peer accepts at most {self.peer_frame_bytes}",
                 Condition.FRAME_SIZE_TOO_SMALL,
             )
             return
         self._queue(frame(channel, body))
 
     def write_buffers(self, head: bytes, payload: Buffer | list[Buffer], size: int) -> None:
-        """Send a frame that is given in pieces."""
+        """Send a frame given in pieces."""
         if self._misfit is not None:
             return
         self._outgoing.append(head)
@@ -423,21 +427,21 @@ class AmqpConnection:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are bytes to write."""
         return bool(self._outgoing or self._unflushed or self._doom)
 
     @property
     def _doom(self) -> AmqpError | None:
-        """Why the connection must be closed with the next bytes that leave."""
+        """The error with which the connection is closed when the next bytes leave."""
         return None if self.is_done or self._closing_at is not None else self._misfit
 
     @property
     def unread_bytes(self) -> int:
-        """How many bytes the peer has not read: queued here, and with the driver."""
+        """How many bytes the peer has not read: those queued here and those in the driver."""
         return self._outgoing_bytes + self._buffered
 
     def take_outgoing(self, now: int) -> list[Buffer]:
-        """Return what is to be written, in order; `note_buffered` says what became of it."""
+        """Return the bytes to write, in order; the driver then calls `note_buffered`."""
         self._now = now
         if self._unflushed:
             unflushed, self._unflushed = self._unflushed, {}
@@ -451,14 +455,14 @@ class AmqpConnection:
         return taken
 
     def note_buffered(self, size: int) -> None:
-        """Note how many bytes the driver has taken and not yet written."""
+        """Record how many bytes the driver has fetched and not yet written."""
         self._buffered = size
 
     # -- time ----------------------------------------------------------------------------------
 
     @property
     def next_event(self) -> int:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         if self.is_done:
             return NEVER_US
         if self._closing_at is not None:
@@ -474,20 +478,20 @@ class AmqpConnection:
 
     @property
     def _silent_at(self) -> int:
-        """When the peer has been silent for too long: twice what our open says, to be lenient."""
+        """When the peer has been silent for too long: twice the announced time, to be lenient."""
         return self._heard_at + 2 * self.options.idle_timeout_us
 
     def tick(self, now: int) -> list[Event]:
-        """Do what time brings: heartbeats, and the end of peers that fell silent."""
+        """Send heartbeats, and end the connection of a silent peer."""
         self._now = now
         if now < self.next_event:
             return self.take_events()
         if self._closing_at is not None:
             self._finish(None, is_peers=False)
         elif self.peer is None:
-            self._give_up(f"open did not come within {AMQP_OPEN_US // SECOND_US} s")
+            self._give_up(f"open did not arrive within {AMQP_OPEN_US // SECOND_US} s")
         elif self.options.idle_timeout_us and now >= self._silent_at:
-            self._give_up(f"nothing came for {(now - self._heard_at) // SECOND_US} s")
+            self._give_up(f"nothing arrived for {(now - self._heard_at) // SECOND_US} s")
         else:
             self._sent_at = now
             if not self.unread_bytes:
@@ -499,7 +503,7 @@ class AmqpConnection:
 
 
 def _decoded(view: FrameView) -> tuple[Composite, int]:
-    """Return the performative of a frame, and where it ends."""
+    """Return the performative of a frame, and the offset of its end."""
     try:
         received, at = read_composite(view.data, view.begin)
     except TruncatedError:

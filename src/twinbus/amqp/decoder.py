@@ -1,12 +1,12 @@
-"""Reads the values of types.py from bytes.
+"""Decodes the values of types.py from bytes.
 
-Functions take bytes, or a memoryview of bytes, and an offset, and return the value and the offset
-behind it. Bytes that end too early raise TruncatedError; bytes that no continuation makes valid
-raise AmqpError. A table selects the reader by the constructor byte.
+Functions take bytes or a memoryview of bytes, and an offset. They return the value and the offset
+after it. Bytes that end too early raise TruncatedError; bytes that cannot become valid raise
+AmqpError. A table selects the reader by the constructor byte.
 
-Depth and counts are bounded (limits.py). Every item takes at least one byte, but for arrays whose
-elements take none: of these there may be few. So values take at most some 60 times the memory of
-the bytes.
+Depth and counts are bounded (limits.py). Every item takes at least one byte, except in arrays whose
+elements take none, which may have only few elements. So the decoded values need at most about 60
+times the memory of the bytes.
 """
 
 import struct
@@ -34,11 +34,11 @@ from twinbus.amqp.types import (
 from twinbus.limits import MAX_AMQP_DEPTH, MAX_AMQP_ITEMS, MAX_AMQP_WIDTHLESS_ITEMS
 
 Buffer = bytes | memoryview
-Reader = Callable[[Buffer, int], tuple[Any, int]]  # takes the offset behind the constructor
+Reader = Callable[[Buffer, int], tuple[Any, int]]  # gets the offset after the constructor
 
 
 def decode(data: Buffer, at: int = 0) -> tuple[Any, int]:
-    """Decode the value at an offset; return it and the offset behind it."""
+    """Decode the value at an offset; return it and the offset after it."""
     try:
         return read_value(data, at, MAX_AMQP_DEPTH)
     except (IndexError, struct.error) as error:
@@ -47,11 +47,11 @@ def decode(data: Buffer, at: int = 0) -> tuple[Any, int]:
         raise AmqpError(f"a text is not valid {error.encoding}") from error
 
 
-def decode_whole(data: Buffer) -> Any:
-    """Decode the one value that the bytes hold."""
+def decode_only(data: Buffer) -> Any:
+    """Decode bytes that contain exactly one value."""
     value, end = decode(data)
     if end != len(data):
-        raise AmqpError(f"{len(data) - end} bytes follow a value")
+        raise AmqpError(f"{len(data) - end} unexpected bytes follow a value")
     return value
 
 
@@ -61,7 +61,7 @@ def truncated() -> TruncatedError:
 
 
 def read_value(data: Buffer, at: int, depth: int) -> tuple[Any, int]:
-    """Decode a value; IndexError, struct.error and UnicodeDecodeError are for the caller."""
+    """Decode a value; the caller handles IndexError, struct.error and UnicodeDecodeError."""
     code = data[at]
     if 0x40 <= code < 0xC0:
         reader = READERS.get(code)
@@ -72,7 +72,7 @@ def read_value(data: Buffer, at: int, depth: int) -> tuple[Any, int]:
 
 
 def unknown_constructor(code: int) -> AmqpError:
-    """Return the error for a constructor that is not decoded."""
+    """Return the error for an unknown or unsupported constructor."""
     if code in {0x74, 0x84, 0x94}:
         return AmqpError(
             "decimal numbers are not supported; send a double, a long or a string instead"
@@ -104,7 +104,7 @@ def _read_empty_list(_: Buffer, at: int) -> tuple[list[Any], int]:
 def _read_boolean(data: Buffer, at: int) -> tuple[bool, int]:
     code = data[at]
     if code > 1:
-        raise AmqpError(f"a boolean is 0 or 1, not {code}")
+        raise AmqpError(f"a boolean must be 0 or 1, not {code}")
     return code == 1, at + 1
 
 
@@ -130,7 +130,7 @@ def read_small(data: Buffer, at: int) -> tuple[int, int]:
 
 
 def _short_reader(from_bytes: Callable[[Any], Any]) -> Reader:
-    """Return a reader of bytes whose length takes one byte."""
+    """Return a reader of bytes with a length of one byte."""
 
     def read(data: Buffer, at: int) -> tuple[Any, int]:
         end = at + 1 + data[at]
@@ -142,7 +142,7 @@ def _short_reader(from_bytes: Callable[[Any], Any]) -> Reader:
 
 
 def _long_reader(from_bytes: Callable[[Any], Any]) -> Reader:
-    """Return a reader of bytes whose length takes four bytes."""
+    """Return a reader of bytes with a length of four bytes."""
 
     def read(data: Buffer, at: int) -> tuple[Any, int]:
         end = at + 4 + _unpack_size(data, at)[0]
@@ -215,19 +215,21 @@ def _read_compound(code: int, data: Buffer, at: int, depth: int) -> tuple[Any, i
     at, end, count = read_extent(code, data, at)
     try:
         return read(data, at, end, count, depth - 1), end
-    except (IndexError, struct.error, TruncatedError) as error:  # the compound itself is whole
+    except (IndexError, struct.error, TruncatedError) as error:  # the compound itself is complete
         raise _overrun() from error
 
 
 def _overrun() -> AmqpError:
-    return AmqpError("a value goes beyond the end of the list, map or array that it is in")
+    return AmqpError("a value extends beyond the end of its list, map or array")
 
 
 def read_descriptor(data: Buffer, at: int) -> tuple[ULong | Symbol, int]:
-    """Read a descriptor, at its constructor."""
+    """Read a descriptor; the offset is that of its constructor."""
     code = data[at]
     if code not in _DESCRIPTOR_CODES:
-        raise AmqpError(f"a descriptor is a ulong or a symbol; 0x{code:02x} begins neither")
+        raise AmqpError(
+            f"a descriptor must be a ulong or a symbol, but its constructor is 0x{code:02x}"
+        )
     descriptor: ULong | Symbol
     descriptor, at = READERS[code](data, at + 1)
     return descriptor, at
@@ -237,7 +239,7 @@ _DESCRIPTOR_CODES: Final = frozenset((0x44, 0x53, 0x80, 0xA3, 0xB3))
 
 
 def read_extent(code: int, data: Buffer, at: int) -> tuple[int, int, int]:
-    """Read size and count of a list, map or array; return where items begin and end, and count."""
+    """Read size and count of a list, map or array; return begin and end of its items, and count."""
     if code & 0x10:
         size = _unpack_size(data, at)[0]
         begin, end = at + 8, at + 4 + size
@@ -245,12 +247,14 @@ def read_extent(code: int, data: Buffer, at: int) -> tuple[int, int, int]:
         size = data[at]
         begin, end = at + 2, at + 1 + size
     if begin > end:
-        raise AmqpError(f"a list, map or array has a size of {size}, too small for its count")
+        raise AmqpError(f"a list, map or array has the size {size}, too small for its count")
     if end > len(data):
         raise truncated()
     count = _unpack_size(data, at + 4)[0] if code & 0x10 else data[at + 1]
     if count > MAX_AMQP_ITEMS:
-        raise AmqpError(f"a list, map or array has {count} items; {MAX_AMQP_ITEMS} may be")
+        raise AmqpError(
+            f"a list, map or array has {count} items; at most {MAX_AMQP_ITEMS} are allowed"
+        )
     return begin, end, count
 
 
@@ -275,9 +279,9 @@ def _read_map(data: Buffer, at: int, end: int, count: int, depth: int) -> dict[A
     try:
         found = dict(zip(items[::2], items[1::2], strict=True))
     except TypeError as error:
-        raise AmqpError("a key of a map is a list, map or array, which is not supported") from error
+        raise AmqpError("a list, map or array as a key of a map is not supported") from error
     if len(found) * 2 != count:
-        raise AmqpError("a map has two keys that are equal")
+        raise AmqpError("a map has two equal keys")
     return found
 
 
@@ -294,7 +298,8 @@ def _read_array(data: Buffer, at: int, end: int, count: int, depth: int) -> Arra
         raise unknown_constructor(code)
     if code < 0x50 and count > MAX_AMQP_WIDTHLESS_ITEMS:
         raise AmqpError(
-            f"an array has {count} elements that take no bytes; {MAX_AMQP_WIDTHLESS_ITEMS} may be"
+            f"an array has {count} elements without content; at most {MAX_AMQP_WIDTHLESS_ITEMS} "
+            "are allowed"
         )
     items = []
     reader = READERS.get(code)
@@ -354,7 +359,7 @@ _WIDTHS: Final = {0x40: 0, 0x50: 1, 0x60: 2, 0x70: 4, 0x80: 8, 0x90: 16}
 
 
 def skip(data: Buffer, at: int) -> int:
-    """Return the offset behind the value at an offset, without decoding it."""
+    """Return the offset after the value at an offset, without decoding it."""
     try:
         code = data[at]
         while code == 0x00:
@@ -383,7 +388,7 @@ def skip(data: Buffer, at: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """How a field is read whose type is known: as a plain Python value, by constructor."""
+    """How to decode a value of a known type to a plain Python value: readers by constructor."""
 
     name: str
     readers: Mapping[int, Reader]
@@ -419,8 +424,8 @@ ARRAY: Final = WireType("array", _ARRAYS)
 
 
 def read_typed(wire_type: WireType, data: Buffer, at: int) -> tuple[Any, int]:
-    """Read a value of a known type, at its constructor."""
+    """Read a value of a known type; the offset is that of its constructor."""
     reader = wire_type.readers.get(data[at])
     if reader is None:
-        raise AmqpError(f"a {wire_type.name} was expected; 0x{data[at]:02x} begins none")
+        raise AmqpError(f"expected a {wire_type.name}, found the constructor 0x{data[at]:02x}")
     return reader(data, at + 1)

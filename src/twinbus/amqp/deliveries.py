@@ -1,7 +1,7 @@
-"""Numbers on the wire, and the deliveries of a session that are not settled yet.
+"""Delivery numbers, and the unsettled deliveries of a session.
 
-The wire counts with 32 bits and wraps around (RFC 1982). Inside, deliveries are numbered without an
-end, so that numbers can be compared and sorted.
+The wire counts with 32 bits and wraps around (RFC 1982). Inside, numbers do not wrap around, so
+that they can be compared and sorted.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -14,21 +14,22 @@ Owner = TypeVar("Owner")
 
 
 def distance(number: int, other: int) -> int:
-    """Return how far one number of 32 bits is ahead of another; negative when it is behind."""
+    """Return how far one 32-bit number is ahead of another; negative if it is behind."""
     return ((number - other + _HALF) & MASK) - _HALF
 
 
 def unwrapped(number: int, near: int) -> int:
-    """Return the number without wrapping that a number of 32 bits means, next to a known one."""
+    """Return the non-wrapping number of a 32-bit number, the one closest to `near`."""
     return near + distance(number, near)
 
 
 class UnsettledDeliveries(Generic[Owner]):
     """Deliveries by number, each with the link it belongs to.
 
-    A disposition names a range, and a peer can name any range as often as it likes. So a range
-    costs what it takes out, not its length: `_numbers` is sorted, and a range that was taken is cut
-    out of it. Numbers that were taken one by one stay in it until they are the majority.
+    A disposition names a range, and a peer can name any range any number of times. So the cost of a
+    range must depend on the deliveries in it, not on its length: `_numbers` is sorted, and a range
+    is removed as one slice. Numbers that were removed singly stay in the list until they are the
+    majority.
     """
 
     __slots__ = ("_numbers", "_owners")
@@ -52,14 +53,14 @@ class UnsettledDeliveries(Generic[Owner]):
             self._numbers.append(number)
 
     def take(self, number: int) -> Owner | None:
-        """Take one delivery out; return its owner, or None if it is not there."""
+        """Remove a delivery; return its owner, or None if it is not there."""
         owner = self._owners.pop(number, None)
         if owner is not None and len(self._numbers) > 2 * len(self._owners) + 64:
             self._numbers = sorted(self._owners)
         return owner
 
     def take_range(self, first: int, last: int) -> list[tuple[int, Owner]]:
-        """Take the deliveries from one number to another out; return them with their owners."""
+        """Remove the deliveries from `first` to `last`; return them with their owners."""
         begin = bisect_left(self._numbers, first)
         end = bisect_right(self._numbers, last)
         owners = self._owners

@@ -1,7 +1,7 @@
-"""Writes the values of types.py as bytes, each in its smallest form.
+"""Encodes the values of types.py, each in its smallest form.
 
-A value that does not fit its type raises InvalidArgumentError: it is a mistake of the program.
-`write_uint` and its like write a plain Python value as the AMQP type that they name.
+A value that does not fit its type raises InvalidArgumentError, because it is a mistake of the
+program. `write_uint` and similar functions encode a plain Python value as the type in their name.
 """
 
 import struct
@@ -28,7 +28,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_AMQP_DEPTH, MAX_AMQP_ITEMS
 
 Writer = Callable[[Any], bytes]
-_DEPTH: Final = 2 * MAX_AMQP_DEPTH  # more than is ever read: what a peer sent can be sent back
+_DEPTH: Final = 2 * MAX_AMQP_DEPTH  # more than is ever decoded: decoded values can be sent back
 
 
 def encode(value: object) -> bytes:
@@ -54,10 +54,10 @@ def _encoded(value: object, depth: int) -> bytes:
     if compound is not None:
         if not depth:
             raise InvalidArgumentError(
-                f"lists and maps are nested deeper than {_DEPTH}; AMQP peers refuse that"
+                f"lists and maps are nested deeper than {_DEPTH}, which AMQP peers refuse"
             )
         return compound(value, depth - 1)
-    for ancestor in kind.__mro__:  # such as str of a StrEnum
+    for ancestor in kind.__mro__:  # such as str for a StrEnum
         if ancestor in _WRITERS:
             return _WRITERS[ancestor](value)
     raise InvalidArgumentError(
@@ -144,13 +144,13 @@ def _write_null(_: None) -> bytes:
 
 
 def write_compound(code: int, count: int, content: bytes) -> bytes:
-    """Put the head of a list (0xC0), map (0xC1) or array (0xE0) in front of its content."""
+    """Add the head of a list (0xC0), map (0xC1) or array (0xE0) to its content."""
     size = len(content)
     if size < 255 and count < 256:
         return bytes((code, size + 1, count)) + content
     if count > MAX_AMQP_ITEMS:
         raise InvalidArgumentError(
-            f"{count} values are too many for one list, map or array; {MAX_AMQP_ITEMS} may be"
+            f"a list, map or array has {count} values; at most {MAX_AMQP_ITEMS} are allowed"
         )
     return _COMPOUND_HEAD.pack(code + 0x10, size + 4, count) + content
 
@@ -178,7 +178,7 @@ def _descriptor(descriptor: object) -> bytes:
         return b"\x00" + write_ulong(descriptor)
     if isinstance(descriptor, Symbol):
         return b"\x00" + write_symbol(descriptor)
-    raise InvalidArgumentError(f"a descriptor is a ULong or a Symbol, not {descriptor!r:.40}")
+    raise InvalidArgumentError(f"a descriptor must be a ULong or Symbol, not {descriptor!r:.40}")
 
 
 def _write_array(array: Array, depth: int) -> bytes:
@@ -186,7 +186,7 @@ def _write_array(array: Array, depth: int) -> bytes:
     for item in items:
         if type(item) is not element:
             raise InvalidArgumentError(
-                f"an array of {element.__name__} cannot have a {type(item).__name__}"
+                f"an array of {element.__name__} cannot contain a {type(item).__name__}"
             )
     if element in _FIXED_ELEMENTS:
         code, content = _fixed_elements(items, *_FIXED_ELEMENTS[element])
@@ -201,7 +201,7 @@ def _write_array(array: Array, depth: int) -> bytes:
 
 
 def _fixed_elements(items: Sequence[Any], code: int, layout: str, small: int) -> tuple[int, bytes]:
-    """Encode numbers; with a `small` code, in one byte each if all of them fit."""
+    """Encode numbers; if there is a `small` code and all of them fit, in one byte each."""
     if small:
         low, high = (0, 255) if small in {0x52, 0x53} else (-128, 127)
         if all(low <= item <= high for item in items):
@@ -215,7 +215,7 @@ def _variable_elements(
     items: Sequence[Any], code: int, to_bytes: Callable[[Any], bytes]
 ) -> tuple[int, bytes]:
     contents = [to_bytes(item) for item in items]
-    if code in {0x40, 0x98}:  # they have one width
+    if code in {0x40, 0x98}:  # these types have only one width
         return code, b"".join(contents)
     if all(len(content) < 256 for content in contents):
         return code, b"".join([bytes((len(c),)) + c for c in contents])
@@ -233,7 +233,7 @@ def _compound_elements(items: Sequence[Any], element: type, depth: int) -> tuple
 
 
 def _widened(encoded: bytes, code: int) -> bytes:
-    """Return a list, map or array without its constructor, with sizes of four bytes."""
+    """Return a list, map or array without its constructor, with size and count of four bytes."""
     if encoded == b"\x45":
         return _COMPOUND_HEAD.pack(0, 4, 0)[1:]
     if encoded[0] == code:
@@ -296,5 +296,5 @@ _COMPOUND_ELEMENTS: Final[Mapping[type, int]] = {list: 0xC0, dict: 0xC1, Array: 
 
 
 def register_writer(kind: type, writer: Writer) -> None:
-    """Let values of a type be encoded wherever a value may be."""
+    """Register an encoder for values of a type."""
     _WRITERS[kind] = writer

@@ -1,21 +1,21 @@
 """What a connection reports to the program that drives it.
 
     Opened              the peer has opened the connection
-    SessionBegun        a session is there, begun by either end
-    AttachRequested     the peer wants a link: `accept` or `refuse` it, now or later
-    Attached            the peer has accepted a link that we asked for
-    Delivery            a message has arrived, whole
+    SessionBegun        a session has begun, by either end
+    AttachRequested     the peer requests a link: call `accept` or `refuse`, now or later
+    Attached            the peer has accepted a link that we requested
+    Delivery            a complete message has arrived
     DeliveriesSettled   the peer has settled deliveries that it sent
-    OutcomeReported     the peer has reported what became of deliveries that we sent
-    CreditGiven         the peer has changed how much a link may send
+    OutcomeReported     the peer has reported the outcome of deliveries that we sent
+    CreditGiven         the peer has changed the credit of a link on which we send
     WindowOpened        a session that could not send can send again
-    Drained             the peer has used up or given back the credit, as `grant` asked it to
-    LinkDetached        a link has ended, by either end; once for each link
-    SessionEnded        a session has ended; its links have been reported before
-    ConnectionClosed    the connection has ended, the last event; its sessions were reported before
+    Drained             the peer has used or returned all credit, as `grant` requested
+    LinkDetached        a link has ended, by either end; once per link
+    SessionEnded        a session has ended; the ends of its links were reported before
+    ConnectionClosed    the last event: the connection has ended; its sessions were reported before
 
-Events of one `receive` are in order, but the machine is already behind all of them: a link of an
-early event may have ended by a later one. Calls to a link that has ended do nothing.
+The events of a `receive` are in order, but the connection has already processed all bytes: the link
+of an early event may have ended by a later one. Calls on a link that has ended do nothing.
 """
 
 from dataclasses import dataclass
@@ -38,21 +38,21 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class SessionBegun:
-    """A session is there."""
+    """A session has begun."""
 
     session: "AmqpSession"
 
 
 @dataclass(frozen=True, slots=True)
 class AttachRequested:
-    """The peer wants a link; `link.peer` says from where to where."""
+    """The peer requests a link; `link.peer` has its source and target."""
 
     link: "SenderLink | ReceiverLink"
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The peer has accepted a link that we asked for."""
+    """The peer has accepted a link that we requested."""
 
     link: "SenderLink | ReceiverLink"
 
@@ -61,11 +61,11 @@ class Delivery(NamedTuple):
     """A message has arrived."""
 
     link: "ReceiverLink"
-    number: int  # names the delivery to `settle`
+    number: int  # identifies the delivery for `settle`
     tag: bytes
     payload: bytes
     message_format: int
-    is_settled: bool  # by the sender; it expects no outcome
+    is_settled: bool  # the sender expects no outcome
     state: "DeliveryState | None"  # such as a transaction
 
 
@@ -80,7 +80,7 @@ class DeliveriesSettled:
 class OutcomeReported(NamedTuple):
     """The receiver has reported an outcome of deliveries, in order of their numbers.
 
-    Unless it has settled them, it waits for `link.settle`.
+    If the receiver has not settled them, it waits for `link.settle`.
     """
 
     link: "SenderLink"
@@ -91,23 +91,23 @@ class OutcomeReported(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditGiven:
-    """The receiver has changed how much a link may send."""
+    """The receiver has changed the credit of a link."""
 
     link: "SenderLink"
     credit: int
-    is_draining: bool  # send what there is now, and then call `link.drained`
+    is_draining: bool  # send the messages that are available now, then call `link.drained`
 
 
 @dataclass(frozen=True, slots=True)
 class WindowOpened:
-    """The peer takes transfers of this session again."""
+    """The peer accepts transfers of this session again."""
 
     session: "AmqpSession"
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The sender has no credit left, as `grant` asked it to."""
+    """The sender has no credit left, as `grant` requested."""
 
     link: "ReceiverLink"
 
@@ -118,7 +118,7 @@ class LinkDetached:
 
     link: "AmqpLink"
     error: "ErrorCondition | None"
-    is_closed: bool  # false: the peer would like to resume it, which is not supported
+    is_closed: bool  # false: the peer wants to resume the link later, which is not supported
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ConnectionClosed:
     """The connection has ended."""
 
     error: "ErrorCondition | None"
-    is_peers: bool  # the peer closed it; else we did, or it was lost
+    is_peers: bool  # the peer closed it; otherwise we closed it or it was lost
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""Protocol headers and frames: how AMQP bytes are cut into pieces.
+"""Protocol headers and frames: how the bytes of AMQP are divided.
 
 Each protocol layer begins with a header of 8 bytes in both directions:
 
@@ -12,7 +12,7 @@ After it come frames:
     1 byte    data offset: where the body begins, in words of 4 bytes; at least 2
     1 byte    type: 0 AMQP, 1 SASL
     2 bytes   channel; not used by SASL
-    body      a performative, and behind a transfer a part of a message; empty: a heartbeat
+    body      a performative; after a transfer, a part of a message; empty: a heartbeat
 """
 
 import struct
@@ -33,14 +33,14 @@ pack_head = _HEAD.pack  # size, data offset, type, channel
 
 
 class FrameType(IntEnum):
-    """What the body of a frame is."""
+    """The kind of a frame's body."""
 
     AMQP = 0
     SASL = 1
 
 
 class FrameView(NamedTuple):
-    """A frame as a part of the bytes that were read."""
+    """A frame as a slice of the bytes that were read."""
 
     type: int
     channel: int
@@ -55,10 +55,10 @@ def frame(channel: int, body: bytes, frame_type: FrameType = FrameType.AMQP) -> 
 
 
 class AmqpFrameReader:
-    """Cuts a stream of bytes into headers and frames, however the bytes arrive.
+    """Divides a stream of bytes into headers and frames, however the bytes arrive.
 
-    The caller feeds bytes and then takes headers or frames until there is None; only then it feeds
-    more. An incomplete frame takes at most its own size and that of one read.
+    The caller feeds bytes, then takes headers or frames until it gets None, and only then feeds
+    more. An incomplete frame needs at most its own size plus that of one read.
     """
 
     __slots__ = ("_at", "_data", "_incomplete", "_needed", "max_frame_bytes")
@@ -68,7 +68,7 @@ class AmqpFrameReader:
         self._data = b""
         self._at = 0
         self._incomplete = bytearray()
-        self._needed = 0  # bytes that make the incomplete piece whole
+        self._needed = 0  # bytes that complete the incomplete header or frame
 
     @property
     def incomplete_bytes(self) -> int:
@@ -76,7 +76,7 @@ class AmqpFrameReader:
         return len(self._incomplete)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that have arrived."""
+        """Add bytes that have arrived."""
         if self._incomplete:
             self._incomplete += data
             if len(self._incomplete) < self._needed:
@@ -86,12 +86,12 @@ class AmqpFrameReader:
         self._data, self._at = data, 0
 
     def clear(self) -> None:
-        """Drop everything: nobody will take it."""
+        """Drop all bytes, because they are no longer needed."""
         self._data, self._at = b"", 0
         self._incomplete.clear()
 
     def take_header(self) -> bytes | None:
-        """Return the next 8 bytes as a protocol header; None if they are not there yet."""
+        """Return the next 8 bytes as a protocol header; None if they have not arrived yet."""
         begin = self._at
         end = begin + HEADER_BYTES
         if end > len(self._data):
@@ -101,7 +101,7 @@ class AmqpFrameReader:
         return self._data[begin:end]
 
     def take_frame(self) -> FrameView | None:
-        """Return the next frame; None if it is not whole yet."""
+        """Return the next frame; None if it is not complete yet."""
         data, begin = self._data, self._at
         left = len(data) - begin
         if left < FRAME_HEAD_BYTES:
@@ -110,12 +110,13 @@ class AmqpFrameReader:
         size, offset, frame_type, channel = _unpack_head(data, begin)
         if size > self.max_frame_bytes:
             raise AmqpError(
-                f"a frame has {size} bytes; at most {self.max_frame_bytes} may be sent",
+                f"a frame has {size} bytes; at most {self.max_frame_bytes} are allowed",
                 Condition.FRAMING_ERROR,
             )
         if offset < 2 or offset * 4 > size:
             raise AmqpError(
-                f"a frame of {size} bytes has its body at word {offset}", Condition.FRAMING_ERROR
+                f"a frame of {size} bytes has the invalid data offset {offset}",
+                Condition.FRAMING_ERROR,
             )
         if size > left:
             self._keep(size)

@@ -1,12 +1,12 @@
-"""What comes before the frames of AMQP: protocol headers and SASL.
+"""What precedes the frames of AMQP: protocol headers and SASL.
 
-    layer          what may come
-    SASL_HEADER    the header of SASL; skipped where no SASL is configured
+    layer          expected
+    SASL_HEADER    the header of SASL; skipped if no SASL is configured
     SASL           frames of sasl.py
     AMQP_HEADER    the header of AMQP
-    FRAMES         the frames of AMQP: this machine is done
+    FRAMES         the frames of AMQP: the handshake is complete
 
-A server answers a header that it does not speak with the one that it does, and hangs up.
+A server answers an unsupported header with the header that it supports, and closes the connection.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ _HEADERS = {Layer.SASL_HEADER: SASL_HEADER, Layer.AMQP_HEADER: AMQP_HEADER}
 
 
 class Handshake:
-    """One end of a connection until AMQP begins."""
+    """One end of a connection until the first AMQP frame."""
 
     __slots__ = ("_is_client", "_sasl", "_write", "layer")
 
@@ -58,7 +58,7 @@ class Handshake:
             write(_HEADERS[self.layer])
 
     def take(self, reader: AmqpFrameReader) -> bool:
-        """Take what has arrived; return whether AMQP begins. AmqpError: the peer is refused."""
+        """Process what has arrived; return whether AMQP begins. AmqpError: the peer is refused."""
         while self.layer is not Layer.FRAMES:
             if self.layer is Layer.SASL:
                 view = reader.take_frame()
@@ -77,7 +77,7 @@ class Handshake:
             self._write(expected)
         if header != expected:
             raise AmqpError(
-                f"the peer begins with {header!r}, and this end speaks {expected!r}",
+                f"the peer sent the protocol header {header!r}; expected {expected!r}",
                 Condition.FRAMING_ERROR,
             )
         if self.layer is Layer.AMQP_HEADER:
@@ -93,10 +93,12 @@ class Handshake:
     def _take_sasl(self, view: FrameView) -> None:
         assert self._sasl is not None
         if view.type != FrameType.SASL:
-            raise AmqpError("a frame of AMQP came before SASL was over", Condition.FRAMING_ERROR)
+            raise AmqpError("an AMQP frame arrived before the end of SASL", Condition.FRAMING_ERROR)
         received, end = read_composite(view.data[: view.end], view.begin)
         if end != view.end:
-            raise AmqpError(f"{view.end - end} bytes follow {received.NAME} in its frame")
+            raise AmqpError(
+                f"{view.end - end} unexpected bytes follow {received.NAME} in its frame"
+            )
         answer = self._sasl.take(received)
         if answer is not None:
             self._say_sasl(answer)

@@ -1,9 +1,9 @@
-"""The states of a connection, a session or a link: three levels, one table.
+"""The states of connections, sessions and links: one table for all three.
 
-Each end says open (open, begin, attach) and close (close, end, detach) once. Both may be sent
-before the other end has answered.
+Each end sends an opening frame (open, begin, attach) and a closing frame (close, end, detach) once.
+It may send both before the other end has answered.
 
-    state        we have said    the peer has said
+    state        we have sent    the peer has sent
     NEW          nothing         nothing
     OPENING      open            nothing
     OFFERED      nothing         open
@@ -14,7 +14,7 @@ before the other end has answered.
     CLOSED       open            open, close         we must answer, and do so at once
     ENDED        open, close     open, close
 
-What the peer says at another time is its error; what we say at another time is a mistake of ours.
+A frame of the peer in another state is the peer's error; one of ours is a bug in this package.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from twinbus.amqp.conditions import AmqpError, Condition, Scope
 
 
 class EndpointState(Enum):
-    """Where a connection, session or link stands; see the module docstring."""
+    """The state of a connection, session or link; see the module docstring."""
 
     NEW = "new"
     OPENING = "opening"
@@ -39,7 +39,7 @@ class EndpointState(Enum):
 
 
 class Saying(Enum):
-    """What one end says to the other."""
+    """A frame that opens or closes, by sender."""
 
     OUR_OPEN = "our open"
     OUR_CLOSE = "our close"
@@ -66,12 +66,12 @@ TRANSITIONS: Final[Mapping[tuple[EndpointState, Saying], EndpointState]] = {
 
 
 def after(state: EndpointState, saying: Saying) -> EndpointState:
-    """Return the state after something was said; what the peer may not say raises AmqpError."""
+    """Return the state after a frame; raise AmqpError if the peer must not send it now."""
     found = TRANSITIONS.get((state, saying))
     if found is None:
         assert saying in {Saying.PEER_OPEN, Saying.PEER_CLOSE}, (state, saying)
         raise AmqpError(
-            f"{saying.value} came while the state was {state.value}",
+            f"{saying.value} arrived in the state {state.value}",
             Condition.ILLEGAL_STATE,
             Scope.CONNECTION,
         )

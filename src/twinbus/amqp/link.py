@@ -1,12 +1,12 @@
-"""What both ends of a link have in common: how it is attached and detached.
+"""What both ends of a link have in common: attaching and detaching.
 
 The states are those of lifecycle.py. A program calls `accept` or `refuse` for a link that the peer
-wants, `AmqpSession.attach_sender` and `attach_receiver` for its own, and `detach` to end one.
+requests, `AmqpSession.attach_sender` or `attach_receiver` to request one, and `detach` to end one.
 
-Credit: the receiver grants it, each delivery uses one up. `delivery_count` counts deliveries, and
-credit that was given back, in 32 bits. Links are not resumed: nothing of a link outlives it. So the
-deliveries that a peer says are unsettled when it attaches are none of ours, our attach says so by
-not naming them, and deliveries that the peer resumes are ignored, as the specification wants.
+Credit: the receiver grants it, and each delivery uses one unit. `delivery_count` counts deliveries
+and returned credit, in 32 bits. Links are not resumed: no state outlives a link. When a peer
+attaches and lists unsettled deliveries, our attach lists none of them. Deliveries that the peer
+resumes are ignored, as the specification requires.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -42,13 +42,13 @@ _ACTIVE = EndpointState.ACTIVE
 
 
 def error_condition(error: AmqpError) -> ErrorCondition:
-    """Return an error as the peer reads it; short, so that it fits the smallest frame."""
+    """Return an error in wire form; short, so that it fits into the smallest frame."""
     text = error.text.encode("ascii", "backslashreplace").decode()
     return ErrorCondition(condition=error.condition, description=text[:300], info={})
 
 
 class AmqpLink:
-    """What both ends have in common."""
+    """The common part of both ends of a link."""
 
     __slots__ = (
         "_is_reported",
@@ -73,16 +73,16 @@ class AmqpLink:
         self.session = session
         self.name = name
         self.handle = handle
-        self.peer: AttachFrame | None = None  # what the peer said: source, target, properties ...
+        self.peer: AttachFrame | None = None  # the peer's attach: source, target, properties ...
         self.peer_handle: int | None = None
-        self.kept_bytes = 0  # of the peer's attach
+        self.kept_bytes = 0  # size of the peer's attach
         self.state = EndpointState.NEW
         self.snd_settle_mode = SenderSettleMode.MIXED
         self.rcv_settle_mode = ReceiverSettleMode.FIRST
-        self.max_message_bytes = 0  # of messages on this link; 0: no limit
+        self.max_message_bytes = 0  # the largest message on this link; 0: no limit
         self.credit = 0
         self.delivery_count = session.connection.options.first_number
-        self.context: Any = None  # for the program that drives the connection
+        self.context: Any = None  # owned by the program that drives the connection
         self._is_reported = False
 
     @property
@@ -90,7 +90,7 @@ class AmqpLink:
         """Whether both ends have attached and neither has detached."""
         return self.state is _ACTIVE
 
-    # -- what a program calls ------------------------------------------------------------------
+    # -- called by programs --------------------------------------------------------------------
 
     def accept(
         self,
@@ -102,8 +102,8 @@ class AmqpLink:
     ) -> bool:
         """Answer an AttachRequested event; return whether the link is attached now.
 
-        It is not when the peer has left meanwhile. Source and target are the peer's unless others
-        are given, so that the peer finds its own.
+        It is not attached if the peer has detached meanwhile. Source and target default to those of
+        the peer, because peers compare them with their own.
         """
         if self.state is not EndpointState.OFFERED:
             return False
@@ -127,13 +127,13 @@ class AmqpLink:
             self._refuse(error)
 
     def detach(self, error: ErrorCondition | None = None, *, is_closed: bool = True) -> None:
-        """End the link; LinkDetached follows when the peer has answered."""
+        """End the link; LinkDetached follows when the peer has confirmed."""
         if self.state is EndpointState.OFFERED:
             self._refuse(error)
         elif self.state in {EndpointState.ACTIVE, EndpointState.OPENING}:
             self._say_detach(error, is_closed=is_closed)
 
-    # -- what the session calls ----------------------------------------------------------------
+    # -- called by the session -----------------------------------------------------------------
 
     def say_attach(self, options: LinkOptions) -> None:
         """Send our attach, as a request or as an answer."""
@@ -150,7 +150,7 @@ class AmqpLink:
             desired_capabilities=options.desired_capabilities,
             properties=options.properties,
         )
-        body = attach.encode()  # raises before anything has changed
+        body = attach.encode()  # may raise, so it comes before any change
         self.state = after(self.state, Saying.OUR_OPEN)
         self.snd_settle_mode = options.snd_settle_mode
         self.rcv_settle_mode = options.rcv_settle_mode
@@ -159,23 +159,23 @@ class AmqpLink:
         self.session.write_body(body)
 
     def take_attach(self, frame: AttachFrame, size: int) -> None:
-        """Take the peer's attach, as a request or as an answer."""
+        """Process the peer's attach, a request or an answer."""
         self.state = after(self.state, Saying.PEER_OPEN)
         self.peer, self.peer_handle, self.kept_bytes = frame, frame.handle, size
         self.note_peer(frame)
         if self.state is EndpointState.OFFERED:
             self.session.connection.emit(AttachRequested(self._end()))
         elif self.state is _ACTIVE:
-            if self.ROLE is SENDER:  # each end decides about its own mode
+            if self.ROLE is SENDER:  # each end decides its own settle mode
                 self.rcv_settle_mode = frame.rcv_settle_mode
             else:
                 self.snd_settle_mode = frame.snd_settle_mode
             is_refused = (frame.target if self.ROLE is SENDER else frame.source) is None
-            if not is_refused:  # a detach with the reason follows
+            if not is_refused:  # if refused, a detach with the reason follows
                 self.session.connection.emit(Attached(self._end()))
 
     def take_detach(self, frame: DetachFrame) -> None:
-        """Take the peer's detach, and answer it."""
+        """Process the peer's detach, and answer it."""
         self.state = after(self.state, Saying.PEER_CLOSE)
         if self.state is EndpointState.WITHDRAWN:
             self._say_empty_attach()
@@ -185,19 +185,19 @@ class AmqpLink:
         self.session.release(self)
 
     def fail(self, error: AmqpError) -> None:
-        """End the link because the peer has broken a rule."""
+        """End the link because the peer has violated a rule."""
         condition = error_condition(error)
         self.detach(condition)
         self._report(condition)
 
     def end(self, error: ErrorCondition | None) -> None:
-        """Take note that the session has ended, and the link with it."""
+        """End the link, because its session has ended."""
         self.state = EndpointState.ENDED
         self.leave()
         self._report(error)
 
     def _refuse(self, error: ErrorCondition | None) -> None:
-        DetachFrame(handle=self.handle, error=error).encode()  # raises before anything has changed
+        DetachFrame(handle=self.handle, error=error).encode()  # may raise: before any change
         self._say_empty_attach()
         self._say_detach(error)
 
@@ -227,25 +227,25 @@ class AmqpLink:
     def _end(self) -> "SenderLink | ReceiverLink":
         return cast("SenderLink | ReceiverLink", self)
 
-    # -- what the two ends do differently ------------------------------------------------------
+    # -- different for sender and receiver -----------------------------------------------------
 
     def leave(self) -> None:
-        """Forget the deliveries of a link that ends, and free its name.
+        """Forget the deliveries of a link that ends, and release its name.
 
-        A link that the peer has not answered keeps its name: the answer is still to come.
+        A link that the peer has not answered keeps its name until the answer arrives.
         """
         self.credit = 0
         if self.peer is not None:
             self.session.connection.free_name(self)
 
     def note_peer(self, frame: AttachFrame) -> None:
-        """Take over what the peer's attach says about deliveries."""
+        """Adopt the delivery settings in the peer's attach."""
         raise NotImplementedError
 
     def take_flow(self, frame: FlowFrame) -> None:
-        """Take the peer's view of the link."""
+        """Process the peer's flow for the link."""
         raise NotImplementedError
 
     def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
-        """Take a delivery, or a part of it."""
+        """Process a delivery, or a part of it."""
         raise NotImplementedError

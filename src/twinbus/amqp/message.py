@@ -1,4 +1,4 @@
-"""A message as the bytes of its sections: nothing is decoded that nobody looks at.
+"""A message as the bytes of its sections; a section is decoded only when it is used.
 
     code   section                   value        how often
     0x70   header                    list         once at most
@@ -11,10 +11,10 @@
     0x77   body: value               any          once at most
     0x78   footer                    map          once at most
 
-A body is of one kind. Sections may come in any order, because some SDKs do not keep to that of the
-specification; `spliced` writes them in this order, and those that it does not replace byte for
-byte. A message that breaks these rules raises AmqpError; nothing else of its link is affected
-unless the caller wants it.
+A body has one kind of sections. Sections may arrive in any order, because some SDKs do not follow
+the order of the specification. `spliced` writes them in this order; sections that it does not
+replace stay byte for byte the same. A message that violates these rules raises AmqpError, which
+affects the link only if the caller wants it.
 """
 
 import struct
@@ -77,7 +77,7 @@ _BODY: Final = range(0x75, 0x78)
 
 
 class SectionView(NamedTuple):
-    """Where a section lies in the bytes of its message."""
+    """The position of a section in the bytes of its message."""
 
     begin: int
     value_at: int
@@ -85,7 +85,7 @@ class SectionView(NamedTuple):
 
 
 class AmqpMessage:
-    """The sections of an encoded message; each is decoded when it is asked for."""
+    """The sections of an encoded message; each is decoded when it is first used."""
 
     __slots__ = ("_body", "_sections", "body_kind", "data")
 
@@ -108,7 +108,7 @@ class AmqpMessage:
         if code in _BODY:
             self._add_body(code, view)
         elif code in self._sections:
-            raise AmqpError(f"the section 0x{code:02x} is there twice")
+            raise AmqpError(f"the section 0x{code:02x} occurs twice")
         else:
             self._sections[code] = view
         return view.end
@@ -117,7 +117,7 @@ class AmqpMessage:
         if self.body_kind is None:
             self.body_kind = SectionKind(code)
         elif code != self.body_kind or code == SectionKind.VALUE:
-            raise AmqpError("a body has one value, or data sections, or sequence sections")
+            raise AmqpError("a body must be one value, or data sections, or sequence sections")
         if len(self._body) >= MAX_AMQP_SECTIONS:
             raise AmqpError(f"a body has more than {MAX_AMQP_SECTIONS} sections")
         self._body.append(view)
@@ -125,11 +125,11 @@ class AmqpMessage:
     # -- sections ------------------------------------------------------------------------------
 
     def has(self, kind: SectionKind) -> bool:
-        """Whether there is such a section."""
+        """Return whether the message has this section."""
         return kind in self._sections or (kind is self.body_kind)
 
     def raw(self, kind: SectionKind) -> bytes | None:
-        """Return the bytes of a section that is not of the body; None if there is none."""
+        """Return the bytes of a section other than the body; None if it is missing."""
         view = self._sections.get(kind)
         return None if view is None else bytes(self.data[view.begin : view.end])
 
@@ -164,15 +164,15 @@ class AmqpMessage:
 
     @property
     def footer(self) -> dict[Any, Any] | None:
-        """What could only be computed when the body was written."""
+        """Values that are computed from the body, such as hashes."""
         return self._map(SectionKind.FOOTER)
 
     def _bounded(self, kind: SectionKind) -> SectionView | None:
         view = self._sections.get(kind)
         if view is not None and view.end - view.begin > MAX_AMQP_SECTION_BYTES:
             raise AmqpError(
-                f"the section {kind.name} has {view.end - view.begin} bytes; "
-                f"{MAX_AMQP_SECTION_BYTES} may be decoded"
+                f"the section {kind.name} has {view.end - view.begin} bytes; at most "
+                f"{MAX_AMQP_SECTION_BYTES} are decoded"
             )
         return view
 
@@ -193,11 +193,11 @@ class AmqpMessage:
     def data_sections(self) -> list[memoryview]:
         """The contents of the data sections."""
         self._expect(SectionKind.DATA)
-        whole = memoryview(self.data)
+        data = memoryview(self.data)
         contents = []
         for view in self._body:
             head = 2 if self.data[view.value_at] == 0xA0 else 5
-            contents.append(whole[view.value_at + head : view.end])
+            contents.append(data[view.value_at + head : view.end])
         return contents
 
     @property
@@ -208,7 +208,7 @@ class AmqpMessage:
 
     @property
     def value(self) -> Any:
-        """The value of a body that has one; as large as the link lets messages be."""
+        """The value of a body of this kind; its size is limited only by the link."""
         self._expect(SectionKind.VALUE)
         return decoder.decode(self.data, self._body[0].value_at)[0]
 
@@ -220,12 +220,12 @@ class AmqpMessage:
     # -- writing -------------------------------------------------------------------------------
 
     def spliced(self, replaced: Mapping[SectionKind, bytes | None]) -> list[Buffer]:
-        """Return the message in pieces, with some sections replaced, added or left out (None).
+        """Return the message in pieces, with some sections replaced, added or removed (None).
 
-        Sections of the body cannot be replaced.
+        Body sections cannot be replaced.
         """
         if not replaced.keys().isdisjoint(_BODY):
-            raise InvalidArgumentError("sections of the body cannot be replaced")
+            raise InvalidArgumentError("body sections cannot be replaced")
         pieces: list[Buffer] = []
         for kind in SectionKind:
             if kind in replaced:
@@ -240,9 +240,9 @@ class AmqpMessage:
         return pieces
 
     def extended(self, kind: SectionKind, entries: Mapping[Any, Any]) -> bytes:
-        """Return a section that is a map, with entries added or replaced.
+        """Return a map section with entries added or replaced.
 
-        Entries that are there stay byte for byte, unless a key might be among the new ones.
+        Other entries stay byte for byte the same, unless their keys may equal a new key.
         """
         if _CONSTRUCTORS[kind] is not _MAPS:
             raise InvalidArgumentError(f"the section {kind.name} is not a map")
@@ -255,17 +255,17 @@ class AmqpMessage:
         if any(type(key) not in {str, Symbol} or key.encode() in content for key in entries):
             return encode_section(kind, (self._map(kind) or {}) | dict(entries))
         added = [encoder.encode(part) for pair in _keyed(kind, entries).items() for part in pair]
-        whole = encoder.write_compound(0xC1, count + len(added), content + b"".join(added))
-        return bytes((0x00, 0x53, kind)) + whole
+        encoded = encoder.write_compound(0xC1, count + len(added), content + b"".join(added))
+        return bytes((0x00, 0x53, kind)) + encoded
 
 
 def _section_at(data: Buffer, at: int) -> tuple[int, int]:
-    """Return the code of the section at an offset, and where its value begins."""
+    """Return the code of the section at an offset, and the offset of its value."""
     try:
         if data[at] == 0x00 and data[at + 1] == 0x53 and data[at + 2] in _CONSTRUCTORS:
             code, at = data[at + 2], at + 3
         else:
-            code, at = _other_descriptor(data, at)
+            code, at = _long_descriptor(data, at)
         data[at]  # there is a value
     except (IndexError, struct.error) as error:
         raise decoder.truncated() from error
@@ -274,9 +274,9 @@ def _section_at(data: Buffer, at: int) -> tuple[int, int]:
     return code, at
 
 
-def _other_descriptor(data: Buffer, at: int) -> tuple[int, int]:
+def _long_descriptor(data: Buffer, at: int) -> tuple[int, int]:
     if data[at] != 0x00:
-        raise AmqpError(f"a section begins with 0x00, not with 0x{data[at]:02x}")
+        raise AmqpError(f"a section must begin with 0x00, not with 0x{data[at]:02x}")
     descriptor, at = decoder.read_descriptor(data, at + 1)
     code = _CODES.get(descriptor)
     if code is None:
@@ -285,14 +285,14 @@ def _other_descriptor(data: Buffer, at: int) -> tuple[int, int]:
 
 
 def _keyed(kind: SectionKind, entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return entries with the keys that a section has: symbols in annotations, else text."""
+    """Return entries with keys of the right type: symbols in annotations, text elsewhere."""
     if kind not in _SYMBOL_KEYS:
         return entries
     return {Symbol(key) if type(key) is str else key: value for key, value in entries.items()}
 
 
 def encode_section(kind: SectionKind, value: Any) -> bytes:
-    """Return a section; header and properties are given as their classes."""
+    """Return an encoded section; header and properties are objects of their classes."""
     if isinstance(value, Composite) and kind == value.CODE:
         return value.encode()
     if isinstance(value, Mapping):
@@ -304,11 +304,11 @@ def encode_section(kind: SectionKind, value: Any) -> bytes:
 
 
 def encode_message(sections: Mapping[SectionKind, Any]) -> bytes:
-    """Return a message with these sections; for several data or sequence sections give a tuple."""
+    """Return a message with these sections; several data or sequence sections form a tuple."""
     pieces = []
     for kind in SectionKind:
         if kind in sections:
             value = sections[kind]
             many: Sequence[Any] = value if type(value) is tuple and kind in _BODY else (value,)
-            pieces += [encode_section(kind, one) for one in many]
+            pieces += [encode_section(kind, section) for section in many]
     return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""What one end of a connection, or of a link, says about itself and takes from its peer."""
+"""The settings and limits of one end of a connection or link."""
 
 from dataclasses import dataclass
 
@@ -28,24 +28,24 @@ from twinbus.limits import (
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """What one end says about itself, and how much it takes."""
+    """What an end announces about itself, and its limits."""
 
     container_id: str
-    hostname: str | None = None  # of the server, said by a client
+    hostname: str | None = None  # of the server, sent by a client
     properties: Fields | None = None
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
-    max_frame_bytes: int = AMQP_FRAME_BYTES  # that the peer may send
-    idle_timeout_us: int = AMQP_IDLE_US  # that the peer may be silent; 0: for ever
+    max_frame_bytes: int = AMQP_FRAME_BYTES  # the largest frame that the peer may send
+    idle_timeout_us: int = AMQP_IDLE_US  # how long the peer may be silent; 0: for ever
     max_sessions: int = MAX_AMQP_SESSIONS
     max_session_links: int = MAX_AMQP_SESSION_LINKS
     max_links: int = MAX_AMQP_LINKS
-    max_unsettled: int = MAX_AMQP_UNSETTLED  # of one session, in each direction
+    max_unsettled: int = MAX_AMQP_UNSETTLED  # per session, in each direction
     max_partial_bytes: int = MAX_AMQP_PARTIAL_BYTES
     incoming_window: int = AMQP_INCOMING_WINDOW
-    tolerates_overrun: bool = False  # deliveries beyond the credit: some SDKs ignore it
-    rejects_too_large: bool = False  # a delivery alone: by the standard, it ends its link
-    first_number: int = 0  # where our counting begins; tests begin before the numbers wrap around
+    tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore it
+    rejects_too_large: bool = False  # reject only the delivery; the standard ends the link
+    first_number: int = 0  # of our deliveries; tests start just before the wrap-around
 
     def __post_init__(self) -> None:
         if not MIN_AMQP_FRAME_BYTES <= self.max_frame_bytes < 2**32:
@@ -54,17 +54,19 @@ class ConnectionOptions:
                 f"{MIN_AMQP_FRAME_BYTES}"
             )
         if not (1 <= self.max_sessions <= 65536 and self.max_session_links >= 1):
-            raise InvalidArgumentError("max_sessions is 1 to 65536, max_session_links at least 1")
+            raise InvalidArgumentError(
+                "max_sessions must be 1 to 65536, and max_session_links at least 1"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """What a link that we ask for shall be like."""
+    """The properties of a link that we request."""
 
     source: Source | Described | None = None
     target: Target | Coordinator | Described | None = None
     snd_settle_mode: SenderSettleMode = SenderSettleMode.MIXED
     rcv_settle_mode: ReceiverSettleMode = ReceiverSettleMode.FIRST
-    max_message_bytes: int = AMQP_MESSAGE_BYTES  # that we receive; 0: the link sets no limit
+    max_message_bytes: int = AMQP_MESSAGE_BYTES  # the largest that we receive; 0: no limit
     desired_capabilities: tuple[str, ...] = ()
     properties: Fields | None = None

@@ -1,9 +1,9 @@
-"""What became of the deliveries of a session: who has settled them, and what is still to be said.
+"""The unsettled deliveries of a session, in both directions, and the outcomes still to be sent.
 
-A delivery that we sent is `sent` until the receiver reports an outcome, then `reported` until one
-of the two settles it. So a disposition that is repeated finds nothing, and costs nothing. Outcomes
-that we report are gathered while they are equal and their numbers follow each other; the frame is
-written when the next bytes leave.
+A delivery that we sent is in `sent` until the receiver reports an outcome, then in `reported` until
+either end settles it. So a repeated disposition finds nothing and costs nothing. Equal outcomes of
+consecutive deliveries that we report are combined into one frame, which is written when the next
+bytes leave.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GatheredOutcome:
-    """A disposition that may still grow."""
+    """A disposition frame that may still grow."""
 
     role: bool
     first: int
@@ -35,7 +35,7 @@ class GatheredOutcome:
 
 
 class Outcomes:
-    """The deliveries of a session that are not settled, in both directions."""
+    """The unsettled deliveries of a session, in both directions."""
 
     __slots__ = ("_gathered", "_last_received", "_received", "_reported", "_sent", "_session")
 
@@ -47,11 +47,11 @@ class Outcomes:
         self._reported: UnsettledDeliveries[SenderLink] = UnsettledDeliveries()
         self._gathered: GatheredOutcome | None = None
 
-    # -- what links call -----------------------------------------------------------------------
+    # -- called by links -----------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
-        """Whether one more delivery may be sent unsettled."""
+        """Whether another delivery may be sent unsettled."""
         return len(self._sent) + len(self._reported) < self._max_unsettled
 
     @property
@@ -59,7 +59,7 @@ class Outcomes:
         return self._session.connection.options.max_unsettled
 
     def add_sent(self, number: int, link: SenderLink) -> None:
-        """Note a delivery that is sent unsettled."""
+        """Add a delivery that is sent unsettled."""
         self._sent.add(number, link)
 
     def forget_sent(self, number: int) -> None:
@@ -68,7 +68,7 @@ class Outcomes:
             self._reported.take(number)
 
     def number_received(self, delivery_id: int) -> int:
-        """Return the number of a delivery that begins to arrive; delivery-ids must ascend."""
+        """Return the number of a delivery that begins to arrive; delivery-ids must increase."""
         last = self._last_received
         number = delivery_id if last is None else unwrapped(delivery_id, last)
         if last is not None and number <= last:
@@ -81,10 +81,11 @@ class Outcomes:
         return number
 
     def add_received(self, number: int, link: ReceiverLink) -> None:
-        """Note a delivery that has arrived unsettled."""
+        """Add a delivery that has arrived unsettled."""
         if len(self._received) >= self._max_unsettled:
             raise AmqpError(
-                f"{len(self._received)} deliveries of the session are unsettled; wait for outcomes",
+                f"{len(self._received)} deliveries of the session are unsettled, the maximum; wait "
+                "for outcomes",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.SESSION,
             )
@@ -102,7 +103,7 @@ class Outcomes:
         *,
         is_settled: bool,
     ) -> None:
-        """Report the state of a delivery; it leaves together with others of the same state."""
+        """Report the state of a delivery; equal consecutive states are sent in one frame."""
         encoded = b"\x40" if state is None else state_bytes(state)
         gathered = self._gathered
         if gathered is not None:
@@ -119,7 +120,7 @@ class Outcomes:
         self._session.connection.note_unflushed(self._session)
 
     def flush(self) -> None:
-        """Write the disposition that was gathered."""
+        """Write the combined disposition."""
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             return
@@ -133,15 +134,15 @@ class Outcomes:
         body = b"\x00\x53\x15" + write_compound(0xC0, 5, content)
         self._session.connection.write_body(self._session.channel, body)
 
-    # -- what arrives --------------------------------------------------------------------------
+    # -- frames of the peer --------------------------------------------------------------------
 
     def take(self, frame: DispositionFrame) -> None:
-        """Take what the peer says about deliveries."""
+        """Process a disposition of the peer."""
         first = frame.first
         length = 0 if frame.last is None else distance(frame.last, first)
         if length < 0:
             raise AmqpError(
-                f"a disposition goes from {first} back to {frame.last}",
+                f"the range of a disposition ends before it begins: {first} to {frame.last}",
                 Condition.INVALID_FIELD,
                 Scope.SESSION,
             )
@@ -153,10 +154,10 @@ class Outcomes:
             self._take_settled(number, number + length)
 
     def _take_outcome(self, frame: DispositionFrame, first: int, last: int) -> None:
-        """Take what a receiver says about deliveries that we sent."""
+        """Process a receiver's disposition of deliveries that we sent."""
         state, is_settled = frame.state, frame.settled
         if not is_settled and (state is None or isinstance(state, Received)):
-            return  # the delivery goes on
+            return  # a state that is not an outcome
         if first == last:
             link = self._sent.take(first)
             if link is None and is_settled:
@@ -178,7 +179,7 @@ class Outcomes:
             self._session.connection.emit(OutcomeReported(link, deliveries, state, is_settled))
 
     def _take_settled(self, first: int, last: int) -> None:
-        """Take what a sender says about deliveries that we received."""
+        """Process a sender's disposition of deliveries that we received."""
         for link, numbers in _by_link(self._received.take_range(first, last)).items():
             for number in numbers:
                 del link.unsettled[number]

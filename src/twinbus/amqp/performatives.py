@@ -1,8 +1,8 @@
 """The table of composite types: performatives, delivery states, termini, SASL, sections.
 
 Each class is a row, in the order of the specification: the descriptor, and the fields in the order
-of the wire with their type and default. A field without a default is mandatory. composites.py
-makes the encoder and the decoder of each row. Classes of frames are named after their performative.
+of the wire with their types and defaults. A field without a default is mandatory. composites.py
+derives the encoder and the decoder. Classes of frames are named after their performative.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from typing import Any, Final
 from twinbus.amqp.composites import (
     Composite,
     any_id,
+    any_of,
     binary,
     boolean,
     choice,
     composite,
     mapping,
     nested,
-    one_of,
     string,
     symbol,
     symbols,
@@ -31,7 +31,7 @@ from twinbus.amqp.composites import (
 )
 from twinbus.amqp.types import Described
 
-SENDER: Final = False  # the roles of a link's end, as attach and disposition name them
+SENDER: Final = False  # the values of `role` in attach and disposition
 RECEIVER: Final = True
 MAX_UINT: Final = 2**32 - 1
 
@@ -74,7 +74,7 @@ class SaslCode(IntEnum):
 
 @composite(0x1D, "amqp:error:list", explicit=True)  # SDKs read all three fields by position
 class ErrorCondition(Composite):
-    """Why something was refused or has ended."""
+    """The reason of a refusal or an end."""
 
     condition: str = symbol()
     description: str | None = string(default=None)
@@ -94,7 +94,7 @@ class Received(Composite):
 
 @composite(0x24, "amqp:accepted:list")
 class Accepted(Composite):
-    """The receiver has taken over the message."""
+    """The receiver has accepted the message."""
 
 
 @composite(0x25, "amqp:rejected:list")
@@ -111,7 +111,7 @@ class Released(Composite):
 
 @composite(0x27, "amqp:modified:list")
 class Modified(Composite):
-    """The message was not processed, and shall be changed."""
+    """The message was not processed, and is to be modified."""
 
     delivery_failed: bool | None = boolean(default=None)
     undeliverable_here: bool | None = boolean(default=None)
@@ -134,7 +134,7 @@ class TransactionalState(Composite):
     """The state of a delivery within a transaction."""
 
     txn_id: bytes = binary()
-    outcome: Outcome | None = one_of(*OUTCOMES, default=None)
+    outcome: Outcome | None = any_of(*OUTCOMES, default=None)
 
 
 DELIVERY_STATES: Final = (Received, *OUTCOMES, TransactionalState)
@@ -159,7 +159,7 @@ class Source(Composite):
     dynamic_node_properties: Fields | None = mapping(default=None)
     distribution_mode: str | None = symbol(default=None)
     filter: Fields | None = mapping(default=None)
-    default_outcome: Outcome | None = one_of(*OUTCOMES, default=None)
+    default_outcome: Outcome | None = any_of(*OUTCOMES, default=None)
     outcomes: tuple[str, ...] = symbols(default=())
     capabilities: tuple[str, ...] = symbols(default=())
 
@@ -243,8 +243,8 @@ class AttachFrame(Composite):
     rcv_settle_mode: ReceiverSettleMode = choice(
         ReceiverSettleMode, default=ReceiverSettleMode.FIRST
     )
-    source: Source | Described | None = one_of(Source, default=None)
-    target: Target | Coordinator | Described | None = one_of(Target, Coordinator, default=None)
+    source: Source | Described | None = any_of(Source, default=None)
+    target: Target | Coordinator | Described | None = any_of(Target, Coordinator, default=None)
     unsettled: Fields | None = mapping(default=None)
     incomplete_unsettled: bool = boolean(default=False)
     initial_delivery_count: int | None = uint(default=None)
@@ -256,7 +256,7 @@ class AttachFrame(Composite):
 
 @composite(0x13, "amqp:flow:list")
 class FlowFrame(Composite):
-    """Tells the windows of a session, and with a handle the credit of a link."""
+    """The windows of a session; with a handle, also the credit of a link."""
 
     next_incoming_id: int | None = uint(default=None)
     incoming_window: int = uint()
@@ -273,7 +273,7 @@ class FlowFrame(Composite):
 
 @composite(0x14, "amqp:transfer:list")
 class TransferFrame(Composite):
-    """Carries a delivery, or a part of it, as the bytes behind it in the frame."""
+    """Carries a delivery or a part of it; its bytes follow in the frame."""
 
     handle: int = uint()
     delivery_id: int | None = uint(default=None)
@@ -282,7 +282,7 @@ class TransferFrame(Composite):
     settled: bool | None = boolean(default=None)
     more: bool = boolean(default=False)
     rcv_settle_mode: ReceiverSettleMode | None = choice(ReceiverSettleMode, default=None)
-    state: DeliveryState | None = one_of(*DELIVERY_STATES, default=None)
+    state: DeliveryState | None = any_of(*DELIVERY_STATES, default=None)
     resume: bool = boolean(default=False)
     aborted: bool = boolean(default=False)
     batchable: bool = boolean(default=False)
@@ -290,13 +290,13 @@ class TransferFrame(Composite):
 
 @composite(0x15, "amqp:disposition:list")
 class DispositionFrame(Composite):
-    """Tells the state of deliveries, from the first to the last of a range."""
+    """The state of the deliveries in a range."""
 
     role: bool = boolean()  # of the end that sends it
     first: int = uint()
     last: int | None = uint(default=None)
     settled: bool = boolean(default=False)
-    state: DeliveryState | None = one_of(*DELIVERY_STATES, default=None)
+    state: DeliveryState | None = any_of(*DELIVERY_STATES, default=None)
     batchable: bool = boolean(default=False)
 
 
@@ -328,14 +328,14 @@ class CloseFrame(Composite):
 
 @composite(0x40, "amqp:sasl-mechanisms:list")
 class SaslMechanisms(Composite):
-    """What a server offers."""
+    """The mechanisms that a server offers."""
 
     sasl_server_mechanisms: tuple[str, ...] = symbols()
 
 
 @composite(0x41, "amqp:sasl-init:list")
 class SaslInit(Composite):
-    """What a client chooses, and its first answer."""
+    """The mechanism that a client chooses, and its first response."""
 
     mechanism: str = symbol()
     initial_response: bytes | None = binary(default=None)
@@ -344,21 +344,21 @@ class SaslInit(Composite):
 
 @composite(0x42, "amqp:sasl-challenge:list")
 class SaslChallenge(Composite):
-    """A question of the server."""
+    """A challenge of the server."""
 
     challenge: bytes = binary()
 
 
 @composite(0x43, "amqp:sasl-response:list")
 class SaslResponse(Composite):
-    """The answer of the client."""
+    """The response of the client."""
 
     response: bytes = binary()
 
 
 @composite(0x44, "amqp:sasl-outcome:list")
 class SaslOutcome(Composite):
-    """Whether the client is let in."""
+    """The result of the authentication."""
 
     code: SaslCode = choice(SaslCode)
     additional_data: bytes | None = binary(default=None)

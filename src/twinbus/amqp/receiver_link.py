@@ -1,4 +1,4 @@
-"""The end of a link that receives deliveries, in one frame or in several."""
+"""The receiving end of a link; a delivery arrives in one frame or in several."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ _ACTIVE = EndpointState.ACTIVE
 
 @dataclass(slots=True)
 class PartialDelivery:
-    """A delivery of which more frames will come."""
+    """A delivery whose last frame has not arrived yet."""
 
     number: int
     tag: bytes
@@ -39,11 +39,11 @@ class PartialDelivery:
     state: DeliveryState | None
     is_resumed: bool
     content: bytearray
-    size: int = 0  # of all frames, also of those whose content is not kept
+    size: int = 0  # of all frames, including those whose content was dropped
 
 
 class ReceiverLink(AmqpLink):
-    """The end that receives."""
+    """The receiving end of a link."""
 
     __slots__ = ("_is_draining", "_partial", "available", "unsettled")
 
@@ -53,16 +53,16 @@ class ReceiverLink(AmqpLink):
         super().__init__(session, name, handle)
         self._is_draining = False
         self._partial: PartialDelivery | None = None
-        self.available: int | None = None  # messages that the sender says it has
-        self.unsettled: dict[int, bool] = {}  # by number: whether we settle first
+        self.available: int | None = None  # number of messages, as the sender reports it
+        self.unsettled: dict[int, bool] = {}  # by number: whether the receiver settles first
 
     def grant(self, credit: int, *, drain: bool = False) -> None:
-        """Let the sender send so many deliveries from now on; zero stops it.
+        """Set the number of deliveries that the sender may send from now on; zero stops it.
 
-        With `drain`, the sender gives back what it cannot use at once, and Drained follows.
+        With `drain`, the sender returns the credit that it cannot use now, and Drained follows.
         """
         if not 0 <= credit <= MAX_CREDIT:
-            raise InvalidArgumentError(f"credit is 0 to {MAX_CREDIT}, not {credit}")
+            raise InvalidArgumentError(f"credit must be 0 to {MAX_CREDIT}, not {credit}")
         if self.state is not _ACTIVE:
             return
         self.credit = credit
@@ -86,9 +86,9 @@ class ReceiverLink(AmqpLink):
     ) -> bool:
         """Report the outcome of a delivery; return whether it was still unsettled.
 
-        Unless `is_settled` says otherwise, it is settled by that where the receiver settles first;
-        else DeliveriesSettled follows when the sender has settled it. Outcomes that are equal and
-        whose numbers follow each other travel in one frame.
+        If the receiver settles first, or with `is_settled`, the report also settles it. Otherwise
+        DeliveriesSettled follows when the sender has settled it. Equal outcomes of consecutive
+        deliveries are sent in one frame.
         """
         settles_first = self.unsettled.get(number)
         if settles_first is None:
@@ -101,10 +101,10 @@ class ReceiverLink(AmqpLink):
             self.session.outcomes.forget_received(number)
         return True
 
-    # -- what the session calls ----------------------------------------------------------------
+    # -- called by the session -----------------------------------------------------------------
 
     def leave(self) -> None:
-        """Forget unsettled deliveries, and the one that is not whole."""
+        """Forget unsettled deliveries and an incomplete one."""
         super().leave()
         self._drop_partial()
         for number in self.unsettled:
@@ -112,11 +112,11 @@ class ReceiverLink(AmqpLink):
         self.unsettled.clear()
 
     def note_peer(self, frame: AttachFrame) -> None:
-        """Take over where the sender begins to count."""
+        """Adopt the sender's initial delivery count."""
         self.delivery_count = frame.initial_delivery_count or 0
 
     def take_flow(self, frame: FlowFrame) -> None:
-        """Take note of credit that the sender gave back."""
+        """Process credit that the sender returned."""
         if frame.delivery_count is not None:
             given_back = distance(frame.delivery_count, self.delivery_count)
             if given_back > 0:
@@ -135,11 +135,11 @@ class ReceiverLink(AmqpLink):
             self.session.connection.emit(Drained(self))
 
     def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
-        """Take a delivery, or a part of it."""
+        """Process a delivery, or a part of it."""
         if self.state is not _ACTIVE:
             if self.state is EndpointState.OFFERED:
                 raise self._overrun()
-            return  # we have detached; the peer had not read that yet
+            return  # we have detached, and the peer had not read it yet
         partial = self._partial
         if partial is None:
             number = self._begin(frame)
@@ -189,7 +189,7 @@ class ReceiverLink(AmqpLink):
 
     def _overrun(self) -> AmqpError:
         return AmqpError(
-            f"a delivery came on the link {self.name!r:.80}, which has no credit",
+            f"a delivery arrived on the link {self.name!r:.80}, which has no credit",
             Condition.TRANSFER_LIMIT_EXCEEDED,
             Scope.LINK,
         )
@@ -201,8 +201,8 @@ class ReceiverLink(AmqpLink):
             or (frame.message_format not in {None, partial.message_format})
         ):
             raise AmqpError(
-                f"a transfer on the link {self.name!r:.80} does not continue the delivery that is "
-                "not complete yet",
+                f"a transfer on the link {self.name!r:.80} does not continue the incomplete "
+                "delivery",
                 Condition.INVALID_FIELD,
                 Scope.LINK,
             )
@@ -246,7 +246,7 @@ class ReceiverLink(AmqpLink):
             self._partial = None
 
     def _is_too_large(self, size: int, *, is_settled: bool) -> bool:
-        """Whether a delivery is to be rejected for its size; raise where that ends the link."""
+        """Return whether to reject a delivery because of its size; raise if that ends the link."""
         if not 0 < self.max_message_bytes < size:
             return False
         if self.session.connection.options.rejects_too_large and not is_settled:
@@ -255,8 +255,8 @@ class ReceiverLink(AmqpLink):
 
     def _too_large(self, size: int) -> str:
         return (
-            f"a message on the link {self.name!r:.80} has {size} bytes or more; "
-            f"{self.max_message_bytes} may be"
+            f"a message on the link {self.name!r:.80} has at least {size} bytes; at most "
+            f"{self.max_message_bytes} are allowed"
         )
 
     def _reject_too_large(self, number: int, size: int) -> None:

@@ -1,16 +1,16 @@
-"""Authentication by SASL, both sides as state machines: frames in, frames out.
+"""Authentication by SASL; both sides are state machines: frames in, frames out.
 
-    server             takes             becomes
-    OFFERING           init              DONE, or CHALLENGING when PLAIN brings no credentials yet
+    server             receives          next state
+    OFFERING           init              DONE, or CHALLENGING if PLAIN has no credentials yet
     CHALLENGING        response          DONE
 
-    client             takes             becomes
+    client             receives          next state
     CHOOSING           mechanisms        ANSWERING
     ANSWERING          outcome           DONE
 
-A frame that is not in the table is an error of the peer. ANONYMOUS, EXTERNAL and MSSBCBS (which
-.NET clients of Service Bus choose; it is followed by tokens like ANONYMOUS) need no password. A
-server has one function that decides about credentials, and a client has one try.
+A frame that is not in the table is an error of the peer. ANONYMOUS, EXTERNAL and MSSBCBS need no
+password. (.NET clients of Service Bus choose MSSBCBS and then show tokens, as with ANONYMOUS.) A
+server has one function that checks credentials; a client has one attempt.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,20 +39,20 @@ MECHANISMS: Final = (MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
 
 @dataclass(frozen=True, slots=True)
 class SaslCredentials:
-    """What a client presents."""
+    """The credentials of a client."""
 
     mechanism: str
     hostname: str | None = None
-    identity: str = ""  # who is authenticated; what ANONYMOUS and EXTERNAL clients say is a hint
+    identity: str = ""  # the authenticated user; only a hint with ANONYMOUS and EXTERNAL
     password: str = field(default="", repr=False)
-    acts_for: str = ""  # whom the client wants to act for (PLAIN)
+    acts_for: str = ""  # the user that the client wants to act for (PLAIN)
 
 
 Authenticate = Callable[[SaslCredentials], bool]
 
 
 class SaslState(Enum):
-    """Where an authentication stands; see the module docstring."""
+    """The state of an authentication; see the module docstring."""
 
     OFFERING = "offering"
     CHALLENGING = "challenging"
@@ -62,26 +62,26 @@ class SaslState(Enum):
 
 
 class SaslServer:
-    """Authenticates one client."""
+    """Authenticates a client."""
 
     def __init__(self, mechanisms: Sequence[str], authenticate: Authenticate) -> None:
         unknown = set(mechanisms) - set(MECHANISMS)
         if unknown or not mechanisms:
             raise InvalidArgumentError(
-                f"SASL mechanisms are some of {', '.join(MECHANISMS)}, not {list(mechanisms)}"
+                f"SASL mechanisms must be some of {', '.join(MECHANISMS)}, not {list(mechanisms)}"
             )
         self._mechanisms = tuple(mechanisms)
         self._authenticate = authenticate
         self._init: SaslInit | None = None
         self.state = SaslState.OFFERING
-        self.credentials: SaslCredentials | None = None  # of a client that was let in
+        self.credentials: SaslCredentials | None = None  # of an authenticated client
 
     def begin(self) -> SaslMechanisms:
-        """Return the offer that a server begins with."""
+        """Return the server's first frame, with the mechanisms."""
         return SaslMechanisms(sasl_server_mechanisms=self._mechanisms)
 
     def take(self, frame: Composite) -> SaslChallenge | SaslOutcome:
-        """Take a frame of the client; return the answer."""
+        """Process a frame of the client; return the answer."""
         if self.state is SaslState.OFFERING and isinstance(frame, SaslInit):
             if (
                 frame.mechanism == PLAIN
@@ -106,7 +106,7 @@ class SaslServer:
 
 
 def _credentials(init: SaslInit, response: bytes) -> SaslCredentials | None:
-    """Return what a client presents; None if it is malformed."""
+    """Return the credentials in a response; None if it is malformed."""
     try:
         text = response.decode()
     except UnicodeDecodeError:
@@ -133,7 +133,7 @@ class SaslClient:
         self.outcome: SaslCode | None = None
 
     def take(self, frame: Composite) -> SaslInit | None:
-        """Take a frame of the server; return the answer, if it needs one."""
+        """Process a frame of the server; return the answer, if it needs one."""
         if self.state is SaslState.CHOOSING and isinstance(frame, SaslMechanisms):
             self.state = SaslState.ANSWERING
             return self._choose(frame.sasl_server_mechanisms)
@@ -143,22 +143,24 @@ class SaslClient:
         raise _unexpected(frame, self.state)
 
     def _choose(self, offered: Sequence[str]) -> SaslInit:
-        mine = self._credentials
-        if mine.mechanism not in offered:
+        credentials = self._credentials
+        if credentials.mechanism not in offered:
             raise AmqpError(
-                f"the server offers SASL {', '.join(offered) or 'nothing':.200}, and this client "
-                f"has credentials for {mine.mechanism}",
+                f"the server offers the SASL mechanisms {', '.join(offered) or 'none':.200}; this "
+                f"client has credentials for {credentials.mechanism}",
                 Condition.UNAUTHORIZED_ACCESS,
             )
-        text = mine.identity
-        if mine.mechanism == PLAIN:
-            text = f"{mine.acts_for}\0{mine.identity}\0{mine.password}"
+        text = credentials.identity
+        if credentials.mechanism == PLAIN:
+            text = f"{credentials.acts_for}\0{credentials.identity}\0{credentials.password}"
         return SaslInit(
-            mechanism=mine.mechanism, initial_response=text.encode(), hostname=mine.hostname
+            mechanism=credentials.mechanism,
+            initial_response=text.encode(),
+            hostname=credentials.hostname,
         )
 
 
 def _unexpected(frame: Composite, state: SaslState) -> AmqpError:
     return AmqpError(
-        f"{frame.NAME} came while authentication was {state.value}", Condition.ILLEGAL_STATE
+        f"{frame.NAME} arrived while authentication was {state.value}", Condition.ILLEGAL_STATE
     )

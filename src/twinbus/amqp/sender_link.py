@@ -1,4 +1,4 @@
-"""The end of a link that sends deliveries, as far as credit and the session's window go."""
+"""The sending end of a link; it sends within the link's credit and the session's window."""
 
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ _ACTIVE = EndpointState.ACTIVE
 
 
 class SenderLink(AmqpLink):
-    """The end that sends."""
+    """The sending end of a link."""
 
     __slots__ = ("handle_bytes", "is_draining", "unsettled")
 
@@ -37,12 +37,12 @@ class SenderLink(AmqpLink):
     def __init__(self, session: "AmqpSession", name: str, handle: int) -> None:
         super().__init__(session, name, handle)
         self.handle_bytes = write_uint(handle)
-        self.is_draining = False  # the receiver wants its credit used up or given back
+        self.is_draining = False  # the receiver wants the credit to be used up or returned
         self.unsettled: dict[int, bytes] = {}  # tags by number
 
     @property
     def may_send(self) -> bool:
-        """Whether `send` is allowed now: there is credit, and the session takes transfers."""
+        """Whether `send` is allowed now: the link has credit, and the session's window is open."""
         return self.credit > 0 and self.state is _ACTIVE and self.session.may_send
 
     def send(
@@ -54,28 +54,28 @@ class SenderLink(AmqpLink):
         message_format: int = 0,
         state: DeliveryState | None = None,
     ) -> int:
-        """Send a message, given as bytes or as pieces of it; return the number of the delivery.
+        """Send a message, given as bytes or as pieces; return the number of the delivery.
 
-        The settle mode of the link decides whether it is settled; `is_settled` where both may be.
+        The settle mode of the link decides whether it is settled; in mixed mode, `is_settled` does.
         """
         if not self.may_send:
             raise InvalidOperationError(
                 f"the link {self.name!r} cannot send now: its state is {self.state.value}, its "
                 f"credit {self.credit}, and its session "
-                f"{'takes' if self.session.may_send else 'does not take'} transfers. "
+                f"{'accepts' if self.session.may_send else 'does not accept'} transfers. "
                 "Check may_send, and wait for CreditGiven or WindowOpened"
             )
         if tag is not None and not 0 < len(tag) <= MAX_AMQP_TAG_BYTES:
             raise InvalidArgumentError(
-                f"a delivery tag has 1 to {MAX_AMQP_TAG_BYTES} bytes, not {len(tag)}"
+                f"a delivery tag must have 1 to {MAX_AMQP_TAG_BYTES} bytes, not {len(tag)}"
             )
         if not 0 <= message_format <= MASK:
-            raise InvalidArgumentError(f"a message format has 32 bits; {message_format} has more")
+            raise InvalidArgumentError(f"a message format must fit 32 bits, not {message_format}")
         size = len(payload) if type(payload) is not list else sum(map(len, payload))
         if 0 < self.max_message_bytes < size:
             raise MessageSizeExceededError(
-                f"the message has {size} bytes; the receiver of the link {self.name!r} takes "
-                f"{self.max_message_bytes}",
+                f"the message has {size} bytes; the receiver of the link {self.name!r} accepts "
+                f"at most {self.max_message_bytes}",
                 size=size,
                 limit=self.max_message_bytes,
             )
@@ -89,11 +89,11 @@ class SenderLink(AmqpLink):
         return number
 
     def abort(self, number: int) -> bool:
-        """Abort a delivery of which frames still wait for the window; return whether one was."""
+        """Abort a delivery with frames that wait for the window; return whether there was one."""
         return self.session.transfers.abort(self, number)
 
     def settle(self, number: int, state: DeliveryState | None = ACCEPTED) -> bool:
-        """Settle a delivery whose outcome the receiver has reported; false: it is gone."""
+        """Settle a delivery whose outcome was reported; return false if it is unknown."""
         if number not in self.unsettled:
             return False
         self.session.outcomes.report(SENDER, number, state, is_settled=True)
@@ -102,7 +102,7 @@ class SenderLink(AmqpLink):
         return True
 
     def drained(self) -> None:
-        """Give the rest of the credit back, because there is nothing more to send."""
+        """Return the remaining credit, because there are no more messages to send."""
         if self.state is not _ACTIVE or not self.is_draining:
             return
         self.delivery_count = (self.delivery_count + self.credit) & MASK
@@ -118,10 +118,10 @@ class SenderLink(AmqpLink):
             drain=is_draining,
         )
 
-    # -- what the session calls ----------------------------------------------------------------
+    # -- called by the session -----------------------------------------------------------------
 
     def leave(self) -> None:
-        """Forget unsettled deliveries, and what still waits for the window."""
+        """Forget unsettled deliveries, and frames that wait for the window."""
         super().leave()
         self.session.transfers.forget(self)
         for number in self.unsettled:
@@ -129,11 +129,11 @@ class SenderLink(AmqpLink):
         self.unsettled.clear()
 
     def note_peer(self, frame: AttachFrame) -> None:
-        """Take over how large messages may be."""
+        """Adopt the receiver's maximum message size."""
         self.max_message_bytes = frame.max_message_size
 
     def take_flow(self, frame: FlowFrame) -> None:
-        """Take credit."""
+        """Process the receiver's credit."""
         if self.state not in {EndpointState.ACTIVE, EndpointState.OFFERED}:
             return
         if frame.link_credit is not None:
@@ -152,7 +152,7 @@ class SenderLink(AmqpLink):
         """Refuse a transfer: this end sends."""
         del frame, payload
         raise AmqpError(
-            f"a transfer came to the sender of the link {self.name!r:.80}",
+            f"a transfer arrived at the sending end of the link {self.name!r:.80}",
             Condition.NOT_ALLOWED,
             Scope.LINK,
         )

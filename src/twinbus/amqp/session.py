@@ -1,12 +1,11 @@
-"""A session: links share its windows, its numbering of deliveries, and its dispositions.
+"""A session: its links share flow windows, delivery numbers and dispositions.
 
-Windows count transfer frames. Our own window opens again when bytes leave for the peer, so a peer
-that sends without reading runs into it; what bounds a sender otherwise is the credit of its link.
-transfers.py keeps to the window of the peer, outcomes.py knows what is unsettled.
+Windows count transfer frames. Our incoming window opens again when bytes leave for the peer, so a
+peer that sends without reading fills it. Apart from that, link credit limits a sender. transfers.py
+observes the peer's window; outcomes.py tracks unsettled deliveries.
 
-Whatever arrives is about a link that exists, a window that has room, or a delivery that is known;
-else the session ends with an error. When we have ended it, what arrives is dropped until the peer
-answers.
+A frame that refers to an unknown link or delivery, or exceeds the window, ends the session with an
+error. After we have ended a session, frames are ignored until the peer answers.
 """
 
 from collections.abc import Iterator
@@ -44,7 +43,7 @@ _ACTIVE = EndpointState.ACTIVE
 
 
 class AmqpSession:
-    """One session of a connection."""
+    """A session of a connection."""
 
     __slots__ = (
         "_by_peer_handle",
@@ -73,7 +72,7 @@ class AmqpSession:
         self.transfers = OutgoingTransfers(connection, channel)
         self.outcomes = Outcomes(self)
 
-    # -- what a program calls ------------------------------------------------------------------
+    # -- called by programs --------------------------------------------------------------------
 
     @property
     def links(self) -> Iterator[AmqpLink]:
@@ -82,27 +81,27 @@ class AmqpSession:
 
     @property
     def may_send(self) -> bool:
-        """Whether the session takes a transfer now."""
+        """Whether the session can send a transfer now."""
         return self.transfers.may_send and self.outcomes.has_room
 
     def attach_sender(self, name: str, options: LinkOptions) -> SenderLink:
-        """Ask for a link that we send on; Attached or LinkDetached follows."""
+        """Request a link on which we send; Attached or LinkDetached follows."""
         link = SenderLink(self, name, self._free_handle())
         self._add(link)
         link.say_attach(options)
         return link
 
     def attach_receiver(self, name: str, options: LinkOptions) -> ReceiverLink:
-        """Ask for a link that we receive on; Attached or LinkDetached follows."""
+        """Request a link on which we receive; Attached or LinkDetached follows."""
         link = ReceiverLink(self, name, self._free_handle())
         self._add(link)
         link.say_attach(options)
         return link
 
     def end(self, error: ErrorCondition | None = None) -> None:
-        """End the session; SessionEnded follows when the peer has answered."""
+        """End the session; SessionEnded follows when the peer has confirmed."""
         if self.state in {EndpointState.ACTIVE, EndpointState.OPENING}:
-            body = EndFrame(error=error).encode()  # raises before anything has changed
+            body = EndFrame(error=error).encode()  # may raise, so it comes before any change
             self.leave()
             self.state = after(self.state, Saying.OUR_CLOSE)
             self.write_body(body)
@@ -123,7 +122,7 @@ class AmqpSession:
         )
 
     def take_begin(self, frame: BeginFrame, channel: int) -> None:
-        """Take the peer's begin, as a request or as an answer."""
+        """Process the peer's begin, a request or an answer."""
         self.state = after(self.state, Saying.PEER_OPEN)
         self.peer, self.peer_channel = frame, channel
         self._next_incoming_id = frame.next_outgoing_id
@@ -134,7 +133,7 @@ class AmqpSession:
             self.connection.emit(SessionBegun(self))
 
     def leave(self) -> None:
-        """Say what is still to be said, and forget the deliveries: the end comes next."""
+        """Write pending frames and forget the deliveries, before the end is sent."""
         self.outcomes.flush()
         for link in self.links:
             link.leave()
@@ -148,13 +147,13 @@ class AmqpSession:
         self.terminate(frame.error)
 
     def _fail(self, error: AmqpError) -> None:
-        """End the session because the peer has broken a rule."""
+        """End the session because the peer has violated a rule."""
         self.end(error_condition(error))
         for link in self.links:
             link.end(error_condition(error))
 
     def terminate(self, error: ErrorCondition | None) -> None:
-        """Take note that the session is over: by both ends, or with its connection."""
+        """Finish the session: both ends have ended it, or its connection has ended."""
         self.state = EndpointState.ENDED
         for link in self.links:
             link.end(error)
@@ -167,15 +166,15 @@ class AmqpSession:
     def _free_handle(self) -> int:
         if self.state not in {EndpointState.ACTIVE, EndpointState.OPENING}:
             raise InvalidOperationError(
-                f"the session is {self.state.value}; begin another one for new links"
+                f"the session is {self.state.value}; begin a new session for new links"
             )
         handle = 0
         while handle in self._links:
             handle += 1
         if self.peer is not None and handle > self.peer.handle_max:
             raise InvalidOperationError(
-                f"the peer takes no more than {self.peer.handle_max + 1} links in a session; "
-                "begin another one"
+                f"the peer allows at most {self.peer.handle_max + 1} links in a session; begin "
+                "a new session"
             )
         return handle
 
@@ -188,7 +187,7 @@ class AmqpSession:
         highest = self.connection.options.max_session_links - 1
         if frame.handle > highest:
             raise AmqpError(
-                f"attach uses the handle {frame.handle}; the highest is {highest}",
+                f"attach uses the handle {frame.handle}; the maximum is {highest}",
                 Condition.FRAMING_ERROR,
             )
         if frame.handle in self._by_peer_handle:
@@ -199,7 +198,7 @@ class AmqpSession:
             )
         link = self.connection.link_named(frame.name, not frame.role)
         if link is not None and (link.session is not self or link.peer is not None):
-            text = f"the peer has attached the link {frame.name!r:.80} once more"
+            text = f"the peer has attached the link {frame.name!r:.80} a second time"
             link.fail(AmqpError(text, Condition.STOLEN, Scope.LINK))
             self.connection.free_name(link)
             link = None
@@ -210,14 +209,14 @@ class AmqpSession:
         link.take_attach(frame, size)
 
     def _offered(self, frame: AttachFrame, size: int) -> AmqpLink:
-        """Return a new link that the peer asks for."""
+        """Return a new link that the peer requests."""
         connection = self.connection
         if (
             connection.link_count >= connection.options.max_links
             or connection.kept_bytes + size > MAX_AMQP_KEPT_BYTES
         ):
             raise AmqpError(
-                f"the connection has {connection.link_count} links, as many as it may have",
+                f"the connection has {connection.link_count} links, the maximum",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.SESSION,
             )
@@ -231,7 +230,7 @@ class AmqpSession:
         return link
 
     def release(self, link: AmqpLink) -> None:
-        """Free the handles of a link that has ended."""
+        """Release the handles of a link that has ended."""
         if self._links.pop(link.handle, None) is None:
             return
         self.connection.free_name(link)
@@ -240,15 +239,15 @@ class AmqpSession:
             del self._by_peer_handle[link.peer_handle]
             self.connection.kept_bytes -= link.kept_bytes
 
-    # -- what arrives --------------------------------------------------------------------------
+    # -- frames of the peer --------------------------------------------------------------------
 
     def take(self, frame: "Composite", size: int) -> None:
-        """Take a frame that carries no message."""
+        """Process a frame without a message."""
         if isinstance(frame, EndFrame):
             self._take_end(frame)
             return
         if self.state is not _ACTIVE:
-            return  # we have ended the session; the peer had not read that yet
+            return  # we have ended the session, and the peer had not read it yet
         try:
             if isinstance(frame, DispositionFrame):
                 self.outcomes.take(frame)
@@ -266,9 +265,9 @@ class AmqpSession:
             self._fail(error)
 
     def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
-        """Take a frame that carries a message, or a part of it."""
+        """Process a frame with a message, or a part of it."""
         if self.state is not _ACTIVE:
-            return  # we have ended the session; the peer had not read that yet
+            return  # we have ended the session, and the peer had not read it yet
         link: AmqpLink | None = None
         try:
             self._use_window()
@@ -289,7 +288,7 @@ class AmqpSession:
         return self._incoming_window * 2 <= self.connection.options.incoming_window
 
     def flush(self) -> None:
-        """Write what was left for the moment when bytes leave: an outcome, an opened window."""
+        """Write frames that were deferred until bytes leave: a disposition, an opened window."""
         self.outcomes.flush()
         if self._is_window_low and self.state is _ACTIVE:
             self._incoming_window = self.connection.options.incoming_window
@@ -298,7 +297,7 @@ class AmqpSession:
     def _use_window(self) -> None:
         if not self._incoming_window:
             raise AmqpError(
-                "a transfer came beyond the incoming window",
+                "a transfer exceeds the incoming window",
                 Condition.WINDOW_VIOLATION,
                 Scope.SESSION,
             )
@@ -330,13 +329,13 @@ class AmqpSession:
     def _take_flow(self, frame: FlowFrame) -> None:
         transfers = self.transfers
         could_send = transfers.may_send
-        seen = frame.next_incoming_id
-        if seen is None:  # the peer had not read our begin
-            seen = self.connection.options.first_number
-        unsent = transfers.open_window(frame.incoming_window, seen)
+        expected_next = frame.next_incoming_id
+        if expected_next is None:  # the peer had not read our begin yet
+            expected_next = self.connection.options.first_number
+        unsent = transfers.open_window(frame.incoming_window, expected_next)
         if unsent:
             raise AmqpError(
-                f"flow says that {unsent} transfers arrived which were not sent",
+                f"flow acknowledges {unsent} transfers that were not sent",
                 Condition.INVALID_FIELD,
                 Scope.SESSION,
             )
@@ -358,4 +357,4 @@ class AmqpSession:
 
 
 def _refuse(frame: "Composite") -> None:
-    raise AmqpError(f"{frame.NAME} cannot come on the channel of a session", Condition.NOT_ALLOWED)
+    raise AmqpError(f"{frame.NAME} is not allowed on a session's channel", Condition.NOT_ALLOWED)

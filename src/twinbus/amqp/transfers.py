@@ -1,8 +1,8 @@
-"""How a session sends deliveries: as one frame or as several, never beyond the peer's window.
+"""Sends the deliveries of a session, in one frame or several, within the peer's window.
 
-At most one delivery waits for the window to open, and nothing is sent past it: so a peer that does
-not read makes nothing grow here. Transfers are written by hand and not by their row of the table,
-because everything that is sent passes here.
+At most one delivery waits for the window, and nothing is sent before it is complete. So a peer that
+does not read cannot make memory grow here. Transfers are encoded by hand, not by their row of the
+table, because everything that is sent passes through here.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from twinbus.amqp.connection import AmqpConnection
 
 _MAX_WINDOW = 2**31 - 1
-_OVERHEAD = FRAME_HEAD_BYTES + 16  # of a transfer beside its fields: heads, and one flag
+_OVERHEAD = FRAME_HEAD_BYTES + 16  # of a transfer in addition to its fields: heads, and one flag
 _ACCEPTED_BYTES = ACCEPTED.encode()
-_NO_STATE_BUT_ABORTED = b"\x40\x40\x42\x41"  # the fields behind `more`: ..., resume, aborted
+_NO_STATE_BUT_ABORTED = b"\x40\x40\x42\x41"  # the fields after `more`: ..., resume, aborted
 
 
 @dataclass(slots=True)
 class WaitingDelivery:
-    """A delivery of which frames wait for the peer's window."""
+    """A delivery with frames that wait for the peer's window."""
 
     link: SenderLink
     number: int
-    fields: bytes  # of its transfers, up to the flag whether more will follow
-    rest: bytes  # the fields behind that flag
-    count: int  # of all fields
+    fields: bytes  # of its transfers, up to the flag `more`
+    rest: bytes  # the fields after `more`
+    count: int  # number of all fields
     payload: memoryview
 
 
@@ -46,21 +46,21 @@ class OutgoingTransfers:
         self._connection = connection
         self._channel = channel
         self._waiting: WaitingDelivery | None = None
-        self.next_id = connection.options.first_number  # of a transfer, in 32 bits
-        self.next_number = connection.options.first_number  # of a delivery
-        self.peer_window = 0  # transfers that the peer takes
+        self.next_id = connection.options.first_number  # of the next transfer, in 32 bits
+        self.next_number = connection.options.first_number  # of the next delivery
+        self.peer_window = 0  # number of transfers that the peer accepts
 
     @property
     def may_send(self) -> bool:
-        """Whether the peer takes a transfer now, and none waits."""
+        """Whether the peer accepts a transfer now, and none waits."""
         return self.peer_window > 0 and self._waiting is None
 
-    def open_window(self, window: int, seen: int | None = None) -> int:
-        """Take the window of the peer; return how many transfers it saw that were not sent.
+    def open_window(self, window: int, expected_next: int | None = None) -> int:
+        """Set the peer's window; return how many transfers it acknowledged that were not sent.
 
-        `seen` is the id of the transfer that the peer expects next.
+        `expected_next` is the id of the transfer that the peer expects next.
         """
-        ahead = 0 if seen is None else distance(seen, self.next_id)
+        ahead = 0 if expected_next is None else distance(expected_next, self.next_id)
         if ahead <= 0:
             self.peer_window = max(0, min(ahead + window, _MAX_WINDOW))
             self._pump()
@@ -93,8 +93,8 @@ class OutgoingTransfers:
         room = self._connection.peer_frame_bytes - _OVERHEAD - len(fields) - len(rest)
         if room <= 0:
             raise InvalidArgumentError(
-                f"the state of the delivery takes {len(rest)} bytes, and a frame of the peer "
-                f"{self._connection.peer_frame_bytes}"
+                f"the state of the delivery has {len(rest)} bytes, too many for a frame of the "
+                f"peer, which has at most {self._connection.peer_frame_bytes}"
             )
         self.next_number = number + 1
         if not is_settled:
@@ -103,8 +103,8 @@ class OutgoingTransfers:
         if size <= room:
             self._write(fields, rest, count, payload, size)
         else:
-            whole = memoryview(b"".join(payload) if isinstance(payload, list) else payload)
-            self._waiting = WaitingDelivery(link, number, fields, rest, count, whole)
+            content = memoryview(b"".join(payload) if isinstance(payload, list) else payload)
+            self._waiting = WaitingDelivery(link, number, fields, rest, count, content)
             self._pump()
         return number
 
@@ -130,7 +130,7 @@ class OutgoingTransfers:
         self._connection.write_buffers(head, payload, length)
 
     def _pump(self) -> None:
-        """Send frames of the delivery that waits, as far as the peer's window goes."""
+        """Send frames of the waiting delivery, as far as the peer's window allows."""
         while (waiting := self._waiting) is not None and self.peer_window > 0:
             overhead = _OVERHEAD + len(waiting.fields) + len(waiting.rest)
             room = self._connection.peer_frame_bytes - overhead
@@ -143,7 +143,7 @@ class OutgoingTransfers:
             )
 
     def abort(self, link: SenderLink, number: int) -> bool:
-        """Abort the delivery that waits, if it is this one."""
+        """Abort the waiting delivery if it is this one."""
         waiting = self._waiting
         if waiting is None or waiting.link is not link or waiting.number != number:
             return False
@@ -157,7 +157,7 @@ class OutgoingTransfers:
         return True
 
     def forget(self, link: SenderLink) -> None:
-        """Drop what waits of a link that ends."""
+        """Drop the waiting delivery of a link that ends."""
         if self._waiting is not None and self._waiting.link is link:
             self._waiting = None
 

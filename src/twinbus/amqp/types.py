@@ -11,9 +11,9 @@
     decimal32/64/128            refused         map         dict
     described value             Described       array       Array
 
-A plain int is a long, because a long holds most of what Python programs count. Encoders choose the
-smallest form. A map with two keys that Python cannot tell apart (1 and true, "a" and the symbol a)
-is refused: one of its entries would be lost.
+A plain int is a long, because a long can represent most integers of Python programs. Encoders
+choose the smallest form. A map with two keys that are equal in Python (1 and true, "a" and the
+symbol a) is refused, because one of its entries would be lost.
 
 encoder.py writes these values and checks their ranges; decoder.py reads them.
 """
@@ -83,14 +83,14 @@ class Char(str):
 
 
 class Symbol(str):
-    """A name out of ASCII characters; equal to the plain text, so that maps are easy to read."""
+    """An ASCII name; equal to the plain text, so that maps are easy to read."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor that says what it means."""
+    """A value with a descriptor of its meaning."""
 
     descriptor: ULong | Symbol
     value: Any
@@ -98,7 +98,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Values of one type; with a descriptor, each of them is described by it."""
+    """Values of the same type; a descriptor, if any, applies to each of them."""
 
     element: type  # the Python type of the elements, as in the module docstring
     items: tuple[Any, ...]

@@ -27,6 +27,7 @@ from twinbus.azure import client as blocking
 from twinbus.azure.client import PairedWith, sdk_text
 from twinbus.limits import WORKING_AIO_THREADS
 from twinbus.pairing.pairing import SendAvailabilityPairing
+from twinbus.tracing import in_context
 
 __all__ = ["PairedServiceBusClient", "PairedServiceBusSender"]
 
@@ -51,7 +52,7 @@ class PairedServiceBusClient(ServiceBusClient):
     ) -> Self:
         """Return a client of the primary; keywords of the SDK hold for its receivers."""
         text, options = sdk_text(conn_str)
-        client: Any = super().from_connection_string(text, **options, **kwargs)
+        client: Any = super().from_connection_string(text, **(options | kwargs))
         client._primary, client._paired_with = conn_str, paired_with
         client._blocking = None
         client._pairs = asyncio.Lock()
@@ -60,7 +61,7 @@ class PairedServiceBusClient(ServiceBusClient):
 
     async def run(self, work: Callable[[], R]) -> R:
         """Run blocking work in a thread of the client."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context(work))
 
     async def paired(self) -> blocking.PairedServiceBusClient:
         """Return the blocking client, paired."""

@@ -6,7 +6,7 @@ they are; they become messages of Twinbus only when they are diverted.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
@@ -19,14 +19,15 @@ from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
-from twinbus.connection import ConnectionString
-from twinbus.errors import MessagingError
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import (
     DEFAULT_BACKLOG_QUEUES,
     DEFAULT_FAILOVER_INTERVAL,
     DEFAULT_PING_INTERVAL,
 )
 from twinbus.namespace.azure_messages import SdkMessage, from_sdk
+from twinbus.namespace.azure_sdk import client_options
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
 
@@ -83,14 +84,16 @@ class Pair:
 def sdk_text(primary: str) -> tuple[str, dict[str, Any]]:
     """Return a connection string as the SDK takes it, and the options that it cannot say."""
     connection = ConnectionString.parse(primary)
-    options: dict[str, Any] = {}
-    if connection.ca_file is not None:
-        options["connection_verify"] = str(connection.ca_file)
-    if connection.custom_endpoint:
-        options["custom_endpoint_address"] = f"sb://{connection.custom_endpoint}"
+    if connection.place is Place.SERVER and connection.socket is None:
+        connection = replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
+    if connection.place is not Place.SERVICE_BUS:
+        raise InvalidArgumentError(
+            "The primary of a client of the SDK must be reached at sb:// or twinbus://, because "
+            "receivers speak AMQP. Any other namespace can be its secondary"
+        )
     known = ("endpoint", "sharedaccess", "entitypath", "usedevelopmentemulator")
-    parts = [part for part in primary.split(";") if part.strip().lower().startswith(known)]
-    return ";".join(parts), options
+    parts = [part for part in connection.to_text().split(";") if part.lower().startswith(known)]
+    return ";".join(parts), client_options(connection)
 
 
 class PairedServiceBusClient(ServiceBusClient):
@@ -108,7 +111,7 @@ class PairedServiceBusClient(ServiceBusClient):
     ) -> "PairedServiceBusClient":
         """Return a client of the primary; keywords of the SDK hold for its receivers."""
         text, options = sdk_text(conn_str)
-        client: Any = super().from_connection_string(text, **options, **kwargs)
+        client: Any = super().from_connection_string(text, **(options | kwargs))
         client._pair = Pair(conn_str, paired_with)
         return client  # type: ignore[no-any-return]
 

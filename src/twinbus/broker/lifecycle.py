@@ -2,10 +2,10 @@
 
     PENDING --ENQUEUED--> ACTIVE --RECEIVED--> LOCKED --COMPLETED--> GONE
        |--SCHEDULED--> SCHEDULED --ACTIVATED--> GONE (and ACTIVE under a new number)
-       |--PARKED--> TRANSFERRING --FORWARDED--> GONE (and at home in the forward target)
+       |--PARKED--> TRANSFERRING --FORWARDED--> GONE (and enqueued in the forward target)
 
 A dead-lettered message is GONE here and ACTIVE in the dead-letter queue, in one commit.
-States are small integers so that a queue keeps one byte per message and steps whole vectors.
+States are small integers, so that a queue needs one byte per message and steps whole vectors.
 """
 
 from enum import IntEnum
@@ -19,17 +19,17 @@ UInt8s = npt.NDArray[np.uint8]
 
 
 class State(IntEnum):
-    """Where a message is in its life."""
+    """The state of a message in an entity."""
 
     GONE = 0  # settled; its row and its space may be reclaimed
-    PENDING = 1  # taken in, not durable yet: nobody may see it
+    PENDING = 1  # accepted, but not durable yet: it must not be visible
     ACTIVE = 2  # deliverable
-    LOCKED = 3  # with a receiver
-    DEFERRED = 4  # set aside, received by number
-    DEFERRED_LOCKED = 5  # with a receiver, back to DEFERRED when given up
-    SCHEDULED = 6  # waits for its time
-    LEASED = 7  # part of a range under a lease
-    TRANSFERRING = 8  # waits for its forward target
+    LOCKED = 3  # locked by a receiver
+    DEFERRED = 4  # can only be received by its number
+    DEFERRED_LOCKED = 5  # locked by a receiver; becomes DEFERRED again when the lock ends
+    SCHEDULED = 6  # waits for its scheduled time
+    LEASED = 7  # part of a leased range
+    TRANSFERRING = 8  # waits to be forwarded to its target
 
 
 class Cause(IntEnum):
@@ -44,7 +44,7 @@ class Cause(IntEnum):
     ABANDONED = 6
     DEFERRED = 7
     DEAD_LETTERED = 8
-    LAPSED = 9  # the lock or lease ran out or was given back
+    LAPSED = 9  # the lock or lease expired or was released
     EXPIRED = 10
     ACTIVATED = 11
     CANCELLED = 12
@@ -78,16 +78,16 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.LEASED, Cause.DEAD_LETTERED): State.GONE,
     (State.LEASED, Cause.LAPSED): State.ACTIVE,
     (State.TRANSFERRING, Cause.FORWARDED): State.GONE,
-    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # forwarding was switched off
+    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # forwarding was disabled
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 
-# Causes after which a message is gone, whatever state it was in; no cause is both.
+# Causes that make a message GONE in any state; no cause is in both sets.
 FINAL = frozenset(cause for (_, cause), after in TABLE.items() if after is State.GONE)
 assert all(after is State.GONE for (_, cause), after in TABLE.items() if cause in FINAL)
 
-# What a row in the log says of a state: locks are not kept (a crash gives them back) and leases
-# are kept apart, by interval.
+# How the log stores a state: locks are not stored (a crash releases them), and leases are stored
+# separately, by interval.
 DURABLE: dict[State, State] = {
     State.GONE: State.GONE,
     State.ACTIVE: State.ACTIVE,
@@ -99,7 +99,7 @@ DURABLE: dict[State, State] = {
     State.TRANSFERRING: State.TRANSFERRING,
 }
 
-LOST = 99  # in the log in place of a cause: the message went with a file that was removed
+LOST = 99  # in the log instead of a cause: the message was lost with a file that was removed
 
 _ILLEGAL = 255
 _STEPS = np.full((len(State), len(Cause)), _ILLEGAL, np.uint8)
@@ -108,11 +108,11 @@ for (_state, _cause), _next in TABLE.items():
 
 
 class BrokenInvariantError(MessagingError):
-    """The broker's own state does not add up: no fault of the caller."""
+    """The broker's own state is inconsistent; the caller is not at fault."""
 
 
 class IllegalStepError(BrokenInvariantError):
-    """A message was about to take a step its state does not allow."""
+    """A state change that the table does not allow."""
 
 
 def step(states: UInt8s, cause: Cause) -> UInt8s:

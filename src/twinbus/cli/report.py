@@ -135,7 +135,7 @@ def report(
             settings,
             output,
             table_format,
-            tell=lambda text: click.echo(text, err=True),
+            on_progress=lambda text: click.echo(text, err=True),
         )
     costs = stage_costs(made)
     write_page(page, report_page(made))

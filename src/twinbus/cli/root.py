@@ -11,6 +11,7 @@ from click.shell_completion import shell_complete
 from twinbus import __version__
 from twinbus.cli.contents import purge, sessions
 from twinbus.cli.context import ExitCode, Text, exit_code
+from twinbus.cli.demo import demo
 from twinbus.cli.dev_certificate import dev_certificate
 from twinbus.cli.entities import queue, rule, subscription, topic
 from twinbus.cli.estimate import estimate_command
@@ -22,6 +23,7 @@ from twinbus.cli.serve import serve
 from twinbus.cli.simulate import simulate
 from twinbus.cli.syphon import syphon
 from twinbus.errors import MessagingError
+from twinbus.tracing import enable_from_environment
 
 _COMPLETE = "_TWINBUS_COMPLETE"  # the name that click derives from the command
 _EPILOG = """\b
@@ -37,6 +39,7 @@ Ten minutes from nothing: docs/tutorial.md"""
 @click.version_option(__version__, prog_name="twinbus")
 def root() -> None:
     """Twinbus: a durable message broker, and pairing that keeps sends going during an outage."""
+    enable_from_environment()
 
 
 root.add_command(estimate_command, "estimate")
@@ -58,6 +61,7 @@ for command in (
     syphon,
     report,
     simulate,
+    demo,
 ):
     root.add_command(command)
 

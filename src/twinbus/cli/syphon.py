@@ -16,6 +16,7 @@ from twinbus.cli.folders import Folder
 from twinbus.cli.syphon_display import SyphonDisplay
 from twinbus.client.manager import NamespaceManager
 from twinbus.connection import ConnectionString, Place
+from twinbus.errors import MessagingError
 from twinbus.limits import (
     DEFAULT_BACKLOG_QUEUES,
     DEFAULT_RETRY_INTERVAL,
@@ -157,8 +158,9 @@ def syphon(
         is_shared = ConnectionString.parse(secondary_text).place is Place.SERVER
         if not found.paths and not once and is_shared:
             found = _await_queues(manager, identity, backlog_queue_count)
-    extra = tuple(found.extra.values()) if include_extra_queues else ()
-    queues = (*found.paths.values(), *extra)
+        extra = tuple(found.extra.values()) if include_extra_queues else ()
+        queues = (*found.paths.values(), *extra)
+        before_spark = _backlog(manager, queues)
     if not queues:
         click.echo(f"there are no backlog queues of {identity.name}: nothing to bring home")
         return
@@ -178,13 +180,15 @@ def syphon(
     click.echo(f"starting Spark for {len(queues)} backlog queue(s) ...", err=True)
     watch = None if once else _watch(secondary_text, identity, backlog_queue_count, found)
     display = SyphonDisplay(as_json=as_json)
-    with display.logging(), BorrowedSession(master, conf):
-        # Until here Ctrl-C ends the command at once; from here on it stops after the batch.
-        stopping = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopping.set())
-        with Syphon(settings, once=once, watch=watch) as running:
-            _follow(running, stopping, display)
+    with display.logging(), display.showing():
+        display.refresh(before_spark)
+        with BorrowedSession(master, conf):
+            # Until here Ctrl-C ends the command at once; from here on it stops after the batch.
+            stopping = threading.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: stopping.set())
+            with Syphon(settings, once=once, watch=watch) as running:
+                _follow(running, stopping, display, before_spark)
     display.print_line(running.progress)
     _report_end(running.progress, once=once)
 
@@ -231,11 +235,25 @@ def _terminate(*_: object) -> None:
     sys.exit(_TERMINATED)
 
 
-def _follow(running: Syphon, stopping: threading.Event, display: SyphonDisplay) -> None:
+def _backlog(manager: NamespaceManager, queues: Iterable[str]) -> SyphonProgress:
+    """Return what waits before the syphon runs; nothing, if the queues cannot be asked."""
+    try:
+        waiting = [manager.get_runtime_properties(path).active_message_count for path in queues]
+    except MessagingError:
+        return SyphonProgress()  # the syphon reports what it finds
+    return SyphonProgress(waiting=sum(waiting))
+
+
+def _follow(
+    running: Syphon,
+    stopping: threading.Event,
+    display: SyphonDisplay,
+    before_spark: SyphonProgress,
+) -> None:
     """Show the progress until the syphon ends or is asked to stop."""
-    with display.showing():
-        while not stopping.is_set() and not running.wait(PROGRESS_LOOK_S):
-            display.refresh(running.progress)
+    while not stopping.is_set() and not running.wait(PROGRESS_LOOK_S):
+        progress = running.progress
+        display.refresh(progress if progress.at else before_spark)
     if stopping.is_set():
         click.echo("stopping after this batch ...", err=True)
 

@@ -169,6 +169,8 @@ def line(progress: SyphonProgress) -> str:
     failing = sum(destination.trouble is not None for destination in progress.destinations)
     if failing:
         parts.append(f"{failing} destination(s) failing")
+    if not progress.at:
+        parts.append("not running yet")
     return "   ".join(parts)
 
 

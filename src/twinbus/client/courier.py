@@ -42,6 +42,7 @@ from twinbus.protocol.commands import (
     SendReceipt,
 )
 from twinbus.protocol.origins import sender_source
+from twinbus.tracing import UNKNOWN_PEER
 
 R = TypeVar("R")
 _UNLIMITED = UnlimitedTries()
@@ -76,6 +77,7 @@ class Courier:
         self.policy = policy
         self.life = life
         self.random = random
+        self.peer = UNKNOWN_PEER  # of spans
         self._gate = BusyGate()
         self._numbers: dict[str, _Numbers] = {}  # by path
         self.route: Route = _DirectRoute(self)  # all sends of clients go through it

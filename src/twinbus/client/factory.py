@@ -22,6 +22,7 @@ from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.limits import DEFAULT_FAILOVER_INTERVAL, DEFAULT_WAIT, MAX_FAILOVER_INTERVAL
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.tracing import TracedPeer
 from twinbus.values import check_span
 
 P = TypeVar("P")
@@ -65,6 +66,8 @@ class MessagingFactory(NamespaceUser):
         self.name = name  # of the namespace
         self.connection = connection  # other processes of the application use it; None: unknown
         super().__init__(namespace, retry_policy, clock, address=address, random=random)
+        if connection is not None:
+            self._courier.peer = TracedPeer.of(connection)
         self._pairing: object | None = None
         self._pairing_begins = threading.Lock()
 

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
+from twinbus import tracing
 from twinbus.client.courier import Courier
 from twinbus.client.route import Lane, Wait
-from twinbus.errors import Fault, InvalidArgumentError, MessagingError, NamespaceClosedError
+from twinbus.errors import FaultOwner, InvalidArgumentError, MessagingError, NamespaceClosedError
 from twinbus.forking import on_fork
+from twinbus.futures import RunningFuture
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
     PIPELINE_BACKLOG,
@@ -28,8 +31,7 @@ from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     message: BrokeredMessage
     future: "Future[None]"
 
@@ -73,14 +75,17 @@ class PipelinedSender(Closable):
             raise InvalidArgumentError(
                 f"send takes a BrokeredMessage, not {type(message).__name__}"
             )
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # a send cannot be cancelled
+        future: Future[None] = RunningFuture()
         with self._changed:
-            self._changed.wait_for(self._may_send)
+            if len(self._waiting) >= PIPELINE_BACKLOG:
+                self._changed.wait_for(self._may_send)
             if self._closed:
                 raise NamespaceClosedError(
                     f"this pipelined sender to {self.path} was closed. Create a new one"
                 )
+            if tracing.hook is not None:
+                message, end = tracing.hook.begin_send(self._courier.peer, self.path, message)
+                future.add_done_callback(end)
             self._waiting.append(_Entry(message, future))
             self._unanswered += 1
             if len(self._waiting) == 1:
@@ -138,7 +143,7 @@ class PipelinedSender(Closable):
     def _await_reply(self, flight: _Flight) -> MessagingError | None:
         """Wait for the reply to a batch; return the error of the entries left in the flight."""
         error = _outcome(flight.wait)
-        if error is None or error.fault is not Fault.CALLER or len(flight.entries) == 1:
+        if error is None or error.fault is not FaultOwner.CALLER or len(flight.entries) == 1:
             return error
         origin = flight.command.origin
         assert origin is not None  # new_send sets it

@@ -6,16 +6,18 @@ releases the prefetched messages.
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 
+from twinbus import tracing
 from twinbus.client.courier import Courier
 from twinbus.client.renewal import LockRenewer
 from twinbus.client.sender import EntityClient
@@ -146,13 +148,22 @@ class MessageReceiver(EntityClient):
                 f"max_messages is {max_messages!r}; it must be from 1 to {MAX_RECEIVE_MESSAGES}"
             )
         if self._ahead is not None:
-            return self._to_received(self._ahead.take(max_messages, wait))
+            take = partial(self._ahead.take, max_messages, wait)
+            return self._to_received(self._traced(take))
         return self._to_received(self.receive_columns(max_messages, wait))
 
     def receive_columns(self, max_messages: int, wait: timedelta = DEFAULT_WAIT) -> pa.RecordBatch:
         """Receive as an Arrow batch of DELIVERY_SCHEMA; settle by its `lock_token` column."""
         self._check()
-        return self._courier.ask(self.request(max_messages, wait))
+        request = self.request(max_messages, wait)
+        if tracing.hook is None:
+            return self._courier.ask(request)
+        return self._traced(partial(self._courier.ask, request))
+
+    def _traced(self, receive: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
+        if tracing.hook is None:
+            return receive()
+        return tracing.hook.receive(self._courier.peer, self.path, receive)
 
     def request(self, max_messages: int, wait: timedelta) -> Receive:
         """Return the command that receives from this entity."""
@@ -190,7 +201,7 @@ class MessageReceiver(EntityClient):
         self._check()
         numbers = [sequence_numbers] if isinstance(sequence_numbers, int) else sequence_numbers
         command = ReceiveDeferred(self.path, numbers, self._options.mode, self._session)
-        return self._to_received(self._courier.ask(command))
+        return self._to_received(self._traced(partial(self._courier.ask, command)))
 
     def _to_received(self, batch: pa.RecordBatch) -> list[ReceivedMessage]:
         """Return the rows as messages, and have their locks renewed if the options say so."""
@@ -243,7 +254,15 @@ class MessageReceiver(EntityClient):
 
     def settle_columns(self, lock_tokens: pa.Array, disposition: Disposition) -> None:
         """Settle messages received as columns."""
-        self._courier.ask(Settle(self.path, lock_tokens, disposition))
+        self._ask_to_settle(Settle(self.path, lock_tokens, disposition), ())
+
+    def _ask_to_settle(self, command: Settle, messages: Sequence[BrokeredMessage]) -> None:
+        if tracing.hook is None:
+            self._courier.ask(command)
+            return
+        ask = partial(self._courier.ask, command)
+        operation = command.disposition.name.lower()
+        tracing.hook.settle(self._courier.peer, self.path, operation, messages, ask)
 
     def _settle(
         self,
@@ -257,7 +276,7 @@ class MessageReceiver(EntityClient):
             self._renewer.release(tokens)
         if tokens:
             command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
-            self._courier.ask(command)
+            self._ask_to_settle(command, messages)
             for message in messages:
                 if isinstance(message, ReceivedMessage):
                     object.__setattr__(message, "_settled_as", disposition)

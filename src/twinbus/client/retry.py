@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from twinbus.backoff import Backoff
 from twinbus.clock import to_us
-from twinbus.errors import Fault, InvalidArgumentError, MessagingError, ServerBusyError
+from twinbus.errors import FaultOwner, InvalidArgumentError, MessagingError, ServerBusyError
 from twinbus.limits import (
     MAX_BACKOFF,
     MAX_POLICY_SPAN,
@@ -67,7 +67,7 @@ def is_worth_a_retry(error: MessagingError) -> bool:
     A session or range that another caller has locked is a transient error as well. It is not
     retried, because only that caller can release the lock.
     """
-    return error.is_transient and error.fault is Fault.BROKER
+    return error.is_transient and error.fault is FaultOwner.BROKER
 
 
 class Tries(Protocol):

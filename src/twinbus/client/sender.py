@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from twinbus import tracing
 from twinbus.client.courier import Courier
 from twinbus.client.pipelined import PipelinedSender
 from twinbus.client.route import Lane
@@ -62,6 +63,11 @@ class MessageSender(EntityClient):
     def _send(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> SendReceipt:
         if self._closed:
             self._check()
+        if tracing.hook is None:
+            return self._deliver(messages)
+        return tracing.hook.send(self._courier.peer, self.path, messages, self._deliver)
+
+    def _deliver(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> SendReceipt:
         courier = self._courier
         return courier.route.send(courier.new_send(self.path, messages), self._lane)
 

@@ -1,1 +1,1 @@
-"""What an outage will cost and did: ledgers, price sheets, estimates, reports, pages."""
+"""The cost of outages, before and after: ledgers, price sheets, estimates, reports, pages."""

@@ -1,7 +1,7 @@
-"""The answers of a report: its rows, each of one type. No Spark is needed to hold or show them.
+"""The results of a report: typed rows, which can be shown without Spark.
 
-Moments are seconds since 1970, lengths of time are seconds. The names of fields are those of the
-columns that the report writes.
+Times are seconds since 1970, durations are seconds. Fields have the names of the columns that the
+report writes.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from twinbus.cost.survey import Survey
 
 @dataclass(frozen=True, slots=True)
 class StageOperations:
-    """What a namespace was billed for in one stage."""
+    """The billed operations of a namespace in a stage."""
 
     ledger: str
     stage: str
@@ -24,7 +24,7 @@ class StageOperations:
 
 @dataclass(frozen=True, slots=True)
 class DayOperations:
-    """What was billed in one stage on one day."""
+    """The billed operations of a stage on a day."""
 
     day: date
     stage: str
@@ -33,7 +33,7 @@ class DayOperations:
 
 @dataclass(frozen=True, slots=True)
 class EntityOperations:
-    """What was billed for one entity."""
+    """The billed operations of an entity."""
 
     ledger: str
     path: str
@@ -43,19 +43,19 @@ class EntityOperations:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
-    """One failover of one entity, as one process lived through it."""
+class EntityOutage:
+    """A failover of an entity, as one process observed it."""
 
     primary: str
     process: str
     path: str
-    failing: float  # since when
+    failing: float  # time of the first failure
     failed_over: float
-    cause: str | None  # None: it failed over before the first day
-    returned: float | None  # None: not yet
+    cause: str | None  # None: it failed over before the first day of the report
+    returned: float | None  # None: it has not returned yet
     returned_by: str | None
-    diverted: int | None  # messages; None: it has not returned
-    drained: float | None  # when the last of them was home
+    diverted: int | None  # number of messages; None: it has not returned yet
+    drained: float | None  # when the last of these messages was home
     seconds_to_fail_over: float
     seconds_away: float | None
     seconds_to_drain: float | None
@@ -63,7 +63,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class PulledQueue:
-    """A backlog queue that left the rotation."""
+    """A backlog queue that was removed from the rotation."""
 
     path: str
     times: int
@@ -71,18 +71,18 @@ class PulledQueue:
 
 @dataclass(frozen=True, slots=True)
 class EntityTransfers:
-    """The diverted messages of one entity."""
+    """The diverted messages of an entity."""
 
-    path: str | None  # None: the messages did not say
+    path: str | None  # None: the messages have no destination
     moved: int
     dead_lettered: int
     bytes: int
-    delay_p50: float | None  # until they were home; None: none is
+    delay_p50: float | None  # from diversion to arrival; None: no message has arrived
     delay_p90: float | None
     delay_p99: float | None
     delay_max: float | None
-    reordered: int | None  # that came late; None: the ledger of the primary is not there
-    behind_p50: int | None  # places
+    reordered: int | None  # messages that arrived late; None: no ledger of the primary
+    behind_p50: int | None  # number of messages that overtook it
     behind_p90: int | None
     behind_p99: int | None
     behind_max: int | None
@@ -90,7 +90,7 @@ class EntityTransfers:
 
 @dataclass(frozen=True, slots=True)
 class FlowStep:
-    """How many messages were diverted and brought home since the step before."""
+    """How many messages were diverted and brought home since the previous step."""
 
     at: float
     diverted: int
@@ -99,7 +99,7 @@ class FlowStep:
 
 @dataclass(frozen=True, slots=True)
 class DelayStep:
-    """How many messages took from so long to twice as long to come home."""
+    """How many messages had a delay between this value and twice this value."""
 
     seconds: float
     messages: int
@@ -107,10 +107,10 @@ class DelayStep:
 
 @dataclass(frozen=True, slots=True)
 class StatusCount:
-    """How many messages of a queue are in one status; see reconciliation.py."""
+    """How many messages of a queue have a status; see reconciliation.py."""
 
     ledger: str
-    path: str  # empty: a deleted queue, whose path the ledger does not know
+    path: str  # empty: a deleted queue whose path is not in the ledger
     status: str
     messages: int
 
@@ -129,16 +129,16 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class LostLog:
-    """A log that was lost as a whole."""
+    """A log that was lost completely."""
 
     ledger: str
     at: float
-    last: int  # the last record that it had
+    last: int  # number of its last record
 
 
 @dataclass(slots=True)
 class Report:
-    """The answers, as far as a person reads them."""
+    """The results that are shown to people."""
 
     sheet: PriceSheet
     survey: Survey
@@ -146,19 +146,19 @@ class Report:
     ends: float | None = None
     stages: list[StageOperations] = field(default_factory=list)
     days: list[DayOperations] = field(default_factory=list)
-    entities: list[EntityOperations] = field(default_factory=list)  # the busiest
+    entities: list[EntityOperations] = field(default_factory=list)  # only the busiest
     money: list[MonthlyPrice] = field(default_factory=list)
-    outages: list[Outage] = field(default_factory=list)
+    outages: list[EntityOutage] = field(default_factory=list)
     pulled: list[PulledQueue] = field(default_factory=list)
     transfers: list[EntityTransfers] = field(default_factory=list)
     flow: list[FlowStep] = field(default_factory=list)
     delays: list[DelayStep] = field(default_factory=list)
     statuses: list[StatusCount] = field(default_factory=list)
-    suspects: list[Suspect] = field(default_factory=list)  # the first of them
+    suspects: list[Suspect] = field(default_factory=list)  # only the first
     suspect_count: int = 0
     lost_logs: list[LostLog] = field(default_factory=list)
 
     @property
     def is_reconciled(self) -> bool:
-        """Whether every message is accounted for, as far as the ledgers tell."""
+        """Whether every message is accounted for, as far as the ledgers show."""
         return not self.suspect_count and not self.lost_logs

@@ -1,11 +1,11 @@
-"""Charts as SVG, and a page around them: one file that needs no network and fits a phone.
+"""Charts as SVG, and the page around them: one file that works offline and on a phone.
 
-line_chart   values over time, with marks at moments worth a vertical line
-bar_chart    one bar for each name
-timeline     a lane for each name, with spans in it
-flow_chart   how many went from where to where
+line_chart   values over time, with vertical lines at marked times
+bar_chart    one bar per name
+timeline     one lane per name, with spans in it
+flow_chart   quantities that moved between nodes
 
-A chart is drawn as wide as a phone, so that its letters are as large there as on a desk.
+A chart is drawn for the width of a phone, so that its text has the same size on every screen.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened."""
+    """A marked time in a chart."""
 
     at: float  # seconds
     name: str
@@ -81,13 +81,13 @@ class Bar:
 
     name: str
     value: float
-    label: str  # the value as people read it
+    label: str  # the value as text
     color: str
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A stretch of time in a lane."""
+class LaneSpan:
+    """A period of time in a lane."""
 
     begins: float  # seconds
     ends: float
@@ -96,16 +96,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """What happened to one thing."""
+class TimelineLane:
+    """A row of a timeline."""
 
     name: str
-    spans: Sequence[Span]
+    spans: Sequence[LaneSpan]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """A place things flow through."""
+class FlowNode:
+    """A node of a flow chart."""
 
     name: str
     column: int
@@ -113,8 +113,8 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """How much went from one place to another."""
+class FlowLink:
+    """The quantity that moved from one node to another."""
 
     source: str
     target: str
@@ -123,11 +123,11 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From values to places on the picture."""
+    """Converts values to coordinates."""
 
-    last: float  # seconds
-    top: float  # value
-    left: float = _LEFT  # where time begins
+    last: float  # the largest time, in seconds
+    top: float  # the largest value
+    left: float = _LEFT  # the coordinate of time 0
 
     def x(self, seconds: float) -> float:
         return self.left + (_WIDTH - self.left - _RIGHT) * seconds / self.last
@@ -137,9 +137,9 @@ class _Scale:
 
 
 def line_chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[Mark] = ()) -> str:
-    """Return a chart of lines over time."""
-    moments = [at for one in series for at, _ in one.points] + [mark.at for mark in marks]
-    highest = max((value for one in series for _, value in one.points), default=0.0)
+    """Return a line chart over time."""
+    moments = [at for line in series for at, _ in line.points] + [mark.at for mark in marks]
+    highest = max((value for line in series for _, value in line.points), default=0.0)
     ticks = _ticks(highest)
     scale = _Scale(max([*moments, 1.0]), ticks[-1])
     parts = [f"<h2>{escape(title)}</h2>", _legend(series)]
@@ -147,13 +147,13 @@ def line_chart(title: str, unit: str, series: Sequence[Series], marks: Sequence[
     parts += [_grid_line(scale, value) for value in ticks]
     parts += [_time_label(scale, at, _HEIGHT - 8) for at in _time_ticks(scale.last)]
     parts += [_mark(scale, mark, at) for at, mark in enumerate(marks)]
-    parts += [_line(scale, one) for one in series]
+    parts += [_line(scale, line) for line in series]
     parts.append(f'<text x="4" y="14" font-size="12" fill="#5b6977">{escape(unit)}</text></svg>')
     return "\n".join(parts)
 
 
 def _ticks(highest: float) -> list[float]:
-    """Return about four round numbers from zero to at least the highest."""
+    """Return about four round numbers from zero to at least the highest value."""
     rough = max(highest, 1.0) / 4
     power = 10.0 ** (len(f"{int(rough)}") - 1) if rough >= 1 else 0.1
     step = next(power * step for step in _STEPS if power * step >= rough)
@@ -164,7 +164,9 @@ def _ticks(highest: float) -> list[float]:
 
 
 def _legend(series: Sequence[Series]) -> str:
-    names = (f'<span style="color:{one.color}">&#9632;</span> {escape(one.name)}' for one in series)
+    names = (
+        f'<span style="color:{line.color}">&#9632;</span> {escape(line.name)}' for line in series
+    )
     return f"<p>{' &nbsp; '.join(names)}</p>"
 
 
@@ -178,13 +180,13 @@ def _grid_line(scale: _Scale, value: float) -> str:
 
 
 def _time_ticks(last: float) -> list[float]:
-    """Return a few round moments from the beginning to the last one."""
+    """Return a few round times from zero to the last one."""
     unit = next(size for size, _ in _UNITS if last >= 2 * size or size == 1)
     return [unit * at for at in _ticks(last / unit) if unit * at <= last]
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people read it."""
+    """Return a duration as readable text."""
     for size, unit in _UNITS:
         if seconds >= size and (seconds % size == 0 or seconds >= 2 * size):
             return f"{seconds / size:,.3g} {unit}"
@@ -200,7 +202,7 @@ def _time_label(scale: _Scale, at: float, y: float) -> str:
 
 
 def _mark(scale: _Scale, mark: Mark, at: int) -> str:
-    x, y = scale.x(mark.at), 12 + 12 * (at % 3)  # neighbours do not cover each other
+    x, y = scale.x(mark.at), 12 + 12 * (at % 3)  # staggered, so that labels do not overlap
     anchor = "end" if x > _WIDTH * 0.75 else "start"
     return (
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" '
@@ -216,7 +218,7 @@ def _line(scale: _Scale, series: Series) -> str:
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
-    """Return bars, each under its name."""
+    """Return a bar chart; each bar is below its name."""
     longest = max((bar.value for bar in bars), default=0.0) or 1.0
     parts = [_open(title, len(bars) * _ROW + 4)]
     for at, bar in enumerate(bars):
@@ -232,8 +234,8 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
     return "\n".join([f"<h2>{escape(title)}</h2>", *parts, "</svg>"])
 
 
-def timeline(title: str, lanes: Sequence[Lane], last: float) -> str:
-    """Return lanes over one time, from 0 to the last second."""
+def timeline(title: str, lanes: Sequence[TimelineLane], last: float) -> str:
+    """Return lanes on a common time axis, from 0 to the last second."""
     height = len(lanes) * _LANE + 22
     scale = _Scale(max(last, 1.0), 1.0, left=0)
     names = {span.name: span.color for lane in lanes for span in lane.spans}
@@ -247,17 +249,17 @@ def timeline(title: str, lanes: Sequence[Lane], last: float) -> str:
         )
         for span in lane.spans:
             x, end = scale.x(span.begins), scale.x(span.ends)
-            told = f"{span.name}: {duration(span.ends - span.begins)}"
+            text = f"{span.name}: {duration(span.ends - span.begins)}"
             parts.append(
                 f'<rect x="{x:.1f}" y="{top + 19}" width="{max(end - x, 1.5):.1f}" '
-                f'height="{_BAR}" fill="{span.color}"><title>{escape(told)}</title></rect>'
+                f'height="{_BAR}" fill="{span.color}"><title>{escape(text)}</title></rect>'
             )
     parts += [_time_label(scale, at, height - 6) for at in _time_ticks(scale.last)]
     return "\n".join([*parts, "</svg>"])
 
 
-def flow_chart(title: str, nodes: Sequence[Node], links: Sequence[Link]) -> str:
-    """Return where things went, as bands as broad as there were many."""
+def flow_chart(title: str, nodes: Sequence[FlowNode], links: Sequence[FlowLink]) -> str:
+    """Return a flow chart with bands whose width is their quantity."""
     weight = {
         node.name: max(
             sum(link.value for link in links if link.source == node.name),
@@ -296,12 +298,12 @@ def flow_chart(title: str, nodes: Sequence[Node], links: Sequence[Link]) -> str:
 
 
 def _bands(
-    links: Sequence[Link],
+    links: Sequence[FlowLink],
     colors: Mapping[str, str],
     places: Mapping[str, tuple[float, float]],
     per_unit: float,
 ) -> Iterator[str]:
-    """Give the links as curved bands, one below the other at each end."""
+    """Yield the links as curved bands, stacked at both ends."""
     leaves = {name: y for name, (_, y) in places.items()}
     arrives = dict(leaves)
     for link in links:
@@ -321,7 +323,7 @@ def _bands(
 
 
 def _short(name: str) -> str:
-    """Return a name that fits beside a chart, as HTML; the ends of it tell most."""
+    """Return a name as HTML, shortened in the middle to fit beside a chart."""
     if len(name) > CHART_LETTERS:
         half = CHART_LETTERS // 2
         name = f"{name[:half]}…{name[-half:]}"
@@ -329,12 +331,12 @@ def _short(name: str) -> str:
 
 
 def _open(title: str, height: float) -> str:
-    """Return the beginning of a picture."""
+    """Return the opening tag of a chart."""
     return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(title)}">'
 
 
 def rates(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return how fast a total grows, from what it was at some moments."""
+    """Return the growth per second of a total that was observed at several times."""
     return [
         (later[0], (later[1] - earlier[1]) / (later[0] - earlier[0]))
         for earlier, later in pairwise(points)
@@ -352,7 +354,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows under a header; numbers, which begin with a digit or a dash, to the right."""
+    """Return a table with a header; numbers (a digit or a dash first) are aligned to the right."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = (
         "".join(f'<td class="{_kind(value)}">{escape(value)}</td>' for value in row) for row in rows
@@ -366,6 +368,6 @@ def _kind(value: str) -> str:
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a page that stands alone; the parts are HTML."""
+    """Return a complete HTML page; the parts are HTML."""
     body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
     return _PAGE.format(title=escape(title), body=body)

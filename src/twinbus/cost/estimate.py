@@ -1,15 +1,15 @@
-"""What an outage will cost, before it comes: operations and money per stage, and whether it fits.
+"""Estimates an outage in advance: operations and price per stage, and whether the backlog fits.
 
-The outage as the formulas see it:
+The formulas divide an outage like this:
 
-    0 ------ outage begins; sends fail
-    f ------ the failover interval and one try are over: from here on sends are diverted
+    0 ------ the outage begins; sends fail
+    f ------ after the failover interval and one try: from here on sends are diverted
     f + kp - pings, one per interval p, entity and paired process
-    r ------ the first ping after the end of the outage passes: r = f + ceil((end - f) / p) * p
-             what was diverted between f and r goes home at the drain rate
+    r ------ the first ping after the end of the outage succeeds: r = f + ceil((end - f) / p) * p
+             the syphon brings home what was diverted between f and r, at the drain rate
 
-Metered operations equal these formulas exactly; the simulations check that. Pings are the most that
-can be: one that the primary does not hear, or refuses, is not billed.
+Metered operations equal these formulas exactly; the simulations check it. The number of pings is an
+upper bound: a ping that does not reach the primary, or that it refuses, is not billed.
 """
 
 from collections.abc import Mapping
@@ -51,12 +51,12 @@ _NOTHING = timedelta(0)
 
 
 def units_of(size: int) -> int:
-    """Return the operations a message of so many bytes is billed as, each time it is handled."""
+    """Return the number of billed operations per handling of a message of this size."""
     return max(1, -(-size // UNIT_BYTES))
 
 
 def diverted_operations(messages: int, size: int) -> dict[Stage, int]:
-    """Return what diverted messages of one size cost: their four stages, and the completions."""
+    """Return the operations of diverted messages: their four stages, and the completions."""
     units = units_of(size)
     return {
         **dict.fromkeys(DIVERTED, messages * units),
@@ -65,7 +65,7 @@ def diverted_operations(messages: int, size: int) -> dict[Stage, int]:
 
 
 def pings_until_return(outage: timedelta, failover: timedelta, interval: timedelta) -> int:
-    """Return how often one process pings one entity; the last ping passes. 0: no failover."""
+    """Return how many pings a process sends to an entity; the last succeeds. 0: no failover."""
     if outage < failover or outage <= _NOTHING:
         return 0
     return max(1, -((failover - outage) // interval))
@@ -77,12 +77,12 @@ def time_away(outage: timedelta, failover: timedelta, interval: timedelta) -> ti
 
 
 def idle_polls(queues: int, span: timedelta, syphons: int = 1) -> int:
-    """Return how often syphons look into idle backlog queues."""
+    """Return how many times syphons poll idle backlog queues."""
     return syphons * queues * (span // SYPHON_POLL)
 
 
 def bytes_carried(messages: int, size: int, pings: int) -> dict[Stage, int]:
-    """Return the bytes of each stage: a diverted message travels four times, a ping once."""
+    """Return the bytes of each stage: a diverted message is carried four times, a ping once."""
     return {**dict.fromkeys(DIVERTED, messages * size), Stage.PING: pings * PING_BYTES}
 
 
@@ -91,19 +91,19 @@ def bytes_carried(messages: int, size: int, pings: int) -> dict[Stage, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A system, and an outage to come."""
+    """A system and an assumed outage."""
 
-    processes: int = 1  # paired applications; each pings
-    entities: int = 1  # that fail
-    rate: float = 100.0  # messages a second, to all of these entities together
+    processes: int = 1  # number of paired applications; each sends pings
+    entities: int = 1  # number of failing entities
+    rate: float = 100.0  # messages per second to all these entities together
     size: int = 1024  # bytes of a message with its properties
     queues: int = DEFAULT_BACKLOG_QUEUES
-    syphons: int = 1  # processes that run one; each polls every backlog queue
+    syphons: int = 1  # number of processes with a syphon; each polls every backlog queue
     outage: timedelta = timedelta(hours=1)
     failover_interval: timedelta = DEFAULT_FAILOVER_INTERVAL
-    try_timeout: timedelta = TRY_TIMEOUT  # what a silent primary costs before a failure counts
+    try_timeout: timedelta = TRY_TIMEOUT  # how long a try waits for a silent primary
     ping_interval: timedelta = DEFAULT_PING_INTERVAL
-    drain_rate: float = 1000.0  # messages a second that the syphon brings home
+    drain_rate: float = 1000.0  # messages per second that the syphon brings home
     queue_megabytes: int = BACKLOG_SIZE_MEGABYTES
 
     def __post_init__(self) -> None:
@@ -144,40 +144,40 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a plan comes to."""
+    """The result for a plan."""
 
     plan: Plan
     sheet: PriceSheet
     away: timedelta  # how long sends are diverted
-    diverted: int  # messages that the backlog takes
-    refused: int  # messages that find it full
+    diverted: int  # messages that the backlog accepts
+    refused: int  # messages that are refused because the backlog is full
     failed: int  # messages whose sends fail or wait before the failover
     pings: int
-    operations: Mapping[Stage, int]  # billed, of the outage
+    operations: Mapping[Stage, int]  # billed operations of the outage
     prices: Mapping[Stage, Decimal]  # of these operations, at the marginal price
-    carried: Mapping[Stage, int]  # bytes, of the outage
+    carried: Mapping[Stage, int]  # bytes carried during the outage
     bandwidth_price: Decimal  # of these bytes
-    idle_operations: int  # polls a month
-    idle_price: Decimal  # of them, a month
-    base_price: Decimal  # of both namespaces, a month
+    idle_operations: int  # polls per month
+    idle_price: Decimal  # of these polls, per month
+    base_price: Decimal  # of both namespaces, per month
     backlog_bytes: int
     capacity_bytes: int
-    full_after: timedelta | None  # since sends were diverted; None: it fits
+    full_after: timedelta | None  # after the first diverted send; None: the backlog fits
     drain: timedelta
 
     @property
     def fits(self) -> bool:
-        """Whether the backlog takes everything."""
+        """Whether the backlog can store all diverted messages."""
         return not self.refused
 
     @property
     def price(self) -> Decimal:
-        """What the outage costs: its operations and its bandwidth."""
+        """The price of the outage: its operations and its bandwidth."""
         return sum(self.prices.values(), self.bandwidth_price)
 
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
-    """Return what a plan comes to; `used` operations of the month were used up before."""
+    """Return the estimate of a plan; `used` operations of the month were used before."""
     if type(used) is not int or not 0 <= used <= MAX_OPERATIONS:
         raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MAX_OPERATIONS}")
     away = time_away(plan.outage, plan.until_diverted, plan.ping_interval)
@@ -220,7 +220,7 @@ def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
 def _share_out(
     sheet: PriceSheet, operations: Mapping[Stage, int], used: int
 ) -> dict[Stage, Decimal]:
-    """Return what each stage costs on top of what was used: each its part of the whole."""
+    """Return the additional price of each stage: its share of the total."""
     total = sum(operations.values())
     price = sheet.price_of(used + total) - sheet.price_of(used)
     return {

@@ -1,4 +1,4 @@
-"""An estimate as a page: what an outage costs, and how that changes with one parameter."""
+"""An estimate as a page: the cost of an outage, and how it depends on one parameter."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -12,7 +12,7 @@ SWEEP_COLUMNS = ("diverted", "operations", "price", "backlog", "fits", "full aft
 
 
 def figures(found: Estimate) -> list[tuple[str, str]]:
-    """Return an estimate as names and values."""
+    """Return an estimate as pairs of name and value."""
     sheet = found.sheet
     stages = [
         (f"operations: {stage.value}", f"{count:,}   {_price(found.prices[stage], found)}")
@@ -38,14 +38,14 @@ def figures(found: Estimate) -> list[tuple[str, str]]:
 
 
 def _price(amount: Decimal, found: Estimate) -> str:
-    """Return an amount of money; nothing is paid for included operations."""
+    """Return an amount of money; operations within the included ones are free."""
     if not amount and found.sheet.included:
         return "within the included operations"
     return f"{amount:,.4f} {found.sheet.currency}"
 
 
 def sweep_row(found: Estimate) -> tuple[str, ...]:
-    """Return an estimate as one line of a table, for SWEEP_COLUMNS."""
+    """Return an estimate as a table row, for SWEEP_COLUMNS."""
     return (
         f"{found.diverted:,}",
         f"{sum(found.operations.values()):,}",
@@ -74,19 +74,19 @@ def estimate_page(
     parts = [table(figures(found)), bar_chart("Operations by stage", operations)]
     if sweep:
         prices = [
-            Bar(f"{swept} {value}", float(one.price), f"{one.price:,.2f}", colors[1])
-            for value, one in sweep
+            Bar(f"{swept} {value}", float(variant.price), f"{variant.price:,.2f}", colors[1])
+            for value, variant in sweep
         ]
         backlogs = [
             Bar(
                 f"{swept} {value}",
-                one.backlog_bytes,
-                f"{100 * one.backlog_bytes / one.capacity_bytes:.0f} % of the room",
-                colors[2] if one.fits else _RED,
+                variant.backlog_bytes,
+                f"{100 * variant.backlog_bytes / variant.capacity_bytes:.0f} % of the capacity",
+                colors[2] if variant.fits else _RED,
             )
-            for value, one in sweep
+            for value, variant in sweep
         ]
-        rows = [(value, *sweep_row(one)) for value, one in sweep]
+        rows = [(value, *sweep_row(variant)) for value, variant in sweep]
         parts += [
             bar_chart(f"Price of the outage, {sheet.currency}", prices),
             bar_chart("Backlog", backlogs),

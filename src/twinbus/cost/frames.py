@@ -1,4 +1,4 @@
-"""Ledgers as Spark reads them: the rows of the files that were surveyed."""
+"""Ledgers as Spark data frames: the rows of the surveyed files."""
 
 from functools import reduce
 
@@ -19,7 +19,7 @@ _DDL = {
 
 
 def frame(session: SparkSession, surveyed: Survey, kind: LedgerKind) -> DataFrame:
-    """Return the rows of a kind, with the ledger each is from."""
+    """Return the rows of a kind of ledger, with a column for the ledger's name."""
     ddl = ", ".join(f"`{column.name}` {_DDL[column.type]}" for column in SCHEMAS[kind])
     parts = [
         session.read.schema(ddl)
@@ -32,4 +32,4 @@ def frame(session: SparkSession, surveyed: Survey, kind: LedgerKind) -> DataFram
     if not parts:
         columns = [f.lit(None).cast(_DDL[c.type]).alias(c.name) for c in SCHEMAS[kind]]
         return session.range(0).select(*columns, f.lit("").alias("ledger"))
-    return reduce(lambda one, other: one.unionByName(other), parts)
+    return reduce(lambda first, second: first.unionByName(second), parts)

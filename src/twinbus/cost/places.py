@@ -1,16 +1,16 @@
-"""The places of messages: where each was accepted, how it ended there, and whether it stands.
+"""The places of messages: when each message was accepted, how it ended, and whether it is present.
 
-A place is a ledger, the number of a queue and a sequence number. This is the part of a
-reconciliation that touches every message, so its rows are numbers only: strings in an aggregate
-make Spark sort. Ledger and queue are packed into one number, a message id is a hash. What ended and
-what stands is told in intervals of sequence numbers:
+A place is a ledger, the number of a queue and a sequence number. This part of the reconciliation
+processes every message, so its rows contain only numbers: strings in an aggregate make Spark sort.
+Ledger and queue are packed into one number, a message id is a hash. Ledgers list messages that
+ended, and messages that are present, as intervals of sequence numbers:
 
-    short intervals      become a row for each number, and are grouped with what was accepted
-    long ones            are cut at the bounds of buckets and joined by bucket and range; nothing is
-                         spread out. Long ones that overlap are treated as short ones are
+    short intervals      become one row per number, and are grouped with the accepted messages
+    long intervals       are split at the bounds of buckets, and joined by bucket and range; they
+                         are not expanded. Long intervals that overlap are treated as short ones
 
-Numbers of long intervals that nobody accepted have no row to be joined to. They are counted: where
-an interval has more numbers than rows that were joined to it, its numbers are spread out.
+Numbers of long intervals without an accepted message have no row to join. So the joined rows are
+counted: an interval with more numbers than joined rows is expanded.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,39 +35,39 @@ from twinbus.ledger import (
 from twinbus.limits import BROADCAST_ROWS, LEDGER_RUN, LONG_RUN, RUN_BUCKET_BITS
 
 PLACE = ("queue", "sequence_number")
-_NUMBER_BITS, _VOID_BITS = 32, 1  # of a packed queue, from the right; the rest is the ledger
-_ENDS = sorted((*ENDINGS, ENDED))  # the code of an ending is its place here: the least one counts
+_NUMBER_BITS, _VOID_BITS = 32, 1  # of a packed queue, from the right; the ledger has the others
+_ENDS = sorted((*ENDINGS, ENDED))  # an ending's code is its index; the lowest takes precedence
 _ENDING = ("ending", "ended", "ended_record")
 _STATED = (BEGUN, GAP, RESTORED, INVENTORY)
 
 
 def is_backlog_queue(path: str) -> bool:
-    """Whether a path is of a backlog queue, or of its dead-letter queue."""
+    """Return whether a path is that of a backlog queue or its dead-letter queue."""
     return BACKLOG_INFIX in path.lower()
 
 
 def is_dead_letter_queue(path: str) -> bool:
-    """Whether a path is of a dead-letter queue."""
+    """Return whether a path is that of a dead-letter queue."""
     return path.lower().endswith(DEAD_LETTER_SUFFIX.lower())
 
 
 @dataclass(slots=True)
 class Account:
-    """What a ledger says of itself."""
+    """What a ledger states about itself."""
 
-    begun: int | None = None  # when its log began, in microseconds: earlier rows are of another
-    gap_record: int | None = None  # the ledger does not know what came up to this record
-    stock: tuple[int, int] | None = None  # when it last stated what stands, and the record
-    voids: tuple[tuple[int, int], ...] = ()  # records that were lost with the log
+    begun: int | None = None  # when its log began, in microseconds; earlier rows are of another log
+    gap_record: int | None = None  # the last record of a gap in the ledger
+    stock: tuple[int, int] | None = None  # time and record of its last inventory
+    voids: tuple[tuple[int, int], ...] = ()  # ranges of records that were lost with the log
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """What is known of a queue."""
+    """The known facts about a queue."""
 
-    path: str  # empty: the ledger does not know it
+    path: str  # empty: it is not in the ledger
     is_deleted: bool
-    first_accepted: int | None  # the lowest number that the ledger has
+    first_accepted: int | None  # the lowest accepted number in the ledger
     first_record: int | None
 
 
@@ -75,7 +75,7 @@ NO_FACTS = QueueFacts("", is_deleted=False, first_accepted=None, first_record=No
 
 
 def queue_column(ledgers: Sequence[str], is_void: Column) -> Column:
-    """Return ledger, voidness and the number of a queue as one number."""
+    """Return ledger, void flag and queue number, packed into one number."""
     index: Column = f.lit(0)
     for at, name in enumerate(ledgers):
         index = f.when(f.col("ledger") == name, f.lit(at)).otherwise(index)
@@ -84,17 +84,17 @@ def queue_column(ledgers: Sequence[str], is_void: Column) -> Column:
 
 
 def ledger_index(queue: int) -> int:
-    """Return which ledger a queue is of."""
+    """Return the index of the ledger of a queue."""
     return queue >> (_NUMBER_BITS + _VOID_BITS)
 
 
 def is_void_queue(queue: int) -> bool:
-    """Whether the records that the messages of a queue are told by were lost."""
+    """Return whether the records of a queue's messages were lost."""
     return bool(queue >> _NUMBER_BITS & 1)
 
 
 def accounts_of(messages: DataFrame) -> dict[str, Account]:
-    """Read what ledgers say of themselves: a few rows of each."""
+    """Read what the ledgers state about themselves, a few rows each."""
     rows = (
         messages.where(f.col("event").isin(*_STATED))
         .select("ledger", "event", f.unix_micros("at").alias("at"), "record", "first", "last")
@@ -115,14 +115,14 @@ def accounts_of(messages: DataFrame) -> dict[str, Account]:
     return found
 
 
-def told_by(
+def current_rows(
     messages: DataFrame, accounts: Mapping[str, Account], ledgers: Sequence[str]
 ) -> DataFrame:
-    """Return the rows that are about the logs of today, with `queue`.
+    """Return the rows about the current logs, with the column `queue`.
 
-    A log that was restored does not have the records of the time after its copy was taken: the rows
-    of these records are void. What they accepted is lost, unless they say that it ended. A new log
-    gives the numbers of queues again, so void rows are of a queue of their own.
+    A restored log lacks the records that were written after its copy was made: the rows of these
+    records are void. Messages that they accepted are lost, unless the rows show how they ended.
+    The new log reuses queue numbers, so void rows get separate queues.
     """
     is_current: Column = f.lit(True)
     is_void: Column = f.lit(False)
@@ -135,11 +135,11 @@ def told_by(
     return messages.where(is_current).withColumn("queue", queue_column(ledgers, is_void))
 
 
-def queues_of(told: DataFrame) -> dict[int, QueueFacts]:
-    """Return every queue."""
+def queues_of(messages: DataFrame) -> dict[int, QueueFacts]:
+    """Return the facts about every queue."""
     event = f.col("event")
     rows = (
-        told.groupBy("queue", "path")
+        messages.groupBy("queue", "path")
         .agg(
             f.max(event == DELETED).alias("is_deleted"),
             f.min(f.when(event == ACCEPTED, f.col("first"))).alias("first_accepted"),
@@ -167,20 +167,20 @@ def _least(*numbers: int | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Intervals:
-    """What ended and what stands."""
+class PlaceIntervals:
+    """The messages that ended and those that are present, as intervals of numbers."""
 
-    each: DataFrame  # a row for each number
-    long: DataFrame  # those that are joined by range, persisted
-    covered: Mapping[tuple[int, bool], int]  # numbers in long ones, by queue and `stands`
-    pieces: int  # buckets that long ones reach into, at most
+    each: DataFrame  # one row per number of the short intervals
+    long: DataFrame  # the long intervals, which are joined by range; persisted
+    covered: Mapping[tuple[int, bool], int]  # count of numbers in `long`, by queue and `stands`
+    pieces: int  # upper bound of the number of buckets that `long` intersects
 
     @classmethod
-    def of(cls, told: DataFrame, accounts: Mapping[str, Account]) -> "Intervals":
-        """Take them apart."""
+    def of(cls, rows: DataFrame, accounts: Mapping[str, Account]) -> "PlaceIntervals":
+        """Divide the intervals in the rows into short and long ones."""
         event, length = f.col("event"), f.col("last") - f.col("first")
         is_stock = reduce(
-            lambda one, other: one | other,
+            lambda left, right: left | right,
             (
                 (f.col("ledger") == name)
                 & (f.col("record") == account.stock[1])
@@ -190,7 +190,7 @@ class Intervals:
             ),
             f.lit(False),
         )
-        runs = told.where(event.isin(*_ENDS) | ((event == STANDING) & is_stock)).select(
+        runs = rows.where(event.isin(*_ENDS) | ((event == STANDING) & is_stock)).select(
             "queue",
             "first",
             "last",
@@ -229,22 +229,22 @@ class Intervals:
             sum(row["pieces"] for row in alone),
         )
 
-    def in_buckets(self, *, stands: bool) -> DataFrame:
-        """Return the pieces of long ones, each in one bucket; few enough are sent to all tasks."""
+    def in_buckets(self, *, is_present: bool) -> DataFrame:
+        """Return long intervals split by bucket; if they are few, they are broadcast."""
         bucket = f.explode(f.sequence(_bucket("first"), _bucket("last")))
-        pieces = self.long.where(f.col("stands") == stands).select(
+        pieces = self.long.where(f.col("stands") == is_present).select(
             *(f.col(name).alias(f"run_{name}") for name in ("queue", "first", "last", *_ENDING)),
             bucket.alias("run_bucket"),
         )
         return f.broadcast(pieces) if self.pieces <= BROADCAST_ROWS else pieces
 
     def numbers_of(self, queues: Iterable[int]) -> DataFrame:
-        """Return the numbers in long ones of some queues."""
+        """Return the numbers in the long intervals of some queues."""
         return _each_number(self.long.where(f.col("queue").isin(*queues)).drop("is_alone"))
 
 
 def _code(event: Column) -> Column:
-    """Return the number of an ending; null: it is none."""
+    """Return the code of an ending; null for another event."""
     code = f.lit(None).cast("int")
     for number, name in enumerate(_ENDS):
         code = f.when(event == name, f.lit(number)).otherwise(code)
@@ -252,7 +252,7 @@ def _code(event: Column) -> Column:
 
 
 def ending_of(code: Column) -> Column:
-    """Return the name of an ending; null for none."""
+    """Return the name of an ending; null if there is none."""
     name = f.lit(None).cast("string")
     for number, ending in enumerate(_ENDS):
         name = f.when(code == number, f.lit(ending)).otherwise(name)
@@ -268,7 +268,7 @@ def _buckets() -> Column:
 
 
 def _each_number(intervals: DataFrame) -> DataFrame:
-    """Return a row for each number of intervals, of which some may be long."""
+    """Return one row per number of the intervals, even of long ones."""
     pieces = intervals.withColumn(
         "piece", f.explode(f.sequence("first", "last", f.lit(LEDGER_RUN).cast("bigint")))
     )
@@ -282,14 +282,14 @@ def _each_number(intervals: DataFrame) -> DataFrame:
 _OF_ACCEPTANCE = ("accepted_record", "identity")
 
 
-def places_of(told: DataFrame, intervals: Intervals) -> DataFrame:
-    """Return the places that were accepted, or that short intervals name, and what became of them.
+def places_of(rows: DataFrame, intervals: PlaceIntervals) -> DataFrame:
+    """Return the places of accepted messages and of short intervals, with their endings.
 
-    Columns: those of a place; `accepted_record`, and `identity`, the hash of the message's id and
-    queue; `ending`, a code; `ended` in microseconds, and `ended_record`; `stands`; `ends_joined`
-    and `stands_joined`: 1 where a long interval said so.
+    Columns: those of a place; `accepted_record`; `identity`, the hash of the message's id and
+    queue; `ending`, a code; `ended` in microseconds, and `ended_record`; `stands`, whether the
+    message is present; `ends_joined` and `stands_joined`, 1 if this comes from a long interval.
     """
-    accepted = told.where(f.col("event") == ACCEPTED).select(
+    accepted = rows.where(f.col("event") == ACCEPTED).select(
         "queue",
         f.col("first").alias("sequence_number"),
         f.col("record").alias("accepted_record"),
@@ -304,33 +304,35 @@ def places_of(told: DataFrame, intervals: Intervals) -> DataFrame:
             intervals.each.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number()))
         )
     )
-    covered = {stands for _, stands in intervals.covered}
+    covered = {is_present for _, is_present in intervals.covered}
     found = _join_ends(found, intervals) if False in covered else _unjoined(found, "ends_joined")
-    found = _join_stands(found, intervals) if True in covered else _unjoined(found, "stands_joined")
+    found = (
+        _join_present(found, intervals) if True in covered else _unjoined(found, "stands_joined")
+    )
     return found.where(~is_void() | f.col("accepted_record").isNotNull())
 
 
 def identity() -> Column:
-    """Return the hash of a message's id in its queue; null where there is no id."""
-    known = f.col("message_id").isNotNull()
-    return f.when(known, f.xxhash64("queue", "message_id"))
+    """Return the hash of a message's id and queue; null without an id."""
+    has_id = f.col("message_id").isNotNull()
+    return f.when(has_id, f.xxhash64("queue", "message_id"))
 
 
 def is_void() -> Column:
-    """Whether a place is of lost records."""
+    """Return whether the records of a place were lost."""
     return f.shiftright("queue", _NUMBER_BITS).bitwiseAND(f.lit(1)) == 1
 
 
-def unaccepted(found: DataFrame, intervals: Intervals, queues: Iterable[int]) -> DataFrame:
+def unaccepted(found: DataFrame, intervals: PlaceIntervals, queues: Iterable[int]) -> DataFrame:
     """Return the places of long intervals that have no row yet, in some queues."""
-    told = intervals.numbers_of(queue for queue in queues if not is_void_queue(queue))
-    rest = told.join(found.select(*PLACE), list(PLACE), "left_anti")
-    rows = _grouped(rest.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number())))
+    rows = intervals.numbers_of(queue for queue in queues if not is_void_queue(queue))
+    unjoined = rows.join(found.select(*PLACE), list(PLACE), "left_anti")
+    rows = _grouped(unjoined.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number())))
     return _unjoined(_unjoined(rows, "ends_joined"), "stands_joined")
 
 
 def _grouped(rows: DataFrame) -> DataFrame:
-    """Return a row for each place: rows are told twice where a broker was killed."""
+    """Return one row per place: a killed broker may write a row twice."""
     is_end = f.col("ending").isNotNull()
     return rows.groupBy(*PLACE).agg(
         f.min("accepted_record").alias("accepted_record"),
@@ -350,8 +352,8 @@ def _unjoined(found: DataFrame, name: str) -> DataFrame:
     return found.withColumn(name, f.lit(0))
 
 
-def _join_ends(found: DataFrame, intervals: Intervals) -> DataFrame:
-    joined = found.join(intervals.in_buckets(stands=False), _is_in_run(), "left")
+def _join_ends(found: DataFrame, intervals: PlaceIntervals) -> DataFrame:
+    joined = found.join(intervals.in_buckets(is_present=False), _is_in_run(), "left")
     return joined.select(
         *(name for name in found.columns if name not in _ENDING),
         *(f.least(name, f"run_{name}").alias(name) for name in _ENDING),
@@ -359,8 +361,8 @@ def _join_ends(found: DataFrame, intervals: Intervals) -> DataFrame:
     )
 
 
-def _join_stands(found: DataFrame, intervals: Intervals) -> DataFrame:
-    joined = found.join(intervals.in_buckets(stands=True), _is_in_run(), "left")
+def _join_present(found: DataFrame, intervals: PlaceIntervals) -> DataFrame:
+    joined = found.join(intervals.in_buckets(is_present=True), _is_in_run(), "left")
     is_joined = f.col("run_first").isNotNull()
     return joined.select(
         *(name for name in found.columns if name != "stands"),
@@ -370,7 +372,7 @@ def _join_stands(found: DataFrame, intervals: Intervals) -> DataFrame:
 
 
 def _is_in_run() -> Column:
-    """Whether a place is in an interval."""
+    """Return whether a place is in an interval."""
     return (
         (f.col("queue") == f.col("run_queue"))
         & (_bucket("sequence_number") == f.col("run_bucket"))

@@ -1,7 +1,7 @@
-"""Price sheets: what operations cost, as data.
+"""Price sheets: the prices of operations, as data.
 
-A sheet is a TOML file, dated and with its source. Those that come with Twinbus are known by name
-(azure-standard, azure-premium, zero); any other is given by its path.
+A sheet is a TOML file with a date and a source. The sheets of Twinbus have names (azure-standard,
+azure-premium, zero); any other sheet is given by its path.
 """
 
 import tomllib
@@ -19,38 +19,38 @@ from twinbus.limits import MAX_OPERATIONS, MAX_PRICE
 
 _MILLION = 1_000_000
 _GIGABYTE = 2**30
-_SMALLEST = Decimal("0.000001")  # part of an amount of money
+_SMALLEST = Decimal("0.000001")  # amounts are rounded to this
 _TEXTS = ("name", "source", "currency")
 _COUNTED_PER = ("account", "namespace")
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Operations of a month up to a number, and what a million of them costs."""
+    """The price of a million operations, up to a number of operations per month."""
 
-    up_to: int | None  # None: without end
+    up_to: int | None  # None: without a limit
     per_million: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceSheet:
-    """What a namespace and its operations cost."""
+    """The prices of namespaces and operations."""
 
     name: str
     as_of: date
     source: str
     currency: str
     base_per_hour: Decimal = Decimal(0)
-    base_per_namespace: bool = False  # else one base charge for all
+    base_per_namespace: bool = False  # otherwise one base charge for all namespaces
     base_units: int = 1
-    included: int = 0  # operations a month
+    included: int = 0  # operations per month
     tiers: Sequence[Tier] = ()
     bill_completions: bool = False
     bill_management: bool = True
-    bandwidth_per_gigabyte: Decimal = Decimal(0)  # of 2**30 bytes, in every stage
+    bandwidth_per_gigabyte: Decimal = Decimal(0)  # per 2**30 bytes, in every stage
 
     def bills(self, stage: Stage) -> bool:
-        """Whether operations of a stage are counted at all."""
+        """Return whether operations of a stage are billed."""
         return is_billed(stage, completions=self.bill_completions, management=self.bill_management)
 
     def billable(self, operations: Mapping[Stage, int]) -> dict[Stage, int]:
@@ -58,7 +58,7 @@ class PriceSheet:
         return {stage: count for stage, count in operations.items() if self.bills(stage)}
 
     def price_of(self, operations: int) -> Decimal:
-        """Return what so many billed operations of one month cost."""
+        """Return the price of this number of billed operations in a month."""
         total, begins = Decimal(0), self.included
         for tier in self.tiers:
             ends = operations if tier.up_to is None else min(operations, tier.up_to)
@@ -68,22 +68,22 @@ class PriceSheet:
         return total
 
     def bandwidth_price(self, size: int) -> Decimal:
-        """Return what it costs to carry so many bytes."""
+        """Return the price of carrying this number of bytes."""
         return self.bandwidth_per_gigabyte * size / _GIGABYTE
 
     def base_price(self, hours: Decimal, namespaces: int) -> Decimal:
-        """Return what it costs to have the namespaces for so long, whatever they do."""
+        """Return the base charge of the namespaces for this number of hours."""
         count = namespaces if self.base_per_namespace else 1
         return self.base_per_hour * hours * self.base_units * count
 
     def with_completions(self, billed: bool | None) -> "PriceSheet":  # noqa: FBT001 - a switch
-        """Return the sheet with completions billed or not; None: as it says."""
+        """Return the sheet with completions billed or not; None keeps its own setting."""
         return self if billed is None else replace(self, bill_completions=billed)
 
 
 @dataclass(frozen=True, slots=True)
 class Billed:
-    """What a stage is billed for."""
+    """The billed operations and bytes of a stage."""
 
     operations: int
     size: int = 0  # bytes
@@ -91,7 +91,7 @@ class Billed:
 
 @dataclass(frozen=True, slots=True)
 class MonthlyPrice:
-    """What one stage cost in one month."""
+    """The price of a stage in a month."""
 
     month: str  # 2026-11
     stage: str
@@ -102,7 +102,7 @@ class MonthlyPrice:
 
 
 def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Iterator[MonthlyPrice]:
-    """Give each stage's part of the price of its month; the base charge is not in it."""
+    """Yield each stage's share of the price of its month, without the base charge."""
     order = {stage.value: at for at, stage in enumerate(Stage)}
     for month in sorted(months):
         counts = months[month]
@@ -122,7 +122,7 @@ def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Ite
 
 
 def built_in_sheets() -> list[str]:
-    """Return the names of the sheets that come with Twinbus."""
+    """Return the names of the sheets that are part of Twinbus."""
     found = files("twinbus.cost").joinpath("prices").iterdir()
     return sorted(f.name.removesuffix(".toml") for f in found if f.name.endswith(".toml"))
 
@@ -141,22 +141,22 @@ def load_sheet(wanted: str) -> PriceSheet:
             ) from error
     else:
         raise InvalidArgumentError(
-            f"there is no price sheet {wanted!r:.200}; there are {', '.join(known)}. A sheet of "
-            "your own is a file whose name ends in .toml"
+            f"there is no price sheet {wanted!r:.200}; the names are {', '.join(known)}. Give a "
+            "sheet of your own as a file whose name ends in .toml"
         )
     try:
         return _sheet(tomllib.loads(text, parse_float=Decimal))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
     except (ValueError, ArithmeticError, RecursionError) as error:
-        raise InvalidArgumentError(f"price sheet {wanted} is no good TOML: {error}") from error
+        raise InvalidArgumentError(f"price sheet {wanted} is not valid TOML: {error}") from error
 
 
 def _sheet(found: Mapping[str, Any]) -> PriceSheet:
     _check_names("the sheet", found, {*_TEXTS, "as_of", "base", "operations", "bandwidth"})
     for name in _TEXTS:
         if not isinstance(found.get(name), str) or not found[name].strip():
-            raise InvalidArgumentError(f"{name} is missing; it must be a text")
+            raise InvalidArgumentError(f"{name} is missing or is not a text; set it to a text")
     if type(found.get("as_of")) is not date:
         raise InvalidArgumentError("as_of must be a date, such as 2026-11-16")
     base, operations = found.get("base", {}), found.get("operations", {})
@@ -179,8 +179,8 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
         currency=found["currency"],
         base_per_hour=_number("base.per_hour", base.get("per_hour", 0)),
         base_per_namespace=counted_per == "namespace",
-        base_units=_whole("base.units", base.get("units", 1), low=1),
-        included=_whole("operations.included", operations.get("included", 0)),
+        base_units=_integer("base.units", base.get("units", 1), low=1),
+        included=_integer("operations.included", operations.get("included", 0)),
         tiers=_tiers(operations.get("tier", [])),
         bill_completions=operations.get("bill_completions", False),
         bill_management=operations.get("bill_management", True),
@@ -190,17 +190,17 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
 
 def _tiers(tables: Any) -> tuple[Tier, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InvalidArgumentError("write [[operations.tier]], with two brackets, for each tier")
+        raise InvalidArgumentError("write each tier under [[operations.tier]], with two brackets")
     tiers = []
     for table in tables:
         _check_names("a tier", table, {"up_to", "per_million"})
-        up_to = _whole("up_to", table["up_to"]) if "up_to" in table else None
+        up_to = _integer("up_to", table["up_to"]) if "up_to" in table else None
         tiers.append(Tier(up_to, _number("per_million", table.get("per_million"))))
     bounds = [tier.up_to for tier in tiers]
     below = [bound for bound in bounds[:-1] if bound is not None]
     if tiers and (bounds[-1] is not None or None in bounds[:-1] or below != sorted(set(below))):
         raise InvalidArgumentError(
-            "tiers go from low to high; each has an up_to but the last, which has none"
+            "tiers must be in ascending order; each has an up_to, except the last"
         )
     return tuple(tiers)
 
@@ -211,7 +211,7 @@ def _check_names(where: str, table: Any, known: set[str]) -> None:
     unknown = sorted(set(table) - known)
     if unknown:
         raise InvalidArgumentError(
-            f"{where} has no {unknown[0]!r}; it has {', '.join(sorted(known))}"
+            f"{where} has the unknown {unknown[0]!r}; use {', '.join(sorted(known))}"
         )
 
 
@@ -222,7 +222,7 @@ def _number(name: str, value: Any) -> Decimal:
     return Decimal(value)
 
 
-def _whole(name: str, value: Any, low: int = 0) -> int:
+def _integer(name: str, value: Any, low: int = 0) -> int:
     if type(value) is not int or not low <= value <= MAX_OPERATIONS:
         raise InvalidArgumentError(
             f"{name} is {value!s:.40}; it must be a whole number from {low} to {MAX_OPERATIONS}"

@@ -1,25 +1,25 @@
-"""Reconciliation: every message that was accepted anywhere is accounted for, or named.
+"""Reconciliation: accounts for every message that was accepted anywhere, or reports it.
 
-A message stands at a place: a ledger, the number of a queue, a sequence number. Of each place the
-trail says when it was accepted and how it ended, and the last inventory says what stands
-(`places`). Status:
+The place of a message is a ledger, the number of a queue and a sequence number. For each place, the
+trail shows when the message was accepted and how it ended, and the last inventory shows whether it
+is present (`places`). Status:
 
     completed, expired, cancelled, dead_lettered, activated, forwarded, ended
-                  it ended so; dead-lettered, activated and forwarded ones have another place
-    waiting       it stands, or was accepted after the inventory
+                  how it ended; dead-lettered, activated and forwarded messages have a further place
+    waiting       it is present, or was accepted after the inventory
     accepted again  its record was lost with the log, and its entity has accepted it again since
     deleted       its queue was deleted
     untold        the ledger has a gap after it was accepted
     older         it was accepted before the ledger begins
-  and these are wrong:
-    lost          accepted and not ended when the log was restored from an older copy without it
-    missing       accepted, never ended, and it does not stand
-    stands again  it ended, and stands all the same
-    unexplained   it stands, but was never accepted
-    doubled       one entity accepted it more than once under one message id
+  and these are errors:
+    lost          accepted and not ended, but the log was restored from an older copy without it
+    missing       accepted, not ended, and not present
+    stands again  it ended, but is present
+    unexplained   it is present, but was never accepted
+    doubled       an entity accepted it more than once with the same message id
     not home      it left the backlog, but its entity on the primary never accepted it
 
-Places are numbers. Message ids are looked up for the few places that have to be named.
+Places are numbers. Message ids are looked up only for the few places that are reported.
 """
 
 import re
@@ -33,9 +33,10 @@ from pyspark.sql import functions as f
 from twinbus.cost.places import (
     PLACE,
     Account,
-    Intervals,
+    PlaceIntervals,
     QueueFacts,
     accounts_of,
+    current_rows,
     ending_of,
     is_backlog_queue,
     is_dead_letter_queue,
@@ -44,7 +45,6 @@ from twinbus.cost.places import (
     ledger_index,
     places_of,
     queues_of,
-    told_by,
     unaccepted,
 )
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
@@ -58,52 +58,52 @@ DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
 WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
 COMPLETED = "completed"
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
-_NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # or no more
+_NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # has left
 _DEAD_LETTER_END = re.escape(DEAD_LETTER_SUFFIX.lower()) + "$"
 
 
 def is_backlog(path: Column) -> Column:
-    """Whether a path is of a backlog queue, or of its dead-letter queue."""
+    """Return whether a path is that of a backlog queue or its dead-letter queue."""
     return f.lower(path).contains(BACKLOG_INFIX)
 
 
 def is_dead_letter(path: Column) -> Column:
-    """Whether a path is of a dead-letter queue."""
+    """Return whether a path is that of a dead-letter queue."""
     return f.lower(path).endswith(DEAD_LETTER_SUFFIX.lower())
 
 
 def lost_logs(messages: DataFrame) -> DataFrame:
-    """Return the ledgers whose whole log was lost: `last` is the last record that was written."""
-    is_whole = (f.col("event") == RESTORED) & (f.col("first") == 1)
-    return messages.where(is_whole).select("ledger", "at", "last").distinct().orderBy("at")
+    """Return the ledgers whose complete log was lost; `last` is the number of its last record."""
+    is_complete = (f.col("event") == RESTORED) & (f.col("first") == 1)
+    return messages.where(is_complete).select("ledger", "at", "last").distinct().orderBy("at")
 
 
 class Reconciliation(Closable):
-    """The reconciliation of messages ledgers; as a context manager it frees what it persisted."""
+    """The reconciliation of ledgers of messages; closing it frees what Spark has persisted."""
 
     def __init__(self, messages: DataFrame, ledgers: Sequence[str]) -> None:
         self._ledgers = ledgers
         self._persisted: list[DataFrame] = []
         self._accounts = accounts_of(messages)
-        self._told = told_by(messages, self._accounts, ledgers)
-        self._queues = queues_of(self._told)
-        self._intervals = Intervals.of(self._told, self._accounts)
+        self._rows = current_rows(messages, self._accounts, ledgers)
+        self._queues = queues_of(self._rows)
+        self._intervals = PlaceIntervals.of(self._rows, self._accounts)
         self._persisted.append(self._intervals.long)
         self._counts: Counter[tuple[int, str]] = Counter()
         self._joined: Counter[tuple[int, bool]] = Counter()
-        self._places = self._with_status(places_of(self._told, self._intervals))
+        self._places = self._with_status(places_of(self._rows, self._intervals))
         self._count(self._places)
         missing = self._without_a_row()
         if missing:
-            rest = self._with_status(unaccepted(self._places, self._intervals, missing))
-            self._count(rest)
-            self._places = self._places.unionByName(rest)
+            expanded = self._with_status(unaccepted(self._places, self._intervals, missing))
+            self._count(expanded)
+            self._places = self._places.unionByName(expanded)
         self._returned = self._find_returned()
 
     def close(self) -> None:
-        """Free what was persisted."""
-        for one in self._persisted:
-            one.unpersist()
+        """Free what Spark has persisted."""
+        for frame in self._persisted:
+            frame.unpersist()
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         self._persisted.append(frame.persist())
@@ -113,12 +113,12 @@ class Reconciliation(Closable):
 
     def _with_status(self, places: DataFrame) -> DataFrame:
         """Return places with their status, persisted."""
-        known = places.join(f.broadcast(self._queue_frame()), "queue", "left")
+        joined = places.join(f.broadcast(self._queue_frame()), "queue", "left")
         names = (*PLACE, "accepted_record", "identity", "ended", "ends_joined", "stands_joined")
-        return self._persist(known.select(*names, _status().alias("status")))
+        return self._persist(joined.select(*names, _status().alias("status")))
 
     def _queue_frame(self) -> DataFrame:
-        """Return what is known of each queue and of its ledger."""
+        """Return the facts about each queue and its ledger."""
         rows = []
         for key, queue in self._queues.items():
             ledger = self._ledgers[ledger_index(key)]
@@ -126,7 +126,7 @@ class Reconciliation(Closable):
             stock_record = account.stock[1] if account.stock is not None else None
             own = (queue.path, queue.is_deleted, queue.first_accepted, queue.first_record)
             rows.append((key, ledger, *own, account.gap_record, stock_record))
-        return self._told.sparkSession.createDataFrame(rows, _QUEUE_DDL)
+        return self._rows.sparkSession.createDataFrame(rows, _QUEUE_DDL)
 
     def _count(self, places: DataFrame) -> None:
         rows = (
@@ -145,12 +145,12 @@ class Reconciliation(Closable):
             self._joined[queue, True] += row["stands_joined"]
 
     def _without_a_row(self) -> set[int]:
-        """Return the queues with numbers in long intervals that nobody accepted."""
+        """Return the queues with numbers in long intervals that have no row."""
         covered = self._intervals.covered.items()
         return {queue for (queue, kind), numbers in covered if self._joined[queue, kind] < numbers}
 
     def counts(self) -> dict[tuple[str, str, str], int]:
-        """Return how many messages of each ledger and path are in each status."""
+        """Return the number of messages by ledger, path and status."""
         found: Counter[tuple[str, str, str]] = Counter()
         for (queue, status), messages in self._counts.items():
             if messages:
@@ -164,12 +164,12 @@ class Reconciliation(Closable):
     # -- names -------------------------------------------------------------------------------------
 
     def _accepted(self) -> DataFrame:
-        """Return the rows of acceptances, with the columns of a place."""
-        rows = self._told.where(f.col("event") == ACCEPTED)
+        """Return the rows of accepted messages, with the columns of a place."""
+        rows = self._rows.where(f.col("event") == ACCEPTED)
         return rows.withColumn("sequence_number", f.col("first"))
 
     def _named(self, places: DataFrame, count: int) -> DataFrame:
-        """Return places with their ledger and path, and with id and time of their acceptance."""
+        """Return places with ledger, path, message id and time of acceptance."""
         keys = places.select(*PLACE)
         few = f.broadcast(keys) if count <= BROADCAST_ROWS else keys
         names = (
@@ -182,7 +182,7 @@ class Reconciliation(Closable):
         return places.join(names, list(PLACE), "left").join(f.broadcast(paths), "queue", "left")
 
     def _find_returned(self) -> DataFrame | None:
-        """Find those that were lost with a log and came again; return their places."""
+        """Find messages that were lost with a log and were accepted again; return their places."""
         count = self._number_of(LOST)
         if not count:
             return None
@@ -201,7 +201,7 @@ class Reconciliation(Closable):
     # -- suspects ----------------------------------------------------------------------------------
 
     def suspects(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
-        """Return the messages that are not accounted for, by name; None: there are none."""
+        """Return the messages that are not accounted for, with ids; None if there are none."""
         wrong, repeated = self._wrong_places(), self._repeated()
         named = self._named_at_once(wrong, repeated)
         parts = [named.where(~f.col("is_repeated"))] if wrong is not None and named else []
@@ -211,12 +211,12 @@ class Reconciliation(Closable):
         if not_home is not None:
             parts.append(not_home)
         found = [part.select(*SUSPECT_COLUMNS) for part in parts]
-        return reduce(lambda one, other: one.unionByName(other), found) if found else None
+        return reduce(lambda first, second: first.unionByName(second), found) if found else None
 
     def _named_at_once(
         self, wrong: DataFrame | None, repeated: DataFrame | None
     ) -> DataFrame | None:
-        """Look the names of both up, in one pass over the ledgers."""
+        """Look up the ids of both data frames in one pass over the ledgers."""
         parts = [
             part.withColumn("is_repeated", f.lit(part is repeated))
             for part in (wrong, repeated)
@@ -224,7 +224,7 @@ class Reconciliation(Closable):
         ]
         if not parts:
             return None
-        places = reduce(lambda one, other: one.unionByName(other), parts)
+        places = reduce(lambda first, second: first.unionByName(second), parts)
         places = self._persist(places)
         return self._persist(self._named(places, places.count()))
 
@@ -237,9 +237,9 @@ class Reconciliation(Closable):
         return wrong
 
     def _repeated(self) -> DataFrame | None:
-        """Return the places of one queue that share a hash of their ids, in several records.
+        """Return the places in a queue whose ids have the same hash, in several records.
 
-        Copies that came in one record are the doing of topics: they came once.
+        Copies in one record do not count: a topic made them from one message.
         """
         others = [queue for queue, facts in self._queues.items() if _is_apart(queue, facts)]
         places = self._places.where(
@@ -263,11 +263,11 @@ class Reconciliation(Closable):
     def _not_home(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
         """Return messages that left the backlog, but that their entity never accepted.
 
-        Only entities that store messages themselves are looked at, whether or not they ever
-        accepted one: a topic keeps none, and hands a message to the subscriptions that want it. And
-        only up to where the ledger of the primary was written, and not before the end of a gap in
-        it: files may have been deleted there that name the message. What left the backlog without a
-        line of a transfer counts as home if any queue outside of the backlog has its id.
+        Only entities that store messages are checked: a topic stores none, and passes a message to
+        the subscriptions that select it. Only messages up to the last time of the primary's ledger
+        are checked, and none before the end of a gap in it: files with the message may have been
+        deleted there. A message that left the backlog without a row in the ledger of transfers
+        counts as home if any queue outside of the backlog has its id.
         """
         left = {
             queue: count
@@ -283,7 +283,7 @@ class Reconciliation(Closable):
             parts.append(Homes(at_home).missing_without_transfer(silent, transfers))
         if not parts:
             return None
-        found = reduce(lambda one, other: one.unionByName(other), parts)
+        found = reduce(lambda first, second: first.unionByName(second), parts)
         return found.withColumn("status", f.lit(NOT_HOME)).select(*SUSPECT_COLUMNS).distinct()
 
 
@@ -292,12 +292,12 @@ def _is_of_backlog(queue: QueueFacts) -> bool:
 
 
 def _is_apart(key: int, queue: QueueFacts) -> bool:
-    """Whether a message may be in a queue again: of the backlog, dead letters, lost records."""
+    """Return whether a queue may contain a message again: backlog, dead letters, lost records."""
     return is_void_queue(key) or is_backlog_queue(queue.path) or is_dead_letter_queue(queue.path)
 
 
 def _doubled(repeated: DataFrame) -> DataFrame:
-    """Return messages that one entity accepted more than once under one id."""
+    """Return messages that an entity accepted more than once with the same id."""
     return (
         repeated.groupBy("queue", "ledger", "path", "message_id")
         .agg(
@@ -311,7 +311,7 @@ def _doubled(repeated: DataFrame) -> DataFrame:
 
 
 class Homes:
-    """Where messages of the backlog are looked for."""
+    """The entities in which messages of the backlog are searched."""
 
     def __init__(self, at_home: DataFrame) -> None:
         event, path = f.col("event"), f.col("path")
@@ -322,31 +322,33 @@ class Homes:
         until = at_home.groupBy("ledger").agg(f.max("at").alias("until"), gap_end)
         exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
         every = self._accepted.select("ledger", "home").unionByName(exist).distinct()
-        known = every.join(until, "ledger").groupBy("home")
-        self._known = known.agg(f.min("until").alias("until"), f.max("gap_end").alias("gap_end"))
+        by_home = every.join(until, "ledger").groupBy("home")
+        self._coverage = by_home.agg(
+            f.min("until").alias("until"), f.max("gap_end").alias("gap_end")
+        )
         self._is_covered = f.col("gap_end").isNull() | (f.col("accepted") > f.col("gap_end"))
 
     def missing_of(self, transfers: DataFrame) -> DataFrame:
-        """Return the messages that were moved, and that their home does not know."""
+        """Return the moved messages that their destination never accepted."""
         held = self._accepted.select("home", "message_id").distinct()
         return (
             transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
             .withColumn("home", f.lower("path"))
-            .join(f.broadcast(self._known), "home")
+            .join(f.broadcast(self._coverage), "home")
             .where((f.col("moved") <= f.col("until")) & self._is_covered)
             .join(held, ["home", "message_id"], "left_anti")
             .select("ledger", "path", "sequence_number", "message_id", "accepted")
         )
 
     def missing_without_transfer(self, left: DataFrame, transfers: DataFrame | None) -> DataFrame:
-        """Return messages that left the backlog without a line, and that no home knows."""
+        """Return messages that left the backlog without a transfer row and are in no entity."""
         left = left.where(f.col("message_id").isNotNull())
         if transfers is not None:
             lines = transfers.select(f.lower("queue").alias("path_key"), "sequence_number")
             left = left.withColumn("path_key", f.lower("path")).join(
                 lines, ["path_key", "sequence_number"], "left_anti"
             )
-        everywhere = self._known.agg(
+        everywhere = self._coverage.agg(
             f.min("until").alias("until"), f.max("gap_end").alias("gap_end")
         )
         return (
@@ -367,7 +369,7 @@ def _status() -> Column:
     was_accepted = f.col("accepted_record").isNotNull()
     ending = ending_of(f.col("ending"))
     ended = f.col("ending").isNotNull()
-    stands = f.col("stands")
+    is_present = f.col("stands")
     in_a_gap = f.coalesce(f.col("gap_record") >= f.col("accepted_record"), f.lit(False))
     # Accepted before the ledger begins, or in a gap of it.
     is_older = f.coalesce(f.col("sequence_number") < f.col("first_accepted"), f.lit(True))
@@ -376,12 +378,13 @@ def _status() -> Column:
         f.when(is_void() & ~ended & f.col("gone"), f.lit(DELETED))
         .when(is_void(), f.coalesce(ending, f.lit(LOST)))
         .when(
-            ended & stands & (f.col("ended_record") <= f.col("stock_record")), f.lit(STANDS_AGAIN)
+            ended & is_present & (f.col("ended_record") <= f.col("stock_record")),
+            f.lit(STANDS_AGAIN),
         )
         .when(ended & was_accepted, ending)
         .when(ended, f.lit(OLDER))
         .when(~was_accepted, f.when(is_older, f.lit(OLDER)).otherwise(f.lit(UNEXPLAINED)))
-        .when(stands, f.lit(WAITING))
+        .when(is_present, f.lit(WAITING))
         .when(f.col("gone"), f.lit(DELETED))
         .when(
             f.col("stock_record").isNull() | (f.col("accepted_record") > f.col("stock_record")),

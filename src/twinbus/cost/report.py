@@ -1,14 +1,14 @@
-"""The report: a Spark job that turns ledgers into answers.
+"""The report: a Spark job that summarises ledgers.
 
-    operations       billable operations, messages and bytes per day, ledger, entity and stage
-    money            the same per month and stage, under a price sheet
-    outages          of each entity: when it failed, failed over, returned, and was drained
-    transfers        diverted messages per entity: moved, dead-lettered, delay, reordering
-    reconciliation   messages per ledger, entity and status
-    suspects         the messages that are not accounted for, by name
+    operations       billable operations, messages and bytes by day, ledger, entity and stage
+    money            their prices by month and stage, under a price sheet
+    outages          by entity: when it failed, failed over, returned, and was drained
+    transfers        diverted messages by entity: moved, dead-lettered, delay, reordering
+    reconciliation   messages by ledger, entity and status
+    suspects         the messages that are not accounted for, with their ids
 
-Everything is aggregated by Spark; what reaches this process is as large as the answers, not as the
-ledgers. Tables are written as one file each; a table whose ledger is not there is not written.
+Spark aggregates everything; this process gets only results. Each table is written as one file. A
+table is not written if there is no ledger for it.
 """
 
 import re
@@ -31,10 +31,10 @@ from twinbus.cost.answers import (
     DayOperations,
     DelayStep,
     EntityOperations,
+    EntityOutage,
     EntityTransfers,
     FlowStep,
     LostLog,
-    Outage,
     PulledQueue,
     Report,
     StageOperations,
@@ -54,6 +54,7 @@ from twinbus.limits import (
     REPORT_ENTITIES,
     REPORT_LISTED_FILES,
     REPORT_PARTITION_ROWS,
+    REPORT_TRIES,
 )
 from twinbus.locations import HadoopPath, Location, folder_of
 from twinbus.protocol.operations import Purpose
@@ -88,13 +89,14 @@ _NO_SUSPECTS = [
 ]
 _PERCENTILES = (0.5, 0.9, 0.99)
 _GROUPS = ("ledger", "path", "day", "month", "stage")
-_FILE = re.compile(r"[A-Za-z][\w+.-]+:/[^\s'\",\]]+\.parquet")  # as Spark names one
+_UNREADABLE = ("READ_FILE", "PATH_NOT_FOUND")  # in Spark's errors about a file
+_FILE = re.compile(r"[A-Za-z][\w+.-]+:/[^\s'\",\]]+\.parquet")  # a file name in an error of Spark
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class _OperationKind:
-    """What the stages tell operations apart by, and when there were some."""
+    """The attributes by which stages distinguish operations, and the times of such operations."""
 
     operation: str
     purpose: str
@@ -105,7 +107,7 @@ class _OperationKind:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """Operations added up by some of the first five columns; the others are None."""
+    """Sums of operations, grouped by some of the first five columns; the others are None."""
 
     ledger: str | None
     path: str | None
@@ -119,7 +121,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """What happened in one of the stretches that a flow is drawn in."""
+    """What happened in one interval of the flow chart."""
 
     slot: int
     diverted: int
@@ -128,11 +130,11 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """What to report on."""
+    """Which ledgers and days to report on."""
 
-    folders: Sequence[Path | str]  # local paths, and URIs of other file systems
+    folders: Sequence[Path | str]  # local paths, or URIs of other file systems
     sheet: PriceSheet
-    since: date | None = None  # days, both included
+    since: date | None = None  # the first and the last day, both included
     until: date | None = None
     skip_bad_files: bool = False
 
@@ -142,69 +144,86 @@ def make_report(
     settings: ReportSettings,
     output: Path | str | None = None,
     table_format: str = "parquet",
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Read ledgers, write tables to a folder if there is one, and return the answers."""
-    with _cause_shown():
-        surveyed = survey(
-            _locations(session, settings),
-            settings.since,
-            settings.until,
-            skip_bad=settings.skip_bad_files,
-        )
-    told = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
-    tell(f"ledger files: {told}")
-    session = session.newSession()  # with settings of its own
+    """Read ledgers, write tables to the folder if one is given, and return the results."""
+    surveyed = _surveyed(session, settings)
+    counts = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
+    on_progress(f"ledger files: {counts}")
+    session = session.newSession()  # its settings do not affect the caller's session
     session.conf.set("spark.sql.session.timeZone", "UTC")
     partitions = max(sum(surveyed.rows.values()) // REPORT_PARTITION_ROWS, 2)
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     session.conf.set(
         "spark.sql.sources.parallelPartitionDiscovery.threshold", str(REPORT_LISTED_FILES)
     )
+    session.conf.set("spark.sql.files.ignoreMissingFiles", "false")  # rows would be missing
+    tries = 0
     while True:
         try:
             with _cause_shown():
-                return _Job(session, settings, surveyed, output, table_format, tell).run()
+                return _ReportJob(
+                    session, settings, surveyed, output, table_format, on_progress
+                ).run()
         except _DamagedFileError as damage:
-            if not settings.skip_bad_files or not surveyed.leave_out(damage.path, damage.why):
+            tries += 1
+            if tries < REPORT_TRIES and not _location(session, damage.path).exists():
+                on_progress(
+                    f"{damage.path} was merged or deleted meanwhile; the ledgers are read again"
+                )
+                surveyed = _surveyed(session, settings)
+                continue
+            if not settings.skip_bad_files or not surveyed.leave_out(str(damage.path), damage.why):
                 raise LedgerDamagedError(
-                    f"{damage.path} cannot be read: {damage.why}. Move it away or restore it; or "
-                    "leave it out with --skip-bad-files, and the report names it"
+                    f"{damage.path} cannot be read: {damage.why}. Move it away or restore it, or "
+                    "skip it with --skip-bad-files; the report then names it"
                 ) from damage
-            tell(f"left out: {damage.path}: {damage.why}")
+            on_progress(f"left out: {damage.path}: {damage.why}")
 
 
 class _DamagedFileError(Exception):
-    """Spark met a file that is whole at its end and damaged within."""
+    """Spark found a file with a valid footer and damaged content, or a file is gone."""
 
-    def __init__(self, path: str, why: str) -> None:
+    def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(why)
         self.path, self.why = path, why
 
 
+def _surveyed(session: SparkSession, settings: ReportSettings) -> Survey:
+    """Find and check the files of the ledgers."""
+    with _cause_shown():
+        return survey(
+            _locations(session, settings),
+            settings.since,
+            settings.until,
+            skip_bad=settings.skip_bad_files,
+        )
+
+
 def _locations(session: SparkSession, settings: ReportSettings) -> list[Location]:
-    """Return the folders of ledgers, on whichever file systems."""
-    return [
-        HadoopPath(session, folder) if isinstance(folder, str) else folder
-        for folder in settings.folders
-    ]
+    """Return the folders of ledgers, on any file system."""
+    return [_location(session, folder) for folder in settings.folders]
+
+
+def _location(session: SparkSession, path: Path | str) -> Location:
+    return HadoopPath(session, path) if isinstance(path, str) else path
 
 
 @contextmanager
 def _cause_shown() -> Iterator[None]:
-    """Say what happened where Spark fails, and find the file that it cannot read."""
+    """Raise readable errors for failures of Spark, and find the file that it cannot read."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
         named = _FILE.search(str(error))
-        if named is None or "READ_FILE" not in str(error):
-            raise MessagingError(f"Spark cannot make the report: {reason_of(error)}") from error
+        if named is None or not any(code in str(error) for code in _UNREADABLE):
+            raise MessagingError(f"Spark cannot create the report: {reason_of(error)}") from error
         why = "damaged: a part of it cannot be read, or fails its checksum"
-        raise _DamagedFileError(str(folder_of(unquote(named[0]))), why) from error
+        raise _DamagedFileError(folder_of(unquote(named[0])), why) from error
 
 
-class _Job:
-    """One run over what was surveyed."""
+class _ReportJob:
+    """One run over the surveyed files."""
 
     def __init__(
         self,
@@ -213,17 +232,17 @@ class _Job:
         surveyed: Survey,
         output: Path | str | None,
         table_format: str,
-        tell: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self._session = session
         self._settings = settings
         self._survey = surveyed
         self._tables = None if output is None else TableFolder(session, output, table_format)
-        self._tell = tell
+        self._on_progress = on_progress
         self._report = Report(settings.sheet, surveyed)
 
     def run(self) -> Report:
-        """Do all of it."""
+        """Create all parts of the report."""
         transfers = self._once(self._frame(LedgerKind.TRANSFERS)).persist()
         messages = self._frame(LedgerKind.MESSAGES)
         has_transfers = bool(self._survey.count(LedgerKind.TRANSFERS))
@@ -245,11 +264,11 @@ class _Job:
 
     @staticmethod
     def _once(transfers: DataFrame) -> DataFrame:
-        """Return each transfer once: a killed worker's were told again."""
+        """Return each transfer once: after the kill of a worker, rows may be written twice."""
         keys = ("origin", "queue", "sequence_number")
-        told = [name for name in transfers.columns if name not in (*keys, "moved")]
+        others = [name for name in transfers.columns if name not in (*keys, "moved")]
         return transfers.groupBy(*keys).agg(
-            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in told)
+            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in others)
         )
 
     def _write(self, name: str, table: DataFrame) -> None:
@@ -259,7 +278,7 @@ class _Job:
     # -- operations ----------------------------------------------------------------------------
 
     def _operations(self) -> None:
-        self._tell("operations ...")
+        self._on_progress("operations ...")
         rows = self._frame(LedgerKind.OPERATIONS)
         keys = ("operation", "purpose", "outcome")
         counted = (
@@ -275,17 +294,17 @@ class _Job:
             kinds = counted.groupBy(*keys).agg(
                 f.min("begins").alias("begins"), f.max("ends").alias("ends")
             )
-            known = _rows(kinds, _OperationKind)
-            self._report.begins = min((kind.begins for kind in known), default=None)
-            self._report.ends = max((kind.ends for kind in known), default=None)
-            staged = self._staged(counted, keys, known)
+            found = _rows(kinds, _OperationKind)
+            self._report.begins = min((kind.begins for kind in found), default=None)
+            self._report.ends = max((kind.ends for kind in found), default=None)
+            staged = self._staged(counted, keys, found)
             self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
             self._sum_up(staged)
         finally:
             counted.unpersist()
 
     def _sum_up(self, staged: DataFrame) -> None:
-        """Add operations up in every way a person looks at them, at one go."""
+        """Compute all sums of operations in one pass."""
         staged = staged.withColumn("month", f.date_format("day", "yyyy-MM"))
         columns = [f.col(name) for name in _GROUPS]
         ledger, path, day, month, stage = columns
@@ -306,38 +325,40 @@ class _Job:
         self._sort(sums)
 
     def _sort(self, sums: Sequence[_Sum]) -> None:
-        """Put each sum where it belongs, by the columns that it was added up by."""
+        """Assign each sum to its list, by the columns that it is grouped by."""
         report = self._report
         months: dict[str, dict[str, Billed]] = {}
-        for one in sums:
-            carried = (one.operations, one.messages, one.bytes)
-            match one:
+        for total in sums:
+            carried = (total.operations, total.messages, total.bytes)
+            match total:
                 case _Sum(ledger=str(ledger), stage=str(stage)):
                     report.stages.append(StageOperations(ledger, stage, *carried))
                 case _Sum(ledger=str(ledger), path=str(path)):
                     report.entities.append(EntityOperations(ledger, path, *carried))
                 case _Sum(day=date() as day, stage=str(stage)):
-                    report.days.append(DayOperations(day, stage, one.operations))
+                    report.days.append(DayOperations(day, stage, total.operations))
                 case _Sum(month=str(month), stage=str(stage)):
-                    months.setdefault(month, {})[stage] = Billed(one.operations, one.bytes)
+                    months.setdefault(month, {})[stage] = Billed(total.operations, total.bytes)
         self._money(months)
 
     def _staged(
         self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[_OperationKind]
     ) -> DataFrame:
-        """Return the billable operations of each stage, by the rules of `stages`."""
+        """Return the billable operations of each stage, by the rules in `stages`."""
         sheet = self._settings.sheet
         rules = []
-        for one in kinds:
-            rule = rule_of(one.operation, Purpose(one.purpose), one.outcome)
+        for kind in kinds:
+            rule = rule_of(kind.operation, Purpose(kind.purpose), kind.outcome)
             if rule is not None and sheet.bills(rule.stage):
-                key = f"{one.operation}\0{one.purpose}\0{one.outcome}"  # as `concat_ws` below
+                key = f"{kind.operation}\0{kind.purpose}\0{kind.outcome}"  # as `concat_ws` below
                 rules.append((key, rule.stage.value, rule.basis.value))
         if not rules:
             rules.append(("", "", ""))  # a map cannot be empty
-        kind = f.concat_ws("\0", *keys)
+        joined = f.concat_ws("\0", *keys)
         stage, basis = (
-            f.create_map(*(f.lit(text) for key, *named in rules for text in (key, named[at])))[kind]
+            f.create_map(*(f.lit(text) for key, *named in rules for text in (key, named[at])))[
+                joined
+            ]
             for at in (0, 1)
         )
         billed = (
@@ -353,7 +374,7 @@ class _Job:
         )
 
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
-        """Price each month as a whole: its tiers count the operations of all namespaces."""
+        """Price each month in total: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
         if self._tables is not None:
             rows = list(map(asdict, self._report.money))
@@ -362,19 +383,19 @@ class _Job:
     # -- outages -------------------------------------------------------------------------------
 
     def _outages(self, transfers: DataFrame) -> None:
-        self._tell("outages ...")
+        self._on_progress("outages ...")
         events = self._frame(LedgerKind.TRANSITIONS).distinct()
         order = Window.partitionBy("primary", "process", "path").orderBy("at")
         is_start = f.col("event") == "FailedOver"
-        told = f.struct("event", "at", "cause", "diverted")
-        known = events.where(f.col("event").isin("FailedOver", "Returned")).withColumns(
-            {"before": f.lag("event").over(order), "after": f.lead(told).over(order)}
+        end_columns = f.struct("event", "at", "cause", "diverted")
+        failovers = events.where(f.col("event").isin("FailedOver", "Returned")).withColumns(
+            {"before": f.lag("event").over(order), "after": f.lead(end_columns).over(order)}
         )
-        # One that returned without having failed over did that before the first day.
-        is_whole = is_start | f.coalesce(f.col("before") != "FailedOver", f.lit(True))
+        # An entity that returned without a failover has failed over before the first day.
+        is_complete = is_start | f.coalesce(f.col("before") != "FailedOver", f.lit(True))
         away = (
-            known.where(is_whole)
-            .withColumn("end", f.when(is_start, f.col("after")).otherwise(told))
+            failovers.where(is_complete)
+            .withColumn("end", f.when(is_start, f.col("after")).otherwise(end_columns))
             .withColumn("is_back", f.coalesce(f.col("end.event") == "Returned", f.lit(False)))
             .select(
                 "primary",
@@ -392,7 +413,7 @@ class _Job:
         drained = transfers.where(f.col("result") == MOVED).select(
             f.lower("path").alias("home"), "moved", "accepted"
         )
-        # What was diverted in an outage goes home during it or after it: its last message ends it.
+        # Messages diverted in an outage arrive during it or after it; the last one ends its drain.
         during = away.join(
             drained,
             (f.lower(away["path"]) == drained["home"])
@@ -408,14 +429,14 @@ class _Job:
             .withColumn("seconds_away", _seconds("failed_over", "returned"))
             .withColumn(
                 "seconds_to_drain",
-                f.when(drain.isNotNull(), f.greatest(drain, f.lit(0.0))),  # it skips nulls
+                f.when(drain.isNotNull(), f.greatest(drain, f.lit(0.0))),  # greatest ignores nulls
             )
             .orderBy("failed_over", "path", "process")
             .persist()
         )
         try:
             self._write("outages", table)
-            self._report.outages = _rows(table.limit(1000), Outage)
+            self._report.outages = _rows(table.limit(1000), EntityOutage)
         finally:
             table.unpersist()
         pulls = events.where(f.col("event") == "BacklogQueuePulled")
@@ -427,13 +448,13 @@ class _Job:
     # -- transfers -----------------------------------------------------------------------------
 
     def _transfers(self, transfers: DataFrame, messages: DataFrame) -> None:
-        self._tell("transfers ...")
+        self._on_progress("transfers ...")
         delay = f.col("moved").cast("double") - f.col("accepted").cast("double")
         is_moved = f.col("result") == MOVED
-        known = transfers.withColumn("delay", f.when(is_moved, delay))
+        delayed = transfers.withColumn("delay", f.when(is_moved, delay))
         points = [f.lit(point) for point in _PERCENTILES]
         percentiles = f.percentile_approx("delay", f.array(*points), f.lit(PERCENTILE_ACCURACY))
-        by_path = known.groupBy(f.lower("path").alias("home")).agg(
+        by_path = delayed.groupBy(f.lower("path").alias("home")).agg(
             f.first("path").alias("path"),
             f.count_if(is_moved).alias("moved"),
             f.count_if(f.col("result") == DEAD_LETTERED).alias("dead_lettered"),
@@ -454,7 +475,7 @@ class _Job:
             table.unpersist()
         step = f.floor(f.log2(f.greatest(f.col("delay"), f.lit(1e-3))))
         self._report.delays = _rows(
-            known.where(is_moved)
+            delayed.where(is_moved)
             .groupBy(f.pow(f.lit(2.0), step).alias("seconds"))
             .agg(f.count("*").alias("messages"))
             .orderBy("seconds"),
@@ -464,9 +485,9 @@ class _Job:
 
     @staticmethod
     def _reordered(transfers: DataFrame, messages: DataFrame) -> DataFrame:
-        """Return how far messages of each entity came out of the order they were accepted in.
+        """Return how much the order of arrival differs from the order of acceptance, by entity.
 
-        A message is behind by as many places as it arrived later than its turn was.
+        A message is behind by the number of later messages that arrived before it.
         """
         path = f.col("path")
         home = messages.where(
@@ -530,19 +551,19 @@ class _Job:
             .orderBy("slot")
         )
         return [
-            FlowStep(span["begins"] + (one.slot + 1) * step, one.diverted, one.moved)
-            for one in _rows(slots, _Slot)
+            FlowStep(span["begins"] + (row.slot + 1) * step, row.diverted, row.moved)
+            for row in _rows(slots, _Slot)
         ]
 
     # -- reconciliation ------------------------------------------------------------------------
 
     def _at_home(self, messages: DataFrame) -> DataFrame:
-        """Return what messages are looked for in, to see whether they are home."""
+        """Return the rows in which to search for messages that were brought home."""
         before = _read_before(_locations(self._session, self._settings), self._settings)
         return messages if before is None else frame(self._session, before, LedgerKind.MESSAGES)
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
-        self._tell("reconciliation ...")
+        self._on_progress("reconciliation ...")
         self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
         with Reconciliation(messages, self._survey.ledgers) as found:
             counts = sorted(found.counts().items())
@@ -554,7 +575,7 @@ class _Job:
             self._name(found.suspects(transfers, self._at_home(messages)))
 
     def _name(self, suspects: DataFrame | None) -> None:
-        """Name the messages that are not accounted for."""
+        """Collect the messages that are not accounted for."""
         if suspects is None:
             suspects = self._session.range(0).selectExpr(*_NO_SUSPECTS)
         suspects = suspects.persist()
@@ -568,19 +589,19 @@ class _Job:
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:
-    """Look at the day before the first, too: what came home then may have been told later."""
+    """Survey the day before the first day, too: its transfers may have been recorded later."""
     if settings.since is None:
         return None
     return survey(
         folders,
         settings.since - timedelta(days=1),
         settings.until,
-        skip_bad=True,  # it is named where it belongs
+        skip_bad=True,  # the survey of that day reports bad files
     )
 
 
 def _rows(table: DataFrame, kind: Callable[..., R]) -> list[R]:
-    """Collect a table; moments as seconds, because Spark's Python gives them in local time."""
+    """Collect a table; times as seconds, because PySpark would convert them to local time."""
     columns = [
         f.col(name).cast("double").alias(name) if kind == "timestamp" else f.col(name)
         for name, kind in table.dtypes
@@ -593,6 +614,6 @@ def _seconds(since: str, until: str) -> Column:
 
 
 def _each_named(what: str, percentiles: Column) -> Iterator[Column]:
-    """Give percentiles as columns of their own."""
+    """Yield percentiles as separate columns."""
     for at, point in enumerate(_PERCENTILES):
         yield percentiles[at].alias(f"{what}_p{point * 100:.0f}")

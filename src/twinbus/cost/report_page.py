@@ -1,4 +1,4 @@
-"""The report as a page: one HTML file with charts, for a phone or a desk, without network."""
+"""The report as a page: one HTML file with charts, for phone and desktop, without network."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,11 +9,11 @@ from html import escape
 from twinbus.cost.answers import Report, StageOperations
 from twinbus.cost.charts import (
     Bar,
-    Lane,
-    Link,
-    Node,
+    FlowLink,
+    FlowNode,
+    LaneSpan,
     Series,
-    Span,
+    TimelineLane,
     bar_chart,
     duration,
     flow_chart,
@@ -50,7 +50,7 @@ def report_page(report: Report) -> str:
 
 
 def report_parts(report: Report) -> list[str]:
-    """Return the parts of the page, for pages that tell more."""
+    """Return the parts of the page, for pages with further content."""
     parts = [
         _verdict(report),
         _left_out(report),
@@ -81,16 +81,16 @@ def _money(amount: Decimal, report: Report) -> str:
 
 
 def _price(amount: Decimal, report: Report) -> str:
-    """Return the price of operations; nothing is paid for included ones."""
+    """Return the price of operations; included operations are free."""
     if not amount and report.sheet.included:
         return "within the included operations"
     return _money(amount, report)
 
 
 def stage_costs(report: Report) -> list[tuple[str, str, str, str, str]]:
-    """Return stage, operations, their price, bytes and the price of bandwidth, then all together.
+    """Return rows of stage, operations, price, bytes and bandwidth price, with a total row.
 
-    In the words of the page, over all months.
+    They cover all months and have the texts of the page.
     """
     sums: dict[str, MonthlyPrice] = {}
     for row in report.money:
@@ -143,20 +143,20 @@ def _verdict(report: Report) -> str:
     ledgers = ", ".join(report.survey.ledgers)
     about = f"<p>{escape(span)}, ledgers: {escape(ledgers)}</p>"
     for row in report.lost_logs:
-        lost = f"The whole log of {row.ledger} was lost, with its records 1 to {row.last}."
+        lost = f"The complete log of {row.ledger} was lost, with its records 1 to {row.last}."
         about += f'<p class="bad">{escape(lost)}</p>'
     if not report.statuses:
-        return f"{about}<p>No ledger of messages: what became of each cannot be told.</p>"
+        return f"{about}<p>There is no ledger of messages, so messages cannot be reconciled.</p>"
     if report.is_reconciled:
         return f'{about}<p class="good">Every message is accounted for.</p>'
     count = report.suspect_count
     if not count:
-        return f"{about}<p>Every message that the ledgers know is accounted for.</p>"
+        return f"{about}<p>Every message in the ledgers is accounted for.</p>"
     return f'{about}<p class="bad">{count:,} message(s) are not accounted for: see below.</p>'
 
 
 def _left_out(report: Report) -> str:
-    rows = [(str(one.path), one.why) for one in report.survey.left_out]
+    rows = [(str(skipped.path), skipped.why) for skipped in report.survey.left_out]
     if not rows:
         return ""
     return f"<h2>Files that were left out</h2>{grid(('file', 'why'), rows)}"
@@ -188,7 +188,7 @@ def _longest(times: Iterable[float | None]) -> str:
 
 
 def _timeline(report: Report) -> str:
-    """Draw each entity's outages; those of several processes lie over each other."""
+    """Draw the outages of each entity; those of several processes are drawn over each other."""
     if not report.outages:
         return ""
     begins = min(outage.failing for outage in report.outages)
@@ -199,16 +199,16 @@ def _timeline(report: Report) -> str:
         if value is not None
     ]
     last = max([*moments, report.ends or begins])
-    lanes: dict[str, list[Span]] = {}
+    lanes: dict[str, list[LaneSpan]] = {}
     for outage in report.outages:
         spans = lanes.setdefault(outage.path.lower(), [])
         failing, over = outage.failing - begins, outage.failed_over - begins
         back = (outage.returned or last) - begins
-        spans.append(Span(failing, over, "failing", _RED))
-        spans.append(Span(over, back, "sends go to the backlog", _AMBER))
+        spans.append(LaneSpan(failing, over, "failing", _RED))
+        spans.append(LaneSpan(over, back, "sends go to the backlog", _AMBER))
         if outage.drained and outage.returned and outage.drained > outage.returned:
-            spans.append(Span(back, outage.drained - begins, "backlog is drained", _BLUE))
-    shown = [Lane(name, spans) for name, spans in sorted(lanes.items())][:CHART_LANES]
+            spans.append(LaneSpan(back, outage.drained - begins, "backlog is drained", _BLUE))
+    shown = [TimelineLane(name, spans) for name, spans in sorted(lanes.items())][:CHART_LANES]
     note = f"<p>Time 0 is {_moment(begins)} (UTC).</p>"
     return timeline("Timeline of the outage", shown, last - begins) + note
 
@@ -242,22 +242,22 @@ def _flow(report: Report) -> str:
         _status_total(report, ["completed"], backlog=False) or direct + moved, direct + moved
     )
     nodes = [
-        Node("sent", 0, _GREEN),
-        Node("backlog", 1, _AMBER),
-        Node("primary", 2, _BLUE),
-        Node("dead-lettered", 2, _RED),
-        Node("in backlog", 2, _PURPLE),
-        Node("received", 3, _GREEN),
-        Node("waiting", 3, _GREY),
+        FlowNode("sent", 0, _GREEN),
+        FlowNode("backlog", 1, _AMBER),
+        FlowNode("primary", 2, _BLUE),
+        FlowNode("dead-lettered", 2, _RED),
+        FlowNode("in backlog", 2, _PURPLE),
+        FlowNode("received", 3, _GREEN),
+        FlowNode("waiting", 3, _GREY),
     ]
     links = [
-        Link("sent", "backlog", diverted),
-        Link("backlog", "primary", min(moved, diverted)),
-        Link("sent", "primary", direct),
-        Link("backlog", "dead-lettered", min(dead, diverted)),
-        Link("backlog", "in backlog", waiting),
-        Link("primary", "received", received),
-        Link("primary", "waiting", direct + moved - received),
+        FlowLink("sent", "backlog", diverted),
+        FlowLink("backlog", "primary", min(moved, diverted)),
+        FlowLink("sent", "primary", direct),
+        FlowLink("backlog", "dead-lettered", min(dead, diverted)),
+        FlowLink("backlog", "in backlog", waiting),
+        FlowLink("primary", "received", received),
+        FlowLink("primary", "waiting", direct + moved - received),
     ]
     return flow_chart("Flow through the stages, messages", nodes, links)
 
@@ -385,8 +385,8 @@ def _transfers(report: Report) -> str:
     more = ("came late", "places late 50 %", "99 %", "max")
     return (
         f"<h2>Diverted messages by entity</h2>{grid((*header, *more), rows)}"
-        "<p>A message is late by as many places as it stands behind its turn: messages that were "
-        "accepted later came before it.</p>"
+        "<p>A message is late by the number of messages that were accepted after it and arrived "
+        "before it.</p>"
     )
 
 

@@ -1,11 +1,11 @@
-"""The stages of a message's way, and which metered operations count towards each.
+"""The stages of a message, and which metered operations count for each stage.
 
-A diverted message takes four stages, each of them one operation for every 64 KB of it:
+A diverted message passes four stages; each is one operation per 64 KB of the message:
 
     send to backlog -> receive from backlog -> send to primary -> receive from primary
 
-and, where completions are billed, one more for each of the two receives. Pings, idle polls and
-management are what pairing costs besides; the rest is what the application does anyway.
+If completions are billed, each of the two receives costs one more. Pings, idle polls and management
+are the further costs of a pairing. All other operations are those of the application.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ OK = "ok"
 
 
 class Stage(Enum):
-    """What an operation was a part of."""
+    """The part of a message's way to which an operation belongs."""
 
-    SEND = "send"  # straight to the primary
+    SEND = "send"  # directly to the primary
     SEND_TO_BACKLOG = "send to backlog"
     RECEIVE_FROM_BACKLOG = "receive from backlog"
     COMPLETE_IN_BACKLOG = "complete in backlog"
     SEND_TO_PRIMARY = "send to primary"
-    RECEIVE_FROM_PRIMARY = "receive from primary"  # of every message, however it came
+    RECEIVE_FROM_PRIMARY = "receive from primary"  # of every message, diverted or not
     COMPLETE_IN_PRIMARY = "complete in primary"
     PING = "ping"
     IDLE_POLL = "idle poll"
     MANAGEMENT = "management"
-    OTHER = "other"  # empty receives, peeks, renewals, sessions: the application's own
+    OTHER = "other"  # of the application: empty receives, peeks, renewals, sessions
 
 
 DIVERTED = (
@@ -43,7 +43,7 @@ COMPLETIONS = (Stage.COMPLETE_IN_BACKLOG, Stage.COMPLETE_IN_PRIMARY)
 
 
 class Basis(Enum):
-    """Which metered number is billed."""
+    """The metered number that is billed."""
 
     UNITS = "units"
     MESSAGES = "messages"
@@ -51,8 +51,8 @@ class Basis(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Where an operation belongs."""
+class StageRule:
+    """The stage and the billing basis of an operation."""
 
     stage: Stage
     basis: Basis
@@ -67,35 +67,35 @@ _SENDS = {
 }
 _RECEIVES = frozenset({"Receive", "ReceiveDeferred", "ReadRange"})
 _SETTLES = frozenset({"Settle", "SettleRange"})
-_FREE = frozenset({"ReleaseRange", "ReleaseSession"})  # giving back is no operation elsewhere
+_FREE = frozenset({"ReleaseRange", "ReleaseSession"})  # other brokers do not bill a release
 
 
-def rule_of(operation: str, purpose: Purpose, outcome: str) -> Rule | None:
-    """Return where an operation counts; None: nowhere, as those refused or never answered."""
+def rule_of(operation: str, purpose: Purpose, outcome: str) -> StageRule | None:
+    """Return the rule of an operation; None if it is not billed, such as a refused operation."""
     if outcome not in (OK, EMPTY) or operation in _FREE:
         return None
     if purpose is Purpose.MANAGEMENT:
-        return Rule(Stage.MANAGEMENT, Basis.COUNT)
+        return StageRule(Stage.MANAGEMENT, Basis.COUNT)
     if purpose is Purpose.IDLE_POLL:
-        return Rule(Stage.IDLE_POLL, Basis.COUNT)
+        return StageRule(Stage.IDLE_POLL, Basis.COUNT)
     if outcome != OK:
-        return Rule(Stage.OTHER, Basis.COUNT)
+        return StageRule(Stage.OTHER, Basis.COUNT)
     is_backlog = purpose in _BACKLOG_SIDE
     if operation == "Send":
-        return Rule(_SENDS[purpose], Basis.UNITS)
+        return StageRule(_SENDS[purpose], Basis.UNITS)
     if operation in _RECEIVES:
         stage = Stage.RECEIVE_FROM_BACKLOG if is_backlog else Stage.RECEIVE_FROM_PRIMARY
-        return Rule(stage, Basis.UNITS)
+        return StageRule(stage, Basis.UNITS)
     if operation in _SETTLES:
         stage = Stage.COMPLETE_IN_BACKLOG if is_backlog else Stage.COMPLETE_IN_PRIMARY
-        return Rule(stage, Basis.MESSAGES)
+        return StageRule(stage, Basis.MESSAGES)
     if operation == "LeaseRange":
-        return None  # what it found is counted when it is read
-    return Rule(Stage.OTHER, Basis.UNITS)
+        return None  # its messages are counted when they are read
+    return StageRule(Stage.OTHER, Basis.UNITS)
 
 
 def is_billed(stage: Stage, *, completions: bool, management: bool) -> bool:
-    """Whether a price sheet with these switches counts a stage."""
+    """Return whether a price sheet with these switches bills a stage."""
     if stage in COMPLETIONS:
         return completions
     return management or stage is not Stage.MANAGEMENT

@@ -1,11 +1,14 @@
-"""A survey of ledgers: which files there are, and which are no good.
+"""Surveys ledgers: finds their files, and checks each of them.
 
-Only the days that are asked for are looked at. Every file says what it is before Spark sees it: one
-that is damaged, foreign or from a newer Twinbus is named, and then refused or left out by choice,
-never passed over in silence.
+Only files of the requested days are checked. The footer of every file is checked before Spark reads
+it. A file that is damaged, foreign or from a newer Twinbus is reported, and then refused or skipped
+as the caller chooses, never ignored silently.
+
+A broker merges and deletes files at any time. When a listed file is gone, the survey lists all
+files again: the rows of the file are in a merged file, or their days are over.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
@@ -13,13 +16,15 @@ from pathlib import Path
 
 from twinbus.errors import InvalidArgumentError, LedgerDamagedError
 from twinbus.ledger import FOLDER, JOURNAL, Footer, LedgerKind, days, footer_of, read_footer
-from twinbus.limits import LEDGER_READERS
+from twinbus.limits import LEDGER_READERS, SURVEY_TRIES
 from twinbus.locations import Location
+
+GONE = "gone: it was deleted while the ledgers were looked at, again and again"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A file that is not read."""
+    """A file that is not read, with the reason."""
 
     path: Location
     why: str
@@ -27,19 +32,19 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Survey:
-    """What there is to read."""
+    """The files to read, and those that were left out."""
 
     files: dict[LedgerKind, dict[str, list[Location]]]  # by ledger
-    ledgers: Sequence[str]  # their names, in the order given
+    ledgers: Sequence[str]  # names in the order of the folders
     left_out: list[LeftOut] = field(default_factory=list)
     rows: dict[LedgerKind, int] = field(default_factory=dict)
 
     def count(self, kind: LedgerKind) -> int:
-        """Return how many files of a kind there are."""
+        """Return the number of files of a kind."""
         return sum(map(len, self.files[kind].values()))
 
     def leave_out(self, path: str, why: str) -> bool:
-        """Leave a file out after all; say whether it was there."""
+        """Remove a file from the survey; return whether it was there."""
         for by_ledger in self.files.values():
             for paths in by_ledger.values():
                 for found in paths:
@@ -57,46 +62,57 @@ def survey(
     *,
     skip_bad: bool = False,
 ) -> Survey:
-    """Look at the files of ledgers; both days are included."""
+    """Check the files of ledgers; both days are included."""
     named = named_ledgers(folders)
     found: dict[LedgerKind, dict[str, list[Location]]] = {kind: {} for kind in LedgerKind}
+    surveyed = Survey(found, list(named))
+    for _ in range(SURVEY_TRIES):
+        everything, footers = _look_at_all(named, since, until)
+        if GONE not in footers:
+            break
+    replaced = {
+        path.parent / name
+        for (_, _, path), footer in zip(everything, footers, strict=True)
+        if isinstance(footer, Footer)
+        for name in footer.replaces
+    }
+    for (name, kind, path), footer in zip(everything, footers, strict=True):
+        if path in replaced:
+            continue  # a merged file contains all of its rows
+        if isinstance(footer, str):
+            surveyed.left_out.append(LeftOut(path, footer))
+        else:
+            found[kind].setdefault(name, []).append(path)
+            surveyed.rows[kind] = surveyed.rows.get(kind, 0) + footer.rows
+    surveyed.left_out += [skipped for folder in named.values() for skipped in _strangers(folder)]
+    bad = [skipped for skipped in surveyed.left_out if not skipped.why.startswith("unfinished")]
+    if bad and not skip_bad:
+        raise LedgerDamagedError(
+            f"{len(bad)} file(s) cannot be read as ledgers:\n"
+            + "\n".join(f"  {skipped.path}: {skipped.why}" for skipped in bad)
+            + "\nMove them away or restore them, or skip them with --skip-bad-files; the report "
+            "then names them"
+        )
+    return surveyed
+
+
+def _look_at_all(
+    named: Mapping[str, Location], since: date | None, until: date | None
+) -> tuple[list[tuple[str, LedgerKind, Location]], list[Footer | str]]:
+    """List the files of some days; return them, and the footer of each."""
     everything = [
         (name, kind, path)
         for name, folder in named.items()
         for kind in LedgerKind
         for path in _files(folder / kind.value, since, until)
     ]
-    surveyed = Survey(found, list(named))
     with ThreadPoolExecutor(LEDGER_READERS) as looking:
-        footers = list(looking.map(lambda one: _look(one[1], one[2]), everything))
-    replaced = {
-        path.parent / name
-        for (_, _, path), told in zip(everything, footers, strict=True)
-        if isinstance(told, Footer)
-        for name in told.replaces
-    }
-    for (name, kind, path), told in zip(everything, footers, strict=True):
-        if path in replaced:
-            continue  # all of its rows are in a merged file
-        if isinstance(told, str):
-            surveyed.left_out.append(LeftOut(path, told))
-        else:
-            found[kind].setdefault(name, []).append(path)
-            surveyed.rows[kind] = surveyed.rows.get(kind, 0) + told.rows
-    surveyed.left_out += [one for folder in named.values() for one in _strangers(folder)]
-    bad = [one for one in surveyed.left_out if not one.why.startswith("unfinished")]
-    if bad and not skip_bad:
-        raise LedgerDamagedError(
-            f"{len(bad)} file(s) cannot be read as ledgers:\n"
-            + "\n".join(f"  {one.path}: {one.why}" for one in bad)
-            + "\nMove them away or restore them; or leave them out with --skip-bad-files, and the "
-            "report names them"
-        )
-    return surveyed
+        footers = list(looking.map(lambda entry: _look(entry[1], entry[2]), everything))
+    return everything, footers
 
 
 def named_ledgers(folders: Sequence[Location]) -> dict[str, Location]:
-    """Return the ledgers by the shortest names that tell them apart."""
+    """Return the ledgers by the shortest names that distinguish them."""
     found: dict[str, Location] = {}
     for given in folders:
         folder = given.resolve()
@@ -105,11 +121,11 @@ def named_ledgers(folders: Sequence[Location]) -> dict[str, Location]:
             ledger = folder
         if not ledger.is_dir():
             raise InvalidArgumentError(
-                f"{given} has no ledger; give the directory of a namespace, or the one that a "
-                "pairing or a syphon was told to write to"
+                f"{given} has no ledger; give the directory of a namespace, or the ledger folder "
+                "of a pairing or a syphon"
             )
         if ledger in found.values():
-            raise InvalidArgumentError(f"{given} is given twice")
+            raise InvalidArgumentError(f"{given} is given twice. Give each directory once")
         name = ledger.parent.name
         while name in found:
             name = f"{name}'"
@@ -124,45 +140,50 @@ def _files(folder: Location, since: date | None, until: date | None) -> Iterator
 
 
 def _listed(folder: Location) -> list[Location]:
-    """Return what is in a folder, in order."""
+    """Return the content of a folder, sorted."""
     return sorted(folder.iterdir(), key=lambda path: path.name)
 
 
 def _strangers(ledger: Location) -> Iterator[LeftOut]:
-    """Give what lies in a ledger, but not where a file of it would."""
+    """Yield files and folders in a ledger that are not at the place of a ledger file."""
     kinds = {kind.value for kind in LedgerKind}
     for path in _listed(ledger):
         if path.name not in kinds or not path.is_dir():
-            yield LeftOut(path, "foreign: there is no such ledger")
+            yield LeftOut(path, "foreign: this is not the name of a ledger")
             continue
         known: set[Location] = {folder for _, folder in days(path)}
         for inner in _listed(path):
             if inner.name.endswith(JOURNAL) and _size(inner):
-                yield LeftOut(inner, "unfinished: lines of a syphon that are no file yet")
+                yield LeftOut(inner, "unfinished: rows of a syphon that are not in a file yet")
             elif inner not in known and not inner.name.startswith("."):
-                yield LeftOut(inner, "foreign: files lie in folders such as day=2026-11-16")
+                yield LeftOut(inner, "foreign: ledger files are in folders such as day=2026-11-16")
 
 
 def _size(path: Location) -> int:
-    """Return the length of a file; 0: it is gone."""
+    """Return the size of a file; 0 if it no longer exists."""
     if not isinstance(path, Path):
         return path.size()
     return path.stat().st_size if path.exists() else 0
 
 
 def _look(kind: LedgerKind, path: Location) -> Footer | str:
-    """Return what a file says of itself, or why it is none of ours."""
+    """Return the footer of a file, or the reason why it is not a ledger file."""
     if path.name.startswith("."):
-        return "unfinished: being written, or left behind by a process that was killed"
+        return "unfinished: still being written, or left behind by a killed process"
     if path.suffix != ".parquet":
-        return "foreign: no Parquet file by its name"
-    if isinstance(path, Path):
-        told = read_footer(path)
-    else:
-        with path.open() as file:
-            told = footer_of(file, path.size())
-    if isinstance(told, str):
-        return told
-    if told.kind != kind.value:
-        return f"foreign: it is of the ledger of {told.kind}, but lies among {kind.value}"
-    return told
+        return "foreign: its name is not that of a Parquet file"
+    try:
+        if isinstance(path, Path):
+            footer = read_footer(path)
+        else:
+            with path.open() as file:
+                footer = footer_of(file, path.size())
+    except Exception:
+        if path.exists():
+            raise
+        return GONE
+    if isinstance(footer, str):
+        return footer if path.exists() else GONE
+    if footer.kind != kind.value:
+        return f"foreign: it belongs to the ledger of {footer.kind}, but is in that of {kind.value}"
+    return footer

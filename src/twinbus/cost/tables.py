@@ -1,7 +1,7 @@
-"""The folder that a report's tables are written to, on whichever file system.
+"""Writes a report's tables to a folder, on any file system.
 
-Each table is one file that appears whole. Spark writes it as a part of a folder, whose name begins
-with a dot, and the part is then given the name of the table.
+Each table is one file that appears complete. Spark writes it as a part file in a folder whose name
+begins with a dot; the part file is then renamed to the name of the table.
 """
 
 import shutil
@@ -19,14 +19,14 @@ from twinbus.locations import HadoopPath, as_uri
 
 
 class TableFolder:
-    """Writes tables; used by the driver."""
+    """Writes tables; runs in the driver."""
 
     def __init__(self, session: SparkSession, folder: Path | str, table_format: str) -> None:
         self._folder = HadoopPath(session, folder) if isinstance(folder, str) else folder
         self._format = table_format
 
     def write(self, name: str, table: DataFrame) -> None:
-        """Write a table that Spark has."""
+        """Write a data frame of Spark as a table."""
         folder, file = self._folder, f"{name}.{self._format}"
         if isinstance(folder, Path):
             folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class TableFolder:
             writer.parquet(uri)
 
     def write_arrow(self, name: str, table: pa.Table) -> None:
-        """Write a table that this process has."""
+        """Write an Arrow table of this process."""
         write = pyarrow.csv.write_csv if self._format == "csv" else pq.write_table
         folder, file = self._folder, f"{name}.{self._format}"
         if isinstance(folder, Path):

@@ -1,4 +1,4 @@
-"""The data source of Spark: `format("twinbus")`."""
+"""Spark's data source for messages: `format("twinbus")`."""
 
 from twinbus.extras import require
 

@@ -1,7 +1,7 @@
-"""Which messages a query can need, from the conditions that Spark hands to a reader.
+"""Derives which messages a query can need from the conditions that Spark passes to a reader.
 
-Spark evaluates every condition itself as well: bounds only keep messages from being read that
-cannot satisfy it. Conditions of other columns, and other kinds of conditions, bound nothing.
+Spark evaluates every condition itself as well; bounds only avoid reading messages that cannot
+match. Conditions on other columns, and other kinds of conditions, have no effect here.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _NUMBER, _TIME = ("sequence_number",), ("enqueued_time_utc",)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Sequence numbers and times, both ends included."""
+    """Ranges of sequence numbers and times, both ends included."""
 
     first: int = 0
     last: int = MAX_INT64
@@ -36,7 +36,7 @@ class Bounds:
 
     @classmethod
     def of(cls, filters: list[Filter]) -> "Bounds":
-        """Return the bounds of conditions that must all hold."""
+        """Return the bounds of conditions that must all be true."""
         bounds = cls()
         for condition in filters:
             bounds = bounds._narrowed(condition)
@@ -59,7 +59,7 @@ class Bounds:
         return self
 
     def inside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages that were enqueued between the times."""
+        """Return the messages whose enqueued time is within the bounds."""
         times = batch.column("enqueued_time_utc")
         if self.since is not None:
             batch = batch.filter(pc.greater_equal(times, pa.scalar(self.since, TIMESTAMP)))

@@ -1,11 +1,11 @@
-"""Messages as Spark sees them: the columns of the `twinbus` data source, there and back.
+"""Converts messages to the columns of the `twinbus` data source, and back.
 
-Spark has no bytes of fixed length and no map of Python values: an identifier is binary, and a
-property is a struct with one field per type, of which one is set:
+Spark has no binary type of fixed length, and no map with values of several types. So an identifier
+is binary, and a property is a struct with one field per type, of which exactly one is set:
 
     properties map<string, struct<str, int, float, bool, bytes, datetime, timedelta, uuid>>
 
-Who writes may leave out every column but `body`, give texts as bodies, and give properties as
+A writer needs only the column `body`, which may be text. It may give properties as
 map<string, string>.
 """
 
@@ -72,7 +72,7 @@ READ_COLUMNS = tuple(_READ_DDL)
 
 
 def read_ddl(names: Sequence[str]) -> str:
-    """Return the schema of some columns."""
+    """Return the DDL schema of some columns."""
     return _ddl({name: _READ_DDL[name] for name in names})
 
 
@@ -94,7 +94,7 @@ _STATES = pa.array([state.name.lower() for state in MessageState])
 
 
 def to_spark(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """Return these columns of a batch as Spark takes them."""
+    """Return these columns of a batch in Spark's types."""
     columns = [_to_spark(name, batch.column(name)) for name in names]
     schema = pa.schema([(name, _SPARK_TYPES[name]) for name in names])
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -109,7 +109,7 @@ def _to_spark(name: str, column: pa.Array) -> pa.Array:
 
 
 def _with_uuids(column: pa.Array, kind: pa.MapType) -> pa.Array:
-    """Return properties with their UUIDs as bytes of the length that a type has."""
+    """Return properties with UUIDs as bytes of fixed length."""
     offsets = map_offsets(column)
     names, values = property_entries(column, offsets)
     children = [values.field(child) for child in PROPERTY_TYPES]
@@ -127,12 +127,13 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def check_writable(columns: Mapping[str, str]) -> None:
-    """Refuse columns that no message has, given their Spark types."""
+    """Refuse columns that messages do not have, given their Spark types."""
     unknown = sorted(set(columns) - set(MESSAGE_COLUMNS))
     if unknown:
         raise InvalidArgumentError(
-            f"a message has no column {', '.join(unknown)}; it has {', '.join(MESSAGE_COLUMNS)}. "
-            "Drop the others, or put them into the body or the properties"
+            f"a message has no column {', '.join(unknown)}; its columns are "
+            f"{', '.join(MESSAGE_COLUMNS)}. Drop the others, or put them into the body or the "
+            "properties"
         )
     if "body" not in columns:
         raise InvalidArgumentError(
@@ -142,17 +143,17 @@ def check_writable(columns: Mapping[str, str]) -> None:
 
 
 def from_spark(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of Spark as a batch of messages, or say which column does not fit."""
+    """Return rows of Spark as a batch of messages; raise if a column has a wrong type."""
     columns = []
     for field in MESSAGE_SCHEMA:
         at = batch.schema.get_field_index(field.name)
         try:
-            held = pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
-            columns.append(_from_spark(field, held))
+            column = pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
+            columns.append(_from_spark(field, column))
         except pa.ArrowException as error:
-            raise InvalidArgumentError(f"column {field.name} does not fit: {error}") from error
+            raise InvalidArgumentError(f"column {field.name} has a wrong type: {error}") from error
     if columns[0].null_count:
-        raise InvalidArgumentError("a row has no body; use an empty one")
+        raise InvalidArgumentError("a row has no body; use an empty body")
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
@@ -165,7 +166,7 @@ def _from_spark(field: pa.Field, column: pa.Array) -> pa.Array:
 
 
 def _moments(name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return times as they are; numbers are none, for nobody knows their unit."""
+    """Return times unchanged; refuse numbers, because their unit is unknown."""
     if column.null_count != len(column) and not pa.types.is_temporal(column.type):
         wanted = "interval day to second" if kind == DURATION else "timestamp"
         raise InvalidArgumentError(f"{name} is {column.type}; it must be {wanted}")
@@ -180,7 +181,7 @@ def _properties_from_spark(column: pa.Array) -> pa.Array:
         offsets = pa.array(np.zeros(count + 1, np.int32))
         nothing = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_type))
         return pa.MapArray.from_arrays(offsets, *nothing, type=PROPERTIES_TYPE)
-    if column.null_count:  # a row without properties has none
+    if column.null_count:  # null means no properties
         lengths = np.diff(map_offsets(column))
         lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
         entries = column.filter(column.is_valid())
@@ -205,11 +206,11 @@ def _properties_from_spark(column: pa.Array) -> pa.Array:
 def _child(values: pa.Array, child: str, kind: pa.DataType) -> pa.Array:
     if values.type.get_field_index(child) < 0:
         return pa.nulls(len(values), kind)
-    held = values.field(child)
-    if child == "uuid" and held.null_count != len(held):
-        lengths = pc.unique(pc.binary_length(held.drop_null())).to_pylist()
+    values_of_type = values.field(child)
+    if child == "uuid" and values_of_type.null_count != len(values_of_type):
+        lengths = pc.unique(pc.binary_length(values_of_type.drop_null())).to_pylist()
         if lengths != [16]:
             raise InvalidArgumentError(f"a uuid has 16 bytes, not {lengths}")
     if child in ("datetime", "timedelta"):
-        return _moments(f"the {child} of a property", held, kind)
-    return _cast(held, kind)
+        return _moments(f"the {child} of a property", values_of_type, kind)
+    return _cast(values_of_type, kind)

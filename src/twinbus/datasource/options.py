@@ -1,16 +1,16 @@
-"""The options of the `twinbus` data source: where the namespace is, which entity, how much at once.
+"""The options of the `twinbus` data source: the namespace, the entity, and the batch sizes.
 
-    connection | connectionFile | connectionEnv   a connection string, or where it stands
+    connection | connectionFile | connectionEnv   a connection string, or where to find it
     queue | topic | topic and subscription        the entity
     deadLetter                                    read its dead-letter queue (false)
-    maxRowsPerBatch, maxBytesPerBatch             of a micro-batch (100000; 256 MiB)
+    maxRowsPerBatch, maxBytesPerBatch             limits of a micro-batch (100000; 256 MiB)
     partitions                                    of a read (the parallelism of the cluster)
-    columns                                       those that are read, comma-separated (all)
-    txnAppId, txnVersion                          name a batch write, so that it is made once
-    leaseSeconds                                  when others may have what a dead query read (60)
+    columns                                       the columns to read, comma-separated (all)
+    txnAppId, txnVersion                          identify a batch write, so that it is made once
+    leaseSeconds                                  when others may read what a dead query leased (60)
 
-Spark shows no option in plans, logs or its pages. A file or a variable is looked up by each
-process that needs it: it must be on every machine of a cluster.
+Spark does not show the options in plans, logs or pages. Each process that needs a file or variable
+reads it, so it must exist on every machine of a cluster.
 """
 
 import os
@@ -56,29 +56,29 @@ _IN_SQL = (
     "In SQL: CREATE TEMPORARY VIEW orders USING twinbus OPTIONS (connectionEnv 'NAME', queue "
     "'orders')"
 )
-_SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # come along with a query
+_SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # options that Spark adds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options, checked."""
+    """The validated options."""
 
     connection: str = field(default="", repr=False)
     connection_file: str = ""
     connection_env: str = ""
-    path: str  # of what is read or written
-    is_readable: bool  # a topic is not
-    is_writable: bool  # a subscription and a dead-letter queue are not
+    path: str  # of the entity
+    is_readable: bool  # false for a topic
+    is_writable: bool  # false for a subscription and a dead-letter queue
     max_rows: int = STREAM_BATCH_MESSAGES
     max_bytes: int = STREAM_BATCH_BYTES
     partitions: int = STREAM_PARTITIONS
     columns: tuple[str, ...] = READ_COLUMNS
-    transaction: tuple[str, int] | None = None  # of a batch write: an application, its version
+    transaction: tuple[str, int] | None = None  # of a batch write: application and version
     lease: timedelta = DEFAULT_LEASE_DURATION
 
     @classmethod
     def of(cls, given: Mapping[str, str], parallelism: int = STREAM_PARTITIONS) -> "SourceOptions":
-        """Return the options of a data source, or say what is wrong with them."""
+        """Return the options of a data source; raise if they are not valid."""
         options = {name.lower(): value for name, value in given.items()}
         unknown = sorted(set(options) - set(_KNOWN) - _SPARKS_OWN)
         if unknown:
@@ -90,8 +90,9 @@ class SourceOptions:
         ]
         if len(places) != 1:
             raise InvalidArgumentError(
-                "which namespace? Give one of the options connection, connectionFile (a file with "
-                f"the connection string) and connectionEnv (an environment variable). {_IN_SQL}"
+                "the namespace is missing: set one of the options connection, connectionFile (a "
+                "file with the connection string) and connectionEnv (an environment variable). "
+                f"{_IN_SQL}"
             )
         path, is_topic, is_inner = _path(options)
         lease_s = _number(options, "leaseseconds", 1, int(MAX_LEASE_DURATION.total_seconds()))
@@ -116,8 +117,8 @@ class SourceOptions:
     def _check_connection(self) -> None:
         if ConnectionString.parse(self._connection()).place is Place.EMBEDDED:
             raise InvalidArgumentError(
-                "an embedded namespace lives in one process, and Spark has several; serve it with "
-                "`twinbus serve` and give the connection string of the server"
+                "an embedded namespace is open in one process only, and Spark has several; serve "
+                "it with `twinbus serve` and use the connection string of the server"
             )
 
     def _connection(self) -> str:
@@ -128,32 +129,34 @@ class SourceOptions:
                 return Path(self.connection_file).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidArgumentError(
-                    "connectionFile cannot be read on this machine"
+                    "connectionFile cannot be read on this machine. Put the file on every machine "
+                    "of the cluster, at the same path"
                 ) from error
         found = os.environ.get(self.connection_env, "")
         if not found:
             raise InvalidArgumentError(
-                f"connectionEnv names {self.connection_env}, which is not set in this process"
+                f"connectionEnv names {self.connection_env}, which is not set in this process. Set "
+                "it where Spark starts its driver and its workers"
             )
         return found
 
     def namespace(self) -> Namespace:
-        """Return the namespace, from whichever process asks."""
+        """Return the namespace, in any process."""
         return namespace_of(self._connection())
 
     def courier(self) -> Courier:
-        """Return what carries commands to it under the usual retry policy."""
+        """Return a courier to the namespace, with the default retry policy."""
         return courier_of(self._connection())
 
 
 def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
-    """Return the path, whether it is a topic's, and whether nothing can be sent to it."""
+    """Return the path, whether it is a topic, and whether it only can be read."""
     queue, topic = options.get("queue", ""), options.get("topic", "")
     subscription = options.get("subscription", "")
     if bool(queue) == bool(topic) or (subscription and not topic):
         raise InvalidArgumentError(
-            "which entity? Give the option queue, or topic to write, or topic and subscription to "
-            f"read. {_IN_SQL}"
+            "the entity is missing: set the option queue, or topic to write, or topic and "
+            f"subscription to read. {_IN_SQL}"
         )
     dead = options.get("deadletter", "false").lower()
     if dead not in ("true", "false"):
@@ -161,32 +164,32 @@ def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
     path = queue or (subscription_path(topic, subscription) if subscription else topic)
     is_topic = bool(topic) and not subscription
     if dead == "true" and is_topic:
-        raise InvalidArgumentError("a topic has no dead-letter queue; its subscriptions have")
+        raise InvalidArgumentError("a topic has no dead-letter queue; set subscription as well")
     is_dead = dead == "true"
     return dead_letter_path(path) if is_dead else path, is_topic, is_dead or bool(subscription)
 
 
 def _columns(given: str | None) -> tuple[str, ...]:
-    """Return the columns that are read."""
+    """Return the columns to read."""
     if given is None:
         return READ_COLUMNS
     names = tuple(name.strip() for name in given.split(","))
     unknown = sorted(set(names) - set(READ_COLUMNS))
     if unknown or len(set(names)) != len(names):
         raise InvalidArgumentError(
-            f"columns is {given!r}; it must be names of columns, each of them once, out of "
+            f"columns is {given!r}; it must be a list of different column names out of "
             f"{', '.join(READ_COLUMNS)}"
         )
     return names
 
 
 def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return what names a batch write; None: nothing does."""
+    """Return the identity of a batch write; None if it has none."""
     application = options.get("txnappid", "")
     if bool(application) != ("txnversion" in options):
         raise InvalidArgumentError(
-            "txnAppId and txnVersion belong together: a name of the application, and a number that "
-            "grows with each of its writes, such as the batch id of foreachBatch"
+            "txnAppId and txnVersion must be set together: a name of the application, and a number "
+            "that increases with each of its writes, such as the batch id of foreachBatch"
         )
     if not application:
         return None
@@ -194,7 +197,7 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int:
-    """Return a whole number; 0: it was not given."""
+    """Return a whole number; 0 if it is not given."""
     text = options.get(name)
     if text is None:
         return 0

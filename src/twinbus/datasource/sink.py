@@ -1,10 +1,10 @@
-"""The `twinbus` data source of Spark: writing rows as messages.
+"""Writes the rows of a Spark data frame or stream as messages.
 
-A piece of rows is known by its place (query or job, partition, batch, row) and by what is in it. A
-task that runs again, or a batch that is repeated from the checkpoint, comes with the same pieces,
-and the broker takes each once. So does a batch write that is named by `txnAppId` and `txnVersion`,
-when another job makes it again. Where a repeated batch has other rows, or the same in another
-order, its pieces are taken for new: then rows may be doubled, but none is lost.
+A piece of rows is identified by its position (query or job, partition, batch, row) and its content.
+A task that runs again, or a batch that is repeated after a restart, sends the same pieces, and the
+broker accepts each piece once. This also holds for a batch write that is identified by `txnAppId`
+and `txnVersion`, if another job repeats it. If a repeated batch has other rows, or another order,
+its pieces count as new: rows may then be duplicated, but none is lost.
 """
 
 import secrets
@@ -27,12 +27,13 @@ from twinbus.datasource.options import SourceOptions
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import CARRIED_BYTES, SINK_BATCH_MESSAGES
 from twinbus.message import body_bytes, sizes
+from twinbus.namespace.metered import ClientLedger
 from twinbus.protocol.commands import Origin, Send
 from twinbus.protocol.origins import sink_source
 
-_BATCH_ID = "streaming.sql.batchId"  # properties that Spark gives the tasks of a query
+_BATCH_ID = "streaming.sql.batchId"  # a property that Spark sets for the tasks of a query
 _QUERY_ID = "sql.streaming.queryId"
-_ROW_BITS = 36  # rows of a partition in one batch; leaves room for 100 million batches
+_ROW_BITS = 36  # for the rows of a partition in a batch; leaves room for 100 million batches
 
 
 class MessageWriter(DataSourceArrowWriter):
@@ -41,59 +42,60 @@ class MessageWriter(DataSourceArrowWriter):
     def __init__(self, options: SourceOptions, schema: StructType, *, overwrite: bool) -> None:
         _check(options, schema)
         if overwrite:
-            raise InvalidArgumentError("messages are added, not overwritten: use mode('append')")
+            raise InvalidArgumentError("messages cannot be overwritten; use mode('append')")
         self._options = options
         if options.transaction is not None:
             application, self._version = options.transaction
             self._job = f"txn/{xxhash.xxh3_128_hexdigest(application.encode())}"
-        else:  # made on the driver: a task that runs again has it, too
+        else:  # created on the driver, so that a task that runs again has the same
             self._job, self._version = secrets.token_hex(8), 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of a partition; in a worker."""
+        """Send the rows of a partition; runs in a worker."""
         return _send_all(self._options, iterator, self._job, self._version)
 
 
 class MessageStreamWriter(DataSourceStreamArrowWriter):
-    """Sends the rows of a stream: each once, through restarts from its checkpoint."""
+    """Sends the rows of a stream, each once, even after restarts from the checkpoint."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         _check(options, schema)
         if options.transaction is not None:
             raise InvalidArgumentError(
-                "txnAppId and txnVersion name a batch write; a stream is named by its checkpoint. "
+                "txnAppId and txnVersion identify a batch write; a stream has its checkpoint. "
                 "Remove them, or write inside foreachBatch"
             )
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of a partition; in a worker."""
+        """Send the rows of a partition; runs in a worker."""
         task = TaskContext.get()
         assert task is not None
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
-            raise InvalidArgumentError("Spark does not tell the batch; this is no streaming query")
+            raise InvalidArgumentError(
+                "Spark gives this write no query id and batch id, so it is not part of a streaming "
+                "query. Start the query with df.writeStream, or write a table with df.write"
+            )
         return _send_all(self._options, iterator, query, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: what was sent is durable."""
+        """Do nothing: the sent messages are durable."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the batch comes again, and what was sent is recognised."""
+        """Do nothing: Spark repeats the batch, and the broker recognises sent messages."""
 
 
 def _check(options: SourceOptions, schema: StructType) -> None:
     if not options.is_writable:
-        raise InvalidArgumentError(
-            f"nothing can be sent to {options.path}; write to its queue or topic"
-        )
+        raise InvalidArgumentError(f"{options.path} cannot be written; write to its queue or topic")
     check_writable({field.name: field.dataType.simpleString() for field in schema})
 
 
 def _send_all(
     options: SourceOptions, batches: Iterator[pa.RecordBatch], run: str, batch: int
 ) -> WriterCommitMessage:
-    """Send rows, numbered by their place."""
+    """Send rows, numbered by their position."""
     task = TaskContext.get()
     assert task is not None
     place = f"{run}/{options.path.lower()}/{task.partitionId()}"
@@ -106,11 +108,12 @@ def _send_all(
             source = sink_source(f"{place}/{xxhash.xxh3_128_hexdigest(named.serialize())}")
             courier.ask(Send(options.path, named, Origin(source, numbers)))
             number += piece.num_rows
+    ClientLedger.write_all()  # Spark kills its workers without notice
     return WriterCommitMessage()
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Give a batch in parts that make good sends."""
+    """Split a batch into parts of a suitable size for a send."""
     at = 0
     ends = np.cumsum(sizes(batch)) if body_bytes(batch) > CARRIED_BYTES else None
     while at < batch.num_rows:
@@ -123,11 +126,11 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _with_ids(batch: pa.RecordBatch, place: str, numbers: range) -> pa.RecordBatch:
-    """Give messages without an identifier one: the same each time they are written."""
+    """Add an id to messages without one; it is the same each time they are written."""
     at = batch.schema.get_field_index("message_id")
-    held = batch.column(at)
-    if not held.null_count:
+    column = batch.column(at)
+    if not column.null_count:
         return batch
     prefix = xxhash.xxh3_64_hexdigest(place.encode())
     made = pa.array([f"{prefix}-{number}" for number in numbers], pa.string())
-    return batch.set_column(at, batch.schema.field(at), pc.coalesce(held, made))
+    return batch.set_column(at, batch.schema.field(at), pc.coalesce(column, made))

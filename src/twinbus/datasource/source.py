@@ -1,12 +1,11 @@
-"""The `twinbus` data source of Spark: reading messages.
+"""Reads messages with Spark: the data source `twinbus`.
 
     register(spark)
     spark.readStream.format("twinbus").option("connection", ...).option("queue", "orders").load()
 
-A stream leases ranges and reads them as often as Spark wants, the same each time. They are
-completed when Spark says that their batch is committed, which it does by asking for the next one;
-so each message is in some batch at least once. `spark.read` browses what is there and changes
-nothing.
+A stream leases ranges and can read them any number of times with the same result. It completes a
+range when Spark reports that its batch is committed, which Spark does by asking for the next batch.
+So each message is in a batch at least once. `spark.read` browses messages and changes nothing.
 
     who calls            where                      what
     planner process      driver, one per query      initialOffset, latestOffset, reportLatestOffset,
@@ -66,6 +65,7 @@ from twinbus.limits import (
     SYPHON_POLL,
 )
 from twinbus.namespace.contract import Namespace
+from twinbus.namespace.metered import ClientLedger
 from twinbus.protocol.commands import (
     NO_WAIT,
     LeaseRange,
@@ -76,6 +76,7 @@ from twinbus.protocol.commands import (
     RenewRange,
     SettleRange,
 )
+from twinbus.spark.termination import exit_on_terminate, ignore_terminate
 
 FORMAT = "twinbus"
 _log = logging.getLogger("twinbus.source")
@@ -88,7 +89,7 @@ class TwinbusDataSource(DataSource):
     """Queues, subscriptions, dead-letter queues and topics as tables and streams."""
 
     parallelism = STREAM_PARTITIONS  # tasks of a read; `register` sets that of the cluster
-    takes_filters = False  # Spark refuses a reader that does where its session does not ask for it
+    takes_filters = False  # must equal a setting of the session, or Spark refuses the reader
 
     @classmethod
     def name(cls) -> str:
@@ -100,19 +101,19 @@ class TwinbusDataSource(DataSource):
         return read_ddl(self._given().columns)
 
     def reader(self, schema: StructType) -> "BrowsingReader":
-        """Return what browses an entity."""
+        """Return the reader that browses an entity."""
         return (FilteringReader if self.takes_filters else BrowsingReader)(self._readable())
 
     def streamReader(self, schema: StructType) -> "LeasingReader":
-        """Return what consumes an entity."""
+        """Return the reader that consumes an entity as a stream."""
         return LeasingReader(self._readable())
 
     def writer(self, schema: StructType, overwrite: bool) -> MessageWriter:
-        """Return what sends the rows of a DataFrame."""
+        """Return the writer of a DataFrame's rows."""
         return MessageWriter(self._given(), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MessageStreamWriter:
-        """Return what sends the rows of a stream."""
+        """Return the writer of a stream's rows."""
         return MessageStreamWriter(self._given(), schema)
 
     def _given(self) -> SourceOptions:
@@ -122,17 +123,17 @@ class TwinbusDataSource(DataSource):
         options = self._given()
         if not options.is_readable:
             raise InvalidArgumentError(
-                f"{options.path} is a topic, which holds no messages; read one of its "
-                "subscriptions: give the option subscription, too"
+                f"{options.path} is a topic, which has no messages of its own; set the option "
+                "subscription as well"
             )
         return options
 
 
 def register(session: SparkSession) -> None:
-    """Register `twinbus` with a session, in keeping with its cluster and its settings.
+    """Register `twinbus` with a session, adapted to its cluster and its settings.
 
-    The processes that plan a read have no session: what they need of it is in the class. Call this
-    again after a change of `spark.sql.python.filterPushdown.enabled`.
+    The processes that plan a read have no session, so what they need of it is in the class. Call
+    this again after a change of `spark.sql.python.filterPushdown.enabled`.
     """
     if not hasattr(session, "_jvm"):
         raise InvalidOperationError(
@@ -153,11 +154,11 @@ class NumberPartition(InputPartition):
 
     first: int
     last: int
-    epoch: int = 0  # of the lease, where there is one
+    epoch: int = 0  # of the lease, if there is one
 
 
 def _split(first: int, last: int, parts: int, epoch: int = 0) -> list[NumberPartition]:
-    """Return a range in parts of about the same length."""
+    """Split a range into parts of about the same length."""
     parts = min(parts, last - first + 1)
     bounds = [first + (last + 1 - first) * part // parts for part in range(parts + 1)]
     return [NumberPartition(low, high - 1, epoch) for low, high in itertools.pairwise(bounds)]
@@ -167,14 +168,14 @@ def _split(first: int, last: int, parts: int, epoch: int = 0) -> list[NumberPart
 
 
 class BrowsingReader(DataSourceReader):
-    """Browses what an entity holds when the read begins."""
+    """Browses the messages that are in an entity when the read begins."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._bounds = Bounds()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Find the first and the last message, and share what is between them out."""
+        """Find the first and the last message, and divide the range between them."""
         namespace, path = self._options.namespace(), self._options.path
         bounds = self._bounds
         first = _number_from(namespace, path, bounds.first) if bounds.first <= bounds.last else None
@@ -192,13 +193,13 @@ class BrowsingReader(DataSourceReader):
         return list(_split(first, min(last, bounds.last), self._options.partitions))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Browse a part, page by page."""
+        """Browse a partition, page by page."""
         assert isinstance(partition, NumberPartition)
         namespace, at = self._options.namespace(), partition.first
         while at <= partition.last:
             page = namespace.ask(Peek(self._options.path, at, MAX_RECEIVE_MESSAGES), _TIMEOUT_S)
             if not page.num_rows:
-                return
+                break
             at = int(page.column("sequence_number")[-1].as_py()) + 1
             if at > partition.last + 1:
                 inside = pc.less_equal(page.column("sequence_number"), partition.last)
@@ -206,19 +207,20 @@ class BrowsingReader(DataSourceReader):
             page = self._bounds.inside(page)
             if page.num_rows:
                 yield to_spark(page, self._options.columns)
+        ClientLedger.write_all()  # Spark kills its workers without notice
 
 
 class FilteringReader(BrowsingReader):
-    """Reads no further than conditions of a query can need."""
+    """Reads only messages that the conditions of a query can need."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take note of conditions; Spark evaluates all of them as well."""
+        """Use conditions as bounds; Spark evaluates all of them as well."""
         self._bounds = Bounds.of(filters)
         return filters
 
 
 def _number_from(namespace: Namespace, path: str, number: int) -> int | None:
-    """Return the first sequence number that is not below this one."""
+    """Return the first sequence number that is at least this one."""
     page = namespace.ask(Peek(path, number, 1), _TIMEOUT_S)
     return int(page.column("sequence_number")[0].as_py()) if page.num_rows else None
 
@@ -229,19 +231,20 @@ def _number_from(namespace: Namespace, path: str, number: int) -> int | None:
 class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Leases ranges, and completes them when their batch is committed.
 
-    An offset names the range of its batch: {"batch", "first", "last", "count", "epoch", "owner"}.
+    An offset has the range of its batch: {"batch", "first", "last", "count", "epoch", "owner"}.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._keeper: _Keeper | None = None  # in the planner's process only: it has a thread
-        self._left: int | None = None  # rows that an AvailableNow query still takes
+        self._keeper: _Keeper | None = None  # only in the planner's process, because of its thread
+        self._left: int | None = None  # rows that an AvailableNow query may still read
         self._limits = (options.max_rows, options.max_bytes)  # of a batch
-        self._report: dict[str, Any] | None = None  # of the last range: messages, and what waits
+        self._report: dict[str, Any] | None = None  # of the last range: its messages, the waiting
         self._is_bounded = False
 
     def _kept(self) -> "_Keeper":
         if self._keeper is None:
+            exit_on_terminate()  # so that Spark calls `stop`
             self._keeper = _Keeper(self._options)
         return self._keeper
 
@@ -250,21 +253,21 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": 0, "owner": f"spark {secrets.token_hex(8)}"}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return how much a batch takes."""
+        """Return the limit of a batch."""
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take what is there at the beginning, and end."""
+        """Read only messages that exist at the beginning, then end."""
         self._is_bounded = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Complete what is committed, and lease the next range."""
+        """Complete the committed batch, and lease the next range."""
         try:
             return self._next_offset(start, limit)
         except MessagingError as error:
             if not error.is_transient or self._is_bounded:
                 raise
-            _log.warning("%s cannot be read: %s; trying again", self._options.path, error)
+            _log.warning("%s cannot be read and is tried again: %s", self._options.path, error)
             time.sleep(BATCH_PATIENCE_S)
             return start
 
@@ -303,22 +306,22 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return how far behind the stream is; Spark shows it as `latestOffset` of the source."""
+        """Return how far behind the stream is; Spark shows it as the source's `latestOffset`."""
         return self._report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the parts of a batch; one that is read again after a restart is leased again."""
-        if "first" not in end:  # Spark begins with an empty batch when there is nothing
+        """Return the partitions of a batch; lease its range again if this is after a restart."""
+        if "first" not in end:  # without messages, Spark begins with an empty batch
             return []
         epoch = self._kept().hold(end)
-        if not epoch:  # nothing is left of it: it was completed before
+        if not epoch:  # its messages were completed before
             return []
-        if not self._is_bounded:  # the next range is leased while this batch runs
+        if not self._is_bounded:  # lease the next range while this batch runs
             self._kept().ask(end["owner"], *self._limits)
         return list(_split(end["first"], end["last"], self._options.partitions, epoch))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part, piece by piece."""
+        """Read a partition, piece by piece."""
         assert isinstance(partition, NumberPartition)
         namespace, at = self._options.namespace(), partition.first
         while at <= partition.last:
@@ -330,11 +333,12 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield to_spark(piece, self._options.columns)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Complete a batch that is committed."""
+        """Complete the messages of a committed batch."""
         self._kept().complete(end)
 
     def stop(self) -> None:
-        """Give back what is leased: others may have what is not completed."""
+        """Release the leases, so that others can read what is not completed."""
+        ignore_terminate()
         if self._keeper is not None:
             self._keeper.close()
 
@@ -344,7 +348,7 @@ def _age_s(moment: datetime) -> float:
 
 
 class _Keeper:
-    """Keeps the lease of the batch under way."""
+    """Keeps the leases of batches alive."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._namespace = options.namespace()
@@ -353,14 +357,14 @@ class _Keeper:
         self._duration = options.lease
         self._lock = threading.Lock()
         self._poll: _Poll | None = None
-        self._fresh: int | None = None  # a lease that no batch has yet
-        self._epochs: dict[int, int] = {}  # batch -> its lease
-        self._completed = 0  # the last batch that is
+        self._fresh: int | None = None  # the epoch of a lease without a batch
+        self._epochs: dict[int, int] = {}  # by batch: the epoch of its lease
+        self._completed = 0  # the last completed batch
         self._is_closed = threading.Event()
         threading.Thread(target=self._renew, name="twinbus-source-lease", daemon=True).start()
 
     def ask(self, owner: str, rows: int, size: int, *, wait: bool = True) -> "_Poll":
-        """Ask for the next range, unless that is asked already."""
+        """Request the next range, unless a request is pending."""
         with self._lock:
             if self._poll is None:
                 command = LeaseRange(
@@ -375,10 +379,10 @@ class _Keeper:
             return self._poll
 
     def lease(self, owner: str, rows: int, size: int, *, wait: bool) -> RangeLease | None:
-        """Return a lease, or None when nothing came at once; the question stays asked.
+        """Return a lease, or None if there is none yet; the request then stays pending.
 
-        Spark asks the sources of a union one after the other: one that is idle must not keep the
-        others waiting.
+        Spark asks the sources of a union one after the other: an idle source must not block the
+        others.
         """
         poll = self.ask(owner, rows, size, wait=wait)
         try:
@@ -395,7 +399,7 @@ class _Keeper:
         return lease
 
     def hold(self, end: dict[str, Any]) -> int:
-        """Return the lease of a batch; one that is over is taken out again."""
+        """Return the lease of a batch; if it has expired, lease the range again."""
         batch = end["batch"]
         self._fresh = None
         try:
@@ -407,7 +411,7 @@ class _Keeper:
         return self._epochs[batch]
 
     def _lease_again(self, end: dict[str, Any], patience_s: float) -> int:
-        """Return a new lease of the range of a batch; 0: nothing is left of it."""
+        """Return a new lease of a batch's range; 0 if all of its messages are completed."""
         first, last = end["first"], end["last"]
         count = min(last - first + 1, MAX_LEASE_MESSAGES)
         command = LeaseRange(self._path, end["owner"], count, first, last, duration=self._duration)
@@ -415,7 +419,7 @@ class _Keeper:
         while True:
             try:
                 lease = self._ask(command)
-            except RangeUnavailableError:  # another reader has some of it, for a while
+            except RangeUnavailableError:  # another reader has leased a part of it for now
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(BATCH_PATIENCE_S)
@@ -425,8 +429,8 @@ class _Keeper:
     def complete(self, offset: dict[str, Any]) -> None:
         """Complete the messages of a batch, once.
 
-        When its lease is over, others may have them, and have them once more; unless nothing but
-        this batch can be in its range, and nobody has it.
+        If its lease has expired, others may have leased them: then they are delivered again. But if
+        the range contains only this batch and nobody has leased it, it is completed anyway.
         """
         batch = offset["batch"]
         if batch <= self._completed:
@@ -448,7 +452,7 @@ class _Keeper:
         return self._courier.ask(command)
 
     def _leases(self) -> list[int]:
-        """Return every lease at hand: of batches, and of the range that is asked for."""
+        """Return all leases: of batches, and of the pending request."""
         with self._lock:
             epochs = {*self._epochs.values()} | ({self._fresh} if self._fresh else set())
             if self._poll is not None and self._poll.done() and not self._poll.exception():
@@ -464,9 +468,14 @@ class _Keeper:
                     self._ask(RenewRange(self._path, epoch, self._duration))
 
     def close(self) -> None:
-        """Give the leases back; the end of the process takes the question back."""
+        """Release the leases; the end of the process withdraws the pending request."""
         self._is_closed.set()
-        released = [
-            self._namespace.submit(ReleaseRange(self._path, epoch)) for epoch in self._leases()
-        ]
+        given_back = self._leases()
+        self._release(given_back)
+        if self._poll is not None:  # it may be granted what was given back just now
+            wait([self._poll], POLL_GATHER_S)
+            self._release([epoch for epoch in self._leases() if epoch not in given_back])
+
+    def _release(self, epochs: list[int]) -> None:
+        released = [self._namespace.submit(ReleaseRange(self._path, epoch)) for epoch in epochs]
         wait(released, POLL_GRACE_S)

@@ -1,1 +1,1 @@
-"""How a client reaches a namespace: one small contract, several ways."""
+"""How a client reaches a namespace: one small contract, several implementations."""

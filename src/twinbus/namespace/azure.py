@@ -1,13 +1,13 @@
 """A namespace of Azure Service Bus, through its official SDK.
 
-The SDK blocks, so commands are carried out by threads: a crew that works, and a crew whose members
-wait for messages and for sessions. A caller that sends with `ask` uses an open link in its own
-thread. The SDK retries nothing: whoever asks does, under the retry policy of Twinbus. A link that
-may have gone stale while it was idle is opened again once before its failure is reported.
+The SDK blocks, so threads execute the commands: one crew for short commands, and one crew for
+receives and sessions that wait. A caller of `ask` that sends uses an open link in its own thread.
+The SDK's own retries are off: the caller retries under the retry policy of Twinbus. A link that may
+have become stale while it was idle is reopened once before its failure is reported.
 
-Every message that is sent has an id. One without gets an id that follows from its origin, so that
-an entity which detects duplicates drops a repeated send. A message that is brought home carries its
-origin in the property `x-twinbus-origin` as well, so that consumers can recognise a repetition.
+Every message is sent with an id. A message without one gets an id derived from its origin, so that
+an entity with duplicate detection drops a repeated send. A message that is brought home also
+carries its origin in the property `x-twinbus-origin`, so that consumers can detect duplicates.
 """
 
 import threading
@@ -26,6 +26,7 @@ from azure.servicebus._pyamqp.error import AMQPException
 from twinbus.clock import Clock, SystemClock, to_us
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
+    NAMESPACE_CLOSED,
     EntityNotFoundError,
     MessagingError,
     NamespaceClosedError,
@@ -50,10 +51,10 @@ from twinbus.limits import (
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.azure_crew import Crew
 from twinbus.namespace.azure_errors import mapped, to_messaging_error
-from twinbus.namespace.azure_links import Link, LinkKey, LinkPool, Purpose
-from twinbus.namespace.azure_management import Administration
+from twinbus.namespace.azure_links import AzureLink, LinkKey, LinkPool, LinkPurpose
+from twinbus.namespace.azure_management import AzureAdministration
 from twinbus.namespace.azure_receiving import (
-    HeldLocks,
+    MessageLocks,
     Reception,
     delete_messages,
     delivery_batch,
@@ -78,31 +79,31 @@ CAPABILITIES = EVERY_CAPABILITY - {
     Capability.TRANSFER_MEMORY,
     Capability.KEYS,
     Capability.METERING,
-    Capability.RECEIPT_NUMBERS,  # but for scheduled messages
-    Capability.WHOLE_BATCHES,  # but for those that fit one batch of AMQP
+    Capability.RECEIPT_NUMBERS,  # only for scheduled messages
+    Capability.WHOLE_BATCHES,  # only for messages that fit into one AMQP batch
 }
 
 
-class Job:
-    """A command that is being carried out, and who waits for it."""
+class AzureJob:
+    """A command in progress, and the future of its caller."""
 
     def __init__(self, command: c.Command[Any], timeout_s: float) -> None:
         self.command: Any = command
         self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
-        self.link: Link | None = None  # that it uses now
+        self.future.set_running_or_notify_cancel()  # a submitted command cannot be cancelled
+        self.link: AzureLink | None = None  # the link that it uses now
         self.is_abandoned = False
         self._deadline = time.monotonic() + timeout_s
         self._ends = threading.Lock()
-        self._is_answered = False  # its future has a result, or is about to
+        self._is_answered = False  # its future has a result, or is about to get one
 
     @property
     def left_s(self) -> float:
-        """How much time it has left."""
+        """How much time the command has left."""
         return max(self._deadline - time.monotonic(), 0.0)
 
     def abandon(self) -> bool:
-        """Give up waiting; False: it has just been answered."""
+        """Stop waiting for the reply; return False if the reply has just arrived."""
         with self._ends:
             if self._is_answered:
                 return False
@@ -113,7 +114,7 @@ class Job:
         return True
 
     def answer(self, value: Any, error: MessagingError | None = None) -> bool:
-        """Answer whoever waits; False: nobody does."""
+        """Complete the future; return False if nobody waits for it any more."""
         with self._ends:
             if self.is_abandoned:
                 return False
@@ -126,25 +127,25 @@ class Job:
 
 
 class AzureNamespace(Closable):
-    """Reaches an Azure Service Bus; nothing is opened before the first command."""
+    """Connects to an Azure Service Bus; opens nothing before the first command."""
 
     def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
         self._connection = connection
         self._clock = clock or SystemClock()
         self._begin()
-        on_fork(self._begin)  # a forked process has connections of its own
+        on_fork(self._begin)  # a forked process opens its own connections
 
     def _begin(self) -> None:
         self._client = open_client(self._connection, self._clock)
-        self._administration = Administration(self._connection, self._clock)
+        self._administration = AzureAdministration(self._connection, self._clock)
         self._workers = Crew("twinbus-azure", AZURE_WORKERS)
         self._waiters = Crew("twinbus-azure-waiting", AZURE_WAITERS)
         self._closers = Crew("twinbus-azure-closing", AZURE_WORKERS)
         self._links = LinkPool(self._new_link, self._closers)
-        self._held = HeldLocks()
-        self._sessions: dict[UUID, Link] = {}
-        self._jobs: set[Job] = set()
-        self._lanes: dict[str, deque[Job]] = {}  # sends that wait for one to the same entity
+        self._locks = MessageLocks()
+        self._sessions: dict[UUID, AzureLink] = {}
+        self._jobs: set[AzureJob] = set()
+        self._lanes: dict[str, deque[AzureJob]] = {}  # sends that wait for an earlier send, by path
         self._lock = threading.Lock()
         self._is_closed = False
         self._sweeper: threading.Thread | None = None
@@ -152,18 +153,18 @@ class AzureNamespace(Closable):
 
     @property
     def id(self) -> str:
-        """The unique id, if the connection string has one; a Service Bus tells none."""
+        """The unique id, if the connection string has one; Service Bus does not report one."""
         return self._connection.namespace_id
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What Service Bus can do."""
+        """The capabilities of Service Bus."""
         return CAPABILITIES
 
     # -- commands ------------------------------------------------------------------------------
 
     def submit(self, command: c.Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks, never raises."""
+        """Start a command; never blocks, never raises."""
         try:
             return self._start(command, _time_for(command)).future
         except MessagingError as error:
@@ -172,7 +173,7 @@ class AzureNamespace(Closable):
             return refused
 
     def ask(self, command: c.Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         left_s = _time_for(command) if timeout_s is None else timeout_s
         if type(command) is c.Send:
             began = time.monotonic()
@@ -191,7 +192,7 @@ class AzureNamespace(Closable):
             return job.future.result()  # type: ignore[no-any-return]
 
     def _send_here(self, command: c.Send, timeout_s: float) -> c.SendReceipt | None:
-        """Send in the caller's thread if a link is open; None: there is none, or it was stale."""
+        """Send in the caller's thread on an open link; None if there is none, or it was stale."""
         link = None if self._is_closed else self._links.take_open(_sends_to(command.path))
         if link is None:
             return None
@@ -208,23 +209,23 @@ class AzureNamespace(Closable):
         self._links.give_back(link)
         return receipt
 
-    def _start(self, command: c.Command[Any], timeout_s: float) -> Job:
+    def _start(self, command: c.Command[Any], timeout_s: float) -> AzureJob:
         check_supported(command, "Azure Service Bus", self.capabilities)
         _check_path(command)
-        job = Job(command, timeout_s)
+        job = AzureJob(command, timeout_s)
         with self._lock:
             if self._is_closed:
-                raise NamespaceClosedError("the namespace was closed")
+                raise NamespaceClosedError(NAMESPACE_CLOSED)
             self._jobs.add(job)
             self._start_sweeper()
             if type(command) is c.Send and self._queue_send(job):
                 return job
         crew = self._waiters if waits(command) else self._workers
-        crew.submit(lambda: self._carry_out(job))
+        crew.submit(lambda: self._execute_lane(job))
         return job
 
-    def _queue_send(self, job: Job) -> bool:
-        """Have sends to one entity carried out in order; under the lock. True: somebody does."""
+    def _queue_send(self, job: AzureJob) -> bool:
+        """Queue a send behind others to its entity, under the lock; return whether there is one."""
         waiting = self._lanes.get(job.command.path)
         if waiting is not None:
             waiting.append(job)
@@ -232,7 +233,7 @@ class AzureNamespace(Closable):
         self._lanes[job.command.path] = deque()
         return False
 
-    def _next_send(self, path: str) -> Job | None:
+    def _next_send(self, path: str) -> AzureJob | None:
         with self._lock:
             waiting = self._lanes[path]
             if waiting:
@@ -240,15 +241,15 @@ class AzureNamespace(Closable):
             del self._lanes[path]
             return None
 
-    def _carry_out(self, job: Job) -> None:
-        """Carry a command out; a send also those to the same entity that came meanwhile."""
-        self._carry_out_one(job)
+    def _execute_lane(self, job: AzureJob) -> None:
+        """Execute a command; after a send, also the sends to its entity that arrived meanwhile."""
+        self._execute(job)
         if type(job.command) is c.Send:
             while (following := self._next_send(job.command.path)) is not None:
-                self._carry_out_one(following)
+                self._execute(following)
 
-    def _carry_out_one(self, job: Job) -> None:
-        """Carry a command out and answer it; what nobody waits for is taken back."""
+    def _execute(self, job: AzureJob) -> None:
+        """Execute a command and complete it; undo it if nobody waits any more."""
         value: Any = None
         error: MessagingError | None = None
         try:
@@ -257,8 +258,8 @@ class AzureNamespace(Closable):
             value = self._handle(job)
             if self._is_closed and waits(job.command):
                 self._take_back(job.command, value)
-                value, error = None, NamespaceClosedError("the namespace was closed")
-        except Exception as failure:  # noqa: BLE001 - whatever the SDK raises
+                value, error = None, NamespaceClosedError(NAMESPACE_CLOSED)
+        except Exception as failure:  # noqa: BLE001 - the SDK may raise anything
             error = to_messaging_error(failure, row_of(job.command).path_of(job.command))
         finally:
             self._jobs.discard(job)
@@ -268,10 +269,10 @@ class AzureNamespace(Closable):
     def _take_back(self, command: c.Command[Any], value: Any) -> None:
         undo = undo_of(command, value)
         if undo is not None:
-            with suppress(Exception):  # locks that cannot be given back lapse
-                self._handle(Job(undo, AZURE_REQUEST_S))
+            with suppress(Exception):  # a lock that cannot be released expires
+                self._handle(AzureJob(undo, AZURE_REQUEST_S))
 
-    def _handle(self, job: Job) -> Any:
+    def _handle(self, job: AzureJob) -> Any:
         handler = _HANDLERS.get(type(job.command))
         if handler is None:
             return self._administration.carry_out(job.command)
@@ -279,16 +280,16 @@ class AzureNamespace(Closable):
 
     # -- links ---------------------------------------------------------------------------------
 
-    def _new_link(self, key: LinkKey) -> Link:
-        if key.purpose is Purpose.SEND:
-            return Link(key, self._client.get_queue_sender(key.path))
-        if key.purpose is Purpose.MANAGE:
-            return Link(key, new_linkless(self._client, key.path))
-        deletes = key.purpose is Purpose.DELETE
-        return Link(key, new_receiver(self._client, key.path, deletes=deletes))
+    def _new_link(self, key: LinkKey) -> AzureLink:
+        if key.purpose is LinkPurpose.SEND:
+            return AzureLink(key, self._client.get_queue_sender(key.path))
+        if key.purpose is LinkPurpose.MANAGE:
+            return AzureLink(key, new_linkless(self._client, key.path))
+        deletes = key.purpose is LinkPurpose.DELETE
+        return AzureLink(key, new_receiver(self._client, key.path, deletes=deletes))
 
-    def _with_link(self, job: Job, key: LinkKey, use: Callable[[Link], R]) -> R:
-        """Use a link; one that may have gone stale while it was idle is opened again, once."""
+    def _with_link(self, job: AzureJob, key: LinkKey, use: Callable[[AzureLink], R]) -> R:
+        """Use a link; reopen it once if it may have become stale while it was idle."""
         for is_fresh in (False, True):
             link = self._links.take(key, job.left_s, is_fresh=is_fresh)
             was_open = link.is_open
@@ -304,19 +305,22 @@ class AzureNamespace(Closable):
                 if is_fresh or not was_open or not row.is_stale or not job.left_s:
                     raise
             else:
-                self._links.give_back(link)
+                if link.has_failed:
+                    self._forget(link)
+                else:
+                    self._links.give_back(link)
                 return value
             finally:
                 job.link = None
         raise AssertionError("a fresh link either works or raises")
 
-    def _forget(self, link: Link) -> None:
-        self._held.forget_link(link)
+    def _forget(self, link: AzureLink) -> None:
+        self._locks.forget_link(link)
         self._links.discard(link)
 
     @contextmanager
-    def _borrowed(self, path: str, timeout_s: float) -> Iterator[Link]:
-        """Give a link of an entity for a request of management."""
+    def _borrowed(self, path: str, timeout_s: float) -> Iterator[AzureLink]:
+        """Lend a link of an entity for a management request."""
         link = self._links.take(_manages(path), timeout_s)
         try:
             yield link
@@ -330,20 +334,20 @@ class AzureNamespace(Closable):
 
     # -- sending -------------------------------------------------------------------------------
 
-    def _send(self, job: Job) -> c.SendReceipt:
+    def _send(self, job: AzureJob) -> c.SendReceipt:
         command: c.Send = job.command
 
-        def use(link: Link) -> c.SendReceipt:
+        def use(link: AzureLink) -> c.SendReceipt:
             with link.turn:
                 link.open(job.left_s)
                 return send(link, command, max(job.left_s, 0.001))
 
         return self._with_link(job, _sends_to(command.path), use)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: AzureJob) -> None:
         command: c.CancelScheduled = job.command
 
-        def use(link: Link) -> None:
+        def use(link: AzureLink) -> None:
             with link.turn:
                 link.open(job.left_s)
                 numbers = [int(number) for number in command.sequence_numbers]
@@ -353,15 +357,15 @@ class AzureNamespace(Closable):
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _receive(self, job: Job) -> pa.RecordBatch:
+    def _receive(self, job: AzureJob) -> pa.RecordBatch:
         command: c.Receive = job.command
         deadline = self._clock.now_us() + to_us(command.wait) if command.wait else None
 
         def is_stopped() -> bool:
             return job.is_abandoned or self._is_closed
 
-        def use(link: Link) -> list[BrokeredMessage]:
-            reception = Reception(link, command, self._held, self._clock, is_stopped)
+        def use(link: AzureLink) -> list[BrokeredMessage]:
+            reception = Reception(link, command, self._locks, self._clock, is_stopped)
             return reception.run(deadline, job.left_s)
 
         if command.session is not None:
@@ -370,22 +374,25 @@ class AzureNamespace(Closable):
             try:
                 return delivery_batch(self._with_link(job, _receives(command), use))
             except Exception as failure:
-                # Services end idle links. A receive that waits goes on with another one, unless
-                # that cannot be opened.
+                # The service ends idle links. A receive that waits continues on another link,
+                # unless that cannot be opened.
                 if deadline is None or is_stopped() or not _has_worked(failure):
                     raise
             time.sleep(AZURE_POLL_S)
 
     def _receive_of_session(
-        self, job: Job, session: c.SessionLock, use: Callable[[Link], list[BrokeredMessage]]
+        self,
+        job: AzureJob,
+        session: c.SessionLock,
+        use: Callable[[AzureLink], list[BrokeredMessage]],
     ) -> pa.RecordBatch:
-        """Receive by the link that holds a session; it locks messages, so that they are settled."""
+        """Receive on the link that has locked the session, under message locks; then settle."""
         found = delivery_batch(self._with_session(session, use))
         if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
             return found
         tokens = found.column("lock_token")
         complete = c.Settle(job.command.path, tokens, c.Disposition.COMPLETE)
-        self._settle(Job(complete, AZURE_REQUEST_S))
+        self._settle(AzureJob(complete, AZURE_REQUEST_S))
         names = ("lock_token", "locked_until_utc")
         for name in names:
             at = found.schema.get_field_index(name)
@@ -393,48 +400,48 @@ class AzureNamespace(Closable):
             found = found.set_column(at, field, pa.nulls(found.num_rows, field.type))
         return found
 
-    def _receive_deferred(self, job: Job) -> pa.RecordBatch:
+    def _receive_deferred(self, job: AzureJob) -> pa.RecordBatch:
         command: c.ReceiveDeferred = job.command
 
-        def use(link: Link) -> list[BrokeredMessage]:
+        def use(link: AzureLink) -> list[BrokeredMessage]:
             return receive_deferred(link, command, job.left_s)
 
         if command.session is not None:
             return delivery_batch(self._with_session(command.session, use))
         return delivery_batch(self._with_link(job, _manages(command.path), use))
 
-    def _peek(self, job: Job) -> pa.RecordBatch:
+    def _peek(self, job: AzureJob) -> pa.RecordBatch:
         command: c.Peek = job.command
         found = self._with_link(
             job, _manages(command.path), lambda link: peek(link, command, job.left_s)
         )
         return delivery_batch(found)
 
-    def _delete_messages(self, job: Job) -> int:
+    def _delete_messages(self, job: AzureJob) -> int:
         command: c.DeleteMessages = job.command
 
-        def use(link: Link) -> int:
+        def use(link: AzureLink) -> int:
             return delete_messages(link, command, job.left_s)
 
         if command.session is not None:
             return self._with_session(command.session, use)
         return self._with_link(job, _manages(command.path), use)
 
-    def _list_sessions(self, job: Job) -> list[str]:
+    def _list_sessions(self, job: AzureJob) -> list[str]:
         command: c.ListSessions = job.command
         return self._with_link(
             job, _manages(command.path), lambda link: list_sessions(link, command, job.left_s)
         )
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, job: AzureJob) -> None:
         command: c.Settle = job.command
         borrow = partial(self._borrowed, command.path, job.left_s)
-        settle(command, self._held, borrow, self._clock, job.left_s)
+        settle(command, self._locks, borrow, self._clock, job.left_s)
 
-    def _renew_locks(self, job: Job) -> Any:
+    def _renew_locks(self, job: AzureJob) -> Any:
         command: c.RenewLocks = job.command
         tokens = [UUID(bytes=token) for token in command.lock_tokens.to_pylist()]
-        by_link = self._held.links(command.path, tokens)
+        by_link = self._locks.links(command.path, tokens)
         known = {token for found in by_link.values() for token in found}
         ends = [renew(link, found, job.left_s) for link, found in by_link.items()]
         others = [token for token in tokens if token not in known]
@@ -442,12 +449,12 @@ class AzureNamespace(Closable):
             with self._borrowed(command.path, job.left_s) as link:
                 ends.append(renew(link, others, job.left_s))
         until = min(ends)
-        self._held.prolong(tokens, until)
+        self._locks.prolong(tokens, until)
         return until
 
     # -- sessions ------------------------------------------------------------------------------
 
-    def _accept_session(self, job: Job) -> c.SessionGrant:
+    def _accept_session(self, job: AzureJob) -> c.SessionGrant:
         command: c.AcceptSession = job.command
         deadline = self._clock.now_us() + to_us(command.wait)
         while True:
@@ -462,8 +469,8 @@ class AzureNamespace(Closable):
                     raise _no_session(command) from failure
             time.sleep(AZURE_POLL_S)
 
-    def _try_accept(self, job: Job, command: c.AcceptSession, deadline: int) -> c.SessionGrant:
-        left_s = self._clock.seconds_until(deadline) or 0.0  # None: the clock is moved by hand
+    def _try_accept(self, job: AzureJob, command: c.AcceptSession, deadline: int) -> c.SessionGrant:
+        left_s = self._clock.seconds_until(deadline) or 0.0  # None: a manual clock
         wait_s = min(max(left_s, AZURE_ACCEPT_S), AZURE_ACCEPT_SLICE_S)
         sdk = new_receiver(
             self._client,
@@ -471,7 +478,7 @@ class AzureNamespace(Closable):
             session_id=command.session_id,
             next_session_s=wait_s if command.session_id is None else None,
         )
-        link = job.link = Link(LinkKey(command.path, Purpose.LOCK), sdk)
+        link = job.link = AzureLink(LinkKey(command.path, LinkPurpose.LOCK), sdk)
         try:
             with link.turn:
                 link.open(min(job.left_s, wait_s + AZURE_ACCEPT_GRACE_S))
@@ -486,13 +493,13 @@ class AzureNamespace(Closable):
         assert until is not None
         return c.SessionGrant(lock, until)
 
-    def _with_session(self, lock: c.SessionLock, use: Callable[[Link], R]) -> R:
-        """Use the link that holds a session; it is never opened again: the session is lost."""
+    def _with_session(self, lock: c.SessionLock, use: Callable[[AzureLink], R]) -> R:
+        """Use the link that has locked a session; a lost link means that the session is lost."""
         link = self._sessions.get(lock.lock_token)
         is_other = link is not None and str(link.sdk.session.session_id) != lock.session_id
         if link is None or is_other or not link.is_open:
             raise SessionLockLostError(
-                f"session {lock.session_id!r:.60} is not held here; accept it again",
+                f"session {lock.session_id!r:.60} is not locked by this client; accept it again",
                 session_id=lock.session_id,
             )
         try:
@@ -503,7 +510,7 @@ class AzureNamespace(Closable):
             ):
                 self._release(lock)
                 raise SessionLockLostError(
-                    f"session {lock.session_id!r:.60} was lost: {failure}",
+                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}",
                     session_id=lock.session_id,
                 ) from failure
             raise
@@ -511,35 +518,35 @@ class AzureNamespace(Closable):
     def _release(self, lock: c.SessionLock) -> None:
         link = self._sessions.pop(lock.lock_token, None)
         if link is not None:
-            self._held.forget_link(link)
+            self._locks.forget_link(link)
             link.close()
 
-    def _release_session(self, job: Job) -> None:
+    def _release_session(self, job: AzureJob) -> None:
         self._with_session(job.command.session, lambda _: None)
         self._release(job.command.session)
 
-    def _on_session(self, job: Job, use: Callable[[Any], R]) -> R:
-        def with_turn(link: Link) -> R:
+    def _on_session(self, job: AzureJob, use: Callable[[Any], R]) -> R:
+        def with_turn(link: AzureLink) -> R:
             with link.turn:
                 return use(link.sdk.session)
 
         return self._with_session(job.command.session, with_turn)
 
-    def _renew_session(self, job: Job) -> Any:
+    def _renew_session(self, job: AzureJob) -> Any:
         return self._on_session(job, lambda session: session.renew_lock(timeout=job.left_s))
 
-    def _get_state(self, job: Job) -> bytes | None:
+    def _get_state(self, job: AzureJob) -> bytes | None:
         state = self._on_session(job, lambda session: session.get_state(timeout=job.left_s))
         return None if state is None else bytes(state)
 
-    def _set_state(self, job: Job) -> None:
+    def _set_state(self, job: AzureJob) -> None:
         state = job.command.state
         self._on_session(job, lambda session: session.set_state(state, timeout=job.left_s))
 
     # -- the end -------------------------------------------------------------------------------
 
     def _start_sweeper(self) -> None:
-        """Close idle links from now on; under the lock."""
+        """Start the thread that closes idle links; under the lock."""
         if self._sweeper is None:
             self._sweeper = threading.Thread(
                 target=self._sweep, name="twinbus-azure-sweep", daemon=True
@@ -551,7 +558,7 @@ class AzureNamespace(Closable):
             self._links.sweep()
 
     def close(self) -> None:
-        """Finish what was handed over, give back what waits, and hang up."""
+        """Finish running commands, withdraw waiting ones, and close all links."""
         with self._lock:
             if self._is_closed:
                 return
@@ -567,7 +574,7 @@ class AzureNamespace(Closable):
             with suppress(MessagingError, TimeoutError):
                 job.future.exception(max(deadline - time.monotonic(), 0))
         for job in list(self._jobs):
-            job.answer(None, NamespaceClosedError("the namespace was closed"))
+            job.answer(None, NamespaceClosedError(NAMESPACE_CLOSED))
             job.is_abandoned = True
         idle = [*self._links.close(), *self._sessions.values()]
         self._sessions = {}
@@ -579,36 +586,36 @@ class AzureNamespace(Closable):
         self._administration.close()
 
 
-def _close(link: Link, ended: threading.Event) -> None:
+def _close(link: AzureLink, ended: threading.Event) -> None:
     link.close()
     ended.set()
 
 
 def _check_path(command: c.Command[Any]) -> None:
-    """Refuse a path that the SDK would take for another one."""
+    """Refuse a path that the SDK would change into another one."""
     path = getattr(command, "path", None)
     if path is not None and (not path or path != path.strip("/") or set(path) & set("?#\\")):
         raise EntityNotFoundError(f"there is no entity {path!r:.60}; check the path", path=path)
 
 
 def _has_worked(failure: BaseException) -> bool:
-    """Whether a link that was open has ended for a reason that another one may not have."""
+    """Return whether an open link has ended for a reason that a new link may not have."""
     return mapped(failure).is_stale and isinstance(failure, AMQPException)
 
 
 def _no_session(command: c.AcceptSession) -> SessionCannotBeLockedError:
-    """Return the error of a session that is not free, or did not become free."""
+    """Return the error for a session that is not available, or did not become available."""
     what = f"session {command.session_id!r:.60} of {command.path} is locked by another receiver"
     end = ", which did not release it in time; try again or wait longer"
     if command.session_id is None:
-        what = f"{command.path} has no session with messages that is not locked"
-        end = ", and none came in time; try again or wait longer"
+        what = f"{command.path} has no unlocked session with messages"
+        end = ", and none appeared in time; try again or wait longer"
     text = what + (end if command.wait else "; try again, or wait for it")
     return SessionCannotBeLockedError(text, path=command.path, session_id=command.session_id)
 
 
 def _time_for(command: c.Command[Any]) -> float:
-    """Return how long a command may take where its caller sets no limit."""
+    """Return the time limit of a command whose caller sets none."""
     if type(command) is c.Send:
         return TRY_TIMEOUT.total_seconds()
     wait = getattr(command, "wait", None)
@@ -616,19 +623,19 @@ def _time_for(command: c.Command[Any]) -> float:
 
 
 def _sends_to(path: str) -> LinkKey:
-    return LinkKey(path, Purpose.SEND)
+    return LinkKey(path, LinkPurpose.SEND)
 
 
 def _manages(path: str) -> LinkKey:
-    return LinkKey(path, Purpose.MANAGE)
+    return LinkKey(path, LinkPurpose.MANAGE)
 
 
 def _receives(command: c.Receive) -> LinkKey:
     is_locking = command.mode is c.ReceiveMode.PEEK_LOCK
-    return LinkKey(command.path, Purpose.LOCK if is_locking else Purpose.DELETE)
+    return LinkKey(command.path, LinkPurpose.LOCK if is_locking else LinkPurpose.DELETE)
 
 
-_HANDLERS: dict[type, Callable[[AzureNamespace, Job], Any]] = {
+_HANDLERS: dict[type, Callable[[AzureNamespace, AzureJob], Any]] = {
     c.Send: AzureNamespace._send,  # noqa: SLF001
     c.CancelScheduled: AzureNamespace._cancel,  # noqa: SLF001
     c.Receive: AzureNamespace._receive,  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Threads that carry out commands of a namespace whose SDK blocks.
+"""Threads that execute the commands of a namespace whose SDK blocks.
 
-Threads are started when there is work and nobody is free, up to a bound, and end when they have had
-none for a while. They are daemons: a receive that waits for hours must not keep a process from
-ending.
+A thread starts when there is work and no idle thread, up to a bound. It ends when it has been idle
+for a while. The threads are daemons: a receive that waits for hours must not keep the process from
+exiting.
 """
 
 import logging
@@ -17,7 +17,7 @@ Work = Callable[[], None]
 
 
 class Crew:
-    """Carries out work in order, as much of it side by side as it has threads."""
+    """Executes work in order, with a limited number of threads in parallel."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._name = name
@@ -28,7 +28,7 @@ class Crew:
         self._free = 0
 
     def submit(self, work: Work) -> None:
-        """Have work done; it must not raise."""
+        """Queue work for a thread; the work must not raise."""
         with self._changed:
             self._work.append(work)
             if self._free >= len(self._work):
@@ -45,8 +45,8 @@ class Crew:
                 return
             try:
                 work()
-            except Exception:  # noqa: BLE001 - the thread goes on with other work
-                _log.exception("work for a Service Bus failed in a way that nobody expected")
+            except Exception:  # noqa: BLE001 - the thread continues with other work
+                _log.exception("A command for a Service Bus failed because of an internal error")
 
     def _next(self) -> Work | None:
         with self._changed:

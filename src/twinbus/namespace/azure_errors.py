@@ -1,11 +1,11 @@
-"""What each error of the SDK of Azure Service Bus is in Twinbus.
+"""Maps each error of the SDK of Azure Service Bus to an error of Twinbus.
 
 TABLE has one row per kind of failure, and `tests/interop/test_azure_errors.py` one test per row.
-`is_stale` says that an idle link may be the cause: it is opened again, once, before the failure
-counts. The condition of an AMQP error decides before the class of the SDK's exception does.
+`is_stale` says that an idle link may be the cause: the link is reopened once before the failure is
+reported. If an error has an AMQP condition, the condition decides, not the class of the exception.
 
-Whose fault a failure is, whether trying again helps and whether it counts for failover follow from
-the kind of error: see errors.py and pairing/failures.py.
+The kind of error decides who is at fault, whether a retry helps and whether it counts for failover:
+see errors.py and pairing/failures.py.
 """
 
 import re
@@ -23,100 +23,100 @@ from twinbus.limits import SERVER_BUSY_RETRY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """What a failure of the SDK is in Twinbus."""
+class MappedFailure:
+    """How a failure of the SDK is mapped."""
 
     kind: type[e.MessagingError]
     is_stale: bool = False  # an idle link may be the cause
 
 
-_LOST: Final = Mapped(e.CommunicationError, is_stale=True)
-_DENIED: Final = Mapped(e.UnauthorizedError, is_stale=True)  # its token may have expired
-_WRONG: Final = Mapped(e.InvalidOperationError)
-_PASSING: Final = Mapped(e.TransientError, is_stale=True)
+_LOST: Final = MappedFailure(e.CommunicationError, is_stale=True)
+_DENIED: Final = MappedFailure(e.UnauthorizedError, is_stale=True)  # its token may have expired
+_WRONG: Final = MappedFailure(e.InvalidOperationError)
+_PASSING: Final = MappedFailure(e.TransientError, is_stale=True)
 
-CONDITIONS: Final[Mapping[str, Mapped]] = {
-    "amqp:link:message-size-exceeded": Mapped(e.MessageSizeExceededError),
-    "amqp:resource-limit-exceeded": Mapped(e.QuotaExceededError),
+CONDITIONS: Final[Mapping[str, MappedFailure]] = {
+    "amqp:link:message-size-exceeded": MappedFailure(e.MessageSizeExceededError),
+    "amqp:resource-limit-exceeded": MappedFailure(e.QuotaExceededError),
     "amqp:unauthorized-access": _DENIED,
-    "amqp:not-found": Mapped(e.EntityNotFoundError),
+    "amqp:not-found": MappedFailure(e.EntityNotFoundError),
     "amqp:not-allowed": _WRONG,
     "amqp:not-implemented": _WRONG,
     "amqp:precondition-failed": _WRONG,
-    "amqp:resource-deleted": Mapped(e.EntityNotFoundError),
-    "amqp:illegal-state": Mapped(e.CommandFailedError),
-    "amqp:decode-error": Mapped(e.InvalidArgumentError),
+    "amqp:resource-deleted": MappedFailure(e.EntityNotFoundError),
+    "amqp:illegal-state": MappedFailure(e.CommandFailedError),
+    "amqp:decode-error": MappedFailure(e.InvalidArgumentError),
     "amqp:internal-error": _PASSING,
     "amqp:link:detach-forced": _LOST,
     "amqp:connection:forced": _LOST,
     "com.microsoft:container-close": _LOST,
-    "com.microsoft:server-busy": Mapped(e.ServerBusyError),
-    "com.microsoft:timeout": Mapped(e.OperationTimeoutError),
+    "com.microsoft:server-busy": MappedFailure(e.ServerBusyError),
+    "com.microsoft:timeout": MappedFailure(e.OperationTimeoutError),
     "com.microsoft:operation-cancelled": _PASSING,
     "com.microsoft:store-lock-lost": _PASSING,
-    "com.microsoft:entity-disabled": Mapped(e.EntityDisabledError),
-    "com.microsoft:entity-already-exists": Mapped(e.EntityAlreadyExistsError),
-    "com.microsoft:message-lock-lost": Mapped(e.MessageLockLostError),
-    "com.microsoft:message-not-found": Mapped(e.MessageNotFoundError),
-    "com.microsoft:session-lock-lost": Mapped(e.SessionLockLostError),
-    "com.microsoft:session-cannot-be-locked": Mapped(e.SessionCannotBeLockedError),
+    "com.microsoft:entity-disabled": MappedFailure(e.EntityDisabledError),
+    "com.microsoft:entity-already-exists": MappedFailure(e.EntityAlreadyExistsError),
+    "com.microsoft:message-lock-lost": MappedFailure(e.MessageLockLostError),
+    "com.microsoft:message-not-found": MappedFailure(e.MessageNotFoundError),
+    "com.microsoft:session-lock-lost": MappedFailure(e.SessionLockLostError),
+    "com.microsoft:session-cannot-be-locked": MappedFailure(e.SessionCannotBeLockedError),
     "com.microsoft:auth-failed": _DENIED,
-    "com.microsoft:argument-error": Mapped(e.InvalidArgumentError),
-    "com.microsoft:argument-out-of-range": Mapped(e.InvalidArgumentError),
+    "com.microsoft:argument-error": MappedFailure(e.InvalidArgumentError),
+    "com.microsoft:argument-out-of-range": MappedFailure(e.InvalidArgumentError),
     "com.microsoft:precondition-failed": _WRONG,
 }
-TABLE: Final[Mapping[type[BaseException], Mapped]] = {  # the first that fits counts
-    sdk.MessageSizeExceededError: Mapped(e.MessageSizeExceededError),
-    sdk.ServiceBusQuotaExceededError: Mapped(e.QuotaExceededError),
+TABLE: Final[Mapping[type[BaseException], MappedFailure]] = {  # the first matching row is used
+    sdk.MessageSizeExceededError: MappedFailure(e.MessageSizeExceededError),
+    sdk.ServiceBusQuotaExceededError: MappedFailure(e.QuotaExceededError),
     sdk.ServiceBusAuthenticationError: _DENIED,
     sdk.ServiceBusAuthorizationError: _DENIED,
-    sdk.MessagingEntityNotFoundError: Mapped(e.EntityNotFoundError),
-    sdk.MessagingEntityDisabledError: Mapped(e.EntityDisabledError),
-    sdk.MessagingEntityAlreadyExistsError: Mapped(e.EntityAlreadyExistsError),
-    sdk.MessageLockLostError: Mapped(e.MessageLockLostError),
-    sdk.MessageNotFoundError: Mapped(e.MessageNotFoundError),
-    sdk.SessionLockLostError: Mapped(e.SessionLockLostError),
-    sdk.SessionCannotBeLockedError: Mapped(e.SessionCannotBeLockedError),
-    sdk.ServiceBusServerBusyError: Mapped(e.ServerBusyError),
-    sdk.OperationTimeoutError: Mapped(e.OperationTimeoutError),
+    sdk.MessagingEntityNotFoundError: MappedFailure(e.EntityNotFoundError),
+    sdk.MessagingEntityDisabledError: MappedFailure(e.EntityDisabledError),
+    sdk.MessagingEntityAlreadyExistsError: MappedFailure(e.EntityAlreadyExistsError),
+    sdk.MessageLockLostError: MappedFailure(e.MessageLockLostError),
+    sdk.MessageNotFoundError: MappedFailure(e.MessageNotFoundError),
+    sdk.SessionLockLostError: MappedFailure(e.SessionLockLostError),
+    sdk.SessionCannotBeLockedError: MappedFailure(e.SessionCannotBeLockedError),
+    sdk.ServiceBusServerBusyError: MappedFailure(e.ServerBusyError),
+    sdk.OperationTimeoutError: MappedFailure(e.OperationTimeoutError),
     sdk.ServiceBusConnectionError: _LOST,
     sdk.ServiceBusCommunicationError: _LOST,
-    sdk.MessageAlreadySettled: Mapped(e.MessageLockLostError),
-    sdk.ServiceBusError: _LOST,  # of no condition: a race inside the SDK while a link ends
+    sdk.MessageAlreadySettled: MappedFailure(e.MessageLockLostError),
+    sdk.ServiceBusError: _LOST,  # without a condition: a race in the SDK while a link ends
     AMQPException: _LOST,
-    core.ClientAuthenticationError: Mapped(e.UnauthorizedError),
-    core.ResourceNotFoundError: Mapped(e.EntityNotFoundError),
-    core.ResourceExistsError: Mapped(e.EntityAlreadyExistsError),
-    core.ServiceResponseTimeoutError: Mapped(e.OperationTimeoutError),
-    core.ServiceRequestTimeoutError: Mapped(e.OperationTimeoutError),
-    core.ServiceRequestError: Mapped(e.CommunicationError),
-    core.ServiceResponseError: Mapped(e.CommunicationError),
-    TimeoutError: Mapped(e.OperationTimeoutError),
+    core.ClientAuthenticationError: MappedFailure(e.UnauthorizedError),
+    core.ResourceNotFoundError: MappedFailure(e.EntityNotFoundError),
+    core.ResourceExistsError: MappedFailure(e.EntityAlreadyExistsError),
+    core.ServiceResponseTimeoutError: MappedFailure(e.OperationTimeoutError),
+    core.ServiceRequestTimeoutError: MappedFailure(e.OperationTimeoutError),
+    core.ServiceRequestError: MappedFailure(e.CommunicationError),
+    core.ServiceResponseError: MappedFailure(e.CommunicationError),
+    TimeoutError: MappedFailure(e.OperationTimeoutError),
     OSError: _LOST,
-    AttributeError: _LOST,  # `NoneType` races inside the SDK while a link ends
+    AttributeError: _LOST,  # a race in the SDK while a link ends: an attribute of None
     TypeError: _LOST,
-    ValueError: _LOST,  # the SDK's word for a link that was closed
+    ValueError: _LOST,  # the SDK raises it for a closed link
     KeyError: _LOST,
 }
-STATUSES: Final[Mapping[int, Mapped]] = {  # of the administration API
-    400: Mapped(e.InvalidArgumentError),
-    401: Mapped(e.UnauthorizedError),
-    403: Mapped(e.UnauthorizedError),
-    404: Mapped(e.EntityNotFoundError),
-    408: Mapped(e.OperationTimeoutError),
-    409: Mapped(e.EntityAlreadyExistsError),
-    410: Mapped(e.EntityNotFoundError),
-    429: Mapped(e.ServerBusyError),
-    500: Mapped(e.TransientError),
-    502: Mapped(e.TransientError),
-    503: Mapped(e.ServerBusyError),
-    504: Mapped(e.OperationTimeoutError),
+STATUSES: Final[Mapping[int, MappedFailure]] = {  # of the administration API
+    400: MappedFailure(e.InvalidArgumentError),
+    401: MappedFailure(e.UnauthorizedError),
+    403: MappedFailure(e.UnauthorizedError),
+    404: MappedFailure(e.EntityNotFoundError),
+    408: MappedFailure(e.OperationTimeoutError),
+    409: MappedFailure(e.EntityAlreadyExistsError),
+    410: MappedFailure(e.EntityNotFoundError),
+    429: MappedFailure(e.ServerBusyError),
+    500: MappedFailure(e.TransientError),
+    502: MappedFailure(e.TransientError),
+    503: MappedFailure(e.ServerBusyError),
+    504: MappedFailure(e.OperationTimeoutError),
 }
-_UNKNOWN: Final = Mapped(e.MessagingError)
-_UNFIT: Final = Mapped(e.TransientError)  # a condition that this version does not know
+_UNKNOWN: Final = MappedFailure(e.MessagingError)
+_UNFIT: Final = MappedFailure(e.TransientError)  # a condition that is not in the table
 
 
-def mapped(error: BaseException) -> Mapped:
+def mapped(error: BaseException) -> MappedFailure:
     """Return the row of a failure."""
     condition = condition_of(error)
     if condition in CONDITIONS and not _lost_connection(error):
@@ -136,12 +136,12 @@ _OF_CLIENT: Final = frozenset(("amqp:client-error", "amqp:unknown-error", "amqp:
 
 
 def _lost_connection(error: BaseException) -> bool:
-    """Whether the connection ended, whatever the condition: a lost server is no missing entity."""
+    """Return whether the connection was lost, even if the condition says something else."""
     return isinstance(error, sdk.ServiceBusConnectionError | sdk.ServiceBusCommunicationError)
 
 
 def condition_of(error: BaseException) -> str:
-    """Return the AMQP condition of a failure; empty: it has none."""
+    """Return the AMQP condition of a failure; empty if it has none."""
     condition: Any = getattr(error, "_condition", None) or getattr(error, "condition", None)
     condition = getattr(condition, "value", condition)
     if isinstance(condition, bytes):
@@ -150,7 +150,7 @@ def condition_of(error: BaseException) -> str:
 
 
 def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
-    """Return a failure of the SDK as an error of Twinbus; those pass through."""
+    """Return a failure of the SDK as an error of Twinbus; Twinbus's own errors are returned."""
     if isinstance(error, e.MessagingError):
         return error
     kind, text = mapped(error).kind, _text_of(error)
@@ -164,9 +164,9 @@ def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
 
 
 def busy_scope(text: str, path: str) -> str:
-    """Return what is busy: an entity by its path, or the namespace (empty).
+    """Return the scope that is busy: the path of an entity, or an empty text for the namespace.
 
-    Service Bus throttles namespaces, and names what it throttles in the text alone.
+    Service Bus usually throttles a namespace. Only the error text names the throttled scope.
     """
     if path and re.search(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])", text, re.IGNORECASE):
         return path
@@ -174,7 +174,7 @@ def busy_scope(text: str, path: str) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the text of a failure without the SDK's additions; secrets are never part of it."""
+    """Return the text of a failure without the SDK's additions; it never contains secrets."""
     detail = re.search(r"<Detail>(.*?)</Detail>", str(error), re.DOTALL)
     if isinstance(error, core.HttpResponseError) and detail:
         return unescape(detail[1]).strip()

@@ -1,11 +1,11 @@
-"""Senders and receivers of the SDK: opened when they are needed, shared, closed when they are idle.
+"""Links, the SDK's senders and receivers: opened when needed, shared, closed when idle.
 
-Objects of the SDK are not safe for threads. Whoever takes a link from its pool has it alone; the
-settlement of a message goes to the link that the message came by, whoever has it, and waits for its
-turn. So every use of an object of the SDK holds the `turn` of its link.
+Objects of the SDK are not thread-safe. A thread that takes a link from the pool has exclusive use
+of it. But a message must be settled on the link that delivered it, even while another thread uses
+that link. So every use of an SDK object holds the lock `turn` of its link.
 
-A link is in one of these places: in a pool (idle), with whoever took it, or with a session. It is
-closed when it was idle for AZURE_IDLE_S, unless messages that came by it are still locked.
+A link is idle in the pool, in use by a thread, or reserved for a session. The pool closes a link
+that was idle for AZURE_IDLE_S, unless messages that it delivered are still locked.
 """
 
 import threading
@@ -18,30 +18,34 @@ from typing import Any
 
 from azure.core.exceptions import AzureError
 
-from twinbus.errors import NamespaceClosedError, OperationTimeoutError
+from twinbus.errors import (
+    NAMESPACE_CLOSED,
+    NamespaceClosedError,
+    OperationTimeoutError,
+)
 from twinbus.limits import AZURE_IDLE_S, AZURE_LINKS
 from twinbus.namespace.azure_crew import Crew
 from twinbus.namespace.azure_sdk import Inlet, hang_up, is_open, open_link
 
 
-class Purpose(Enum):
-    """What a link is for."""
+class LinkPurpose(Enum):
+    """What a link is used for."""
 
     SEND = "send"
     LOCK = "lock"  # receives under locks
     DELETE = "delete"  # receives and deletes
-    MANAGE = "manage"  # carries requests about an entity, and no messages
+    MANAGE = "manage"  # carries management requests, no messages
 
 
 @dataclass(frozen=True, slots=True)
 class LinkKey:
-    """Which links can stand in for each other."""
+    """The path and the purpose of a link; links with equal keys are interchangeable."""
 
     path: str
-    purpose: Purpose
+    purpose: LinkPurpose
 
 
-class Link:
+class AzureLink:
     """A sender or receiver of the SDK."""
 
     def __init__(self, key: LinkKey, sdk: Any) -> None:
@@ -49,17 +53,18 @@ class Link:
         self.sdk = sdk
         self.turn = threading.Lock()
         self.used_at = time.monotonic()
-        self.held_until = 0.0  # when the last lock of a message that came by it is over
+        self.locked_until = 0.0  # when the last lock of a delivered message expires
         self.is_opening = False
+        self.has_failed = False  # to be closed after use
         self._inlet: Inlet | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether it has a connection, as far as it knows."""
+        """Whether the SDK has a connection for it."""
         return is_open(self.sdk)
 
     def open(self, timeout_s: float) -> None:
-        """Connect, unless that is done; with its turn."""
+        """Connect if it is not connected; the caller holds its `turn`."""
         if self.is_open:
             return
         self.is_opening = True
@@ -70,22 +75,22 @@ class Link:
 
     @property
     def inlet(self) -> Inlet:
-        """By which messages come in; the link must be open."""
+        """The SDK's receiving end; the link must be open."""
         if self._inlet is None or not self._inlet.is_current:
             self._inlet = Inlet(self.sdk)
         return self._inlet
 
     def delivers(self, inlet: Inlet) -> bool:
-        """Whether a message that came by an inlet can be settled on it."""
+        """Return whether a message that an inlet delivered can be settled on this link."""
         return inlet is self._inlet and inlet.is_current
 
     def abort(self) -> None:
-        """Let a thread go that waits in the opening of this link."""
+        """Release a thread that waits for this link to open."""
         if self.is_opening:
             hang_up(self.sdk)
 
     def close(self) -> None:
-        """Close it; waits for its turn."""
+        """Close the link after the current use."""
         with self.turn, suppress(AzureError, OSError, ValueError, AttributeError, TypeError):
             self.sdk.close()
 
@@ -93,23 +98,23 @@ class Link:
 class LinkPool:
     """The links of a namespace."""
 
-    def __init__(self, make: Callable[[LinkKey], Link], crew: Crew) -> None:
+    def __init__(self, make: Callable[[LinkKey], AzureLink], crew: Crew) -> None:
         self._make = make
-        self._crew = crew  # closing takes a while
+        self._crew = crew  # closes links, because closing takes time
         self._changed = threading.Condition()
-        self._idle: dict[LinkKey, list[Link]] = {}
-        self._count = 0  # idle or taken
+        self._idle: dict[LinkKey, list[AzureLink]] = {}
+        self._count = 0  # links that are idle or in use
         self._is_closed = False
 
-    def take(self, key: LinkKey, timeout_s: float, *, is_fresh: bool = False) -> Link:
-        """Return a link that nobody else has until it comes back."""
+    def take(self, key: LinkKey, timeout_s: float, *, is_fresh: bool = False) -> AzureLink:
+        """Return a link for exclusive use until `give_back` or `discard`."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             if is_fresh:
                 self._drop_idle(key)
             while True:
                 if self._is_closed:
-                    raise NamespaceClosedError("the namespace was closed")
+                    raise NamespaceClosedError(NAMESPACE_CLOSED)
                 idle = self._idle.get(key)
                 if idle:
                     return idle.pop()
@@ -118,18 +123,19 @@ class LinkPool:
                     break
                 if not self._changed.wait(max(deadline - time.monotonic(), 0)):
                     raise OperationTimeoutError(
-                        f"{AZURE_LINKS} links to the namespace are in use, and none became free"
+                        f"{AZURE_LINKS} links to the namespace are in use, and none became free in "
+                        "time. Let fewer receives wait at once, or use another factory"
                     )
         return self._make(key)
 
-    def take_open(self, key: LinkKey) -> Link | None:
-        """Return an idle link that is connected, if there is one."""
+    def take_open(self, key: LinkKey) -> AzureLink | None:
+        """Return an idle link that is connected, or None."""
         with self._changed:
             idle = self._idle.get(key)
             return idle.pop() if idle and idle[-1].is_open else None
 
-    def give_back(self, link: Link) -> None:
-        """Take a link back for others to use."""
+    def give_back(self, link: AzureLink) -> None:
+        """Return a link to the pool."""
         link.used_at = time.monotonic()
         with self._changed:
             if not self._is_closed:
@@ -138,26 +144,26 @@ class LinkPool:
                 return
         self.discard(link)
 
-    def discard(self, link: Link) -> None:
-        """Close a link that came from here."""
+    def discard(self, link: AzureLink) -> None:
+        """Remove a link from the pool and close it."""
         with self._changed:
             self._count -= 1
             self._changed.notify()
         self._crew.submit(link.close)
 
     def sweep(self) -> int:
-        """Close links that were idle for long; return how many there are."""
+        """Close links that have been idle for long; return how many links are left."""
         now = time.monotonic()
         with self._changed:
             for links in self._idle.values():
-                for link in [one for one in links if _is_over(one, now)]:
+                for link in [idle for idle in links if _is_over(idle, now)]:
                     links.remove(link)
                     self._close_idle(link)
             self._idle = {key: links for key, links in self._idle.items() if links}
             return self._count
 
-    def close(self) -> list[Link]:
-        """Give out no more links; return those that are idle."""
+    def close(self) -> list[AzureLink]:
+        """Stop lending links; return the idle ones, which the caller closes."""
         with self._changed:
             self._is_closed = True
             idle = [link for links in self._idle.values() for link in links]
@@ -171,7 +177,7 @@ class LinkPool:
             self._close_idle(link)
 
     def _drop_oldest(self) -> bool:
-        """Close the link that was idle for longest; return whether there was one."""
+        """Close the link that has been idle for longest; return whether there was one."""
         idle = [link for links in self._idle.values() for link in links]
         if not idle:
             return False
@@ -180,10 +186,10 @@ class LinkPool:
         self._close_idle(oldest)
         return True
 
-    def _close_idle(self, link: Link) -> None:
+    def _close_idle(self, link: AzureLink) -> None:
         self._count -= 1
         self._crew.submit(link.close)
 
 
-def _is_over(link: Link, now: float) -> bool:
-    return now - link.used_at >= AZURE_IDLE_S and now >= link.held_until
+def _is_over(link: AzureLink, now: float) -> bool:
+    return now - link.used_at >= AZURE_IDLE_S and now >= link.locked_until

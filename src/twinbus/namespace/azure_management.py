@@ -1,8 +1,8 @@
-"""Managing a Service Bus through its administration API: descriptions of Twinbus and of the SDK.
+"""Manages a Service Bus through its administration API; converts descriptions to those of the SDK.
 
-Service Bus and Twinbus name most settings alike; SETTINGS has the others. The largest span that
-Service Bus knows means unlimited. A queue and a topic may not share a path, so a path is looked up
-as a queue first.
+Service Bus and Twinbus use the same names for most settings; SETTINGS lists the others. The largest
+time span of Service Bus means unlimited. A queue and a topic cannot have the same path, so a path
+is looked up as a queue first.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from twinbus.limits import MAX_MAX_DELIVERY_COUNT, UNLIMITED
 from twinbus.namespace.azure_sdk import open_administration
 from twinbus.protocol import commands as c
 
-_LONGEST: Final = "P10675199DT2H48M5.4775807S"  # as the service writes it
+_LONGEST: Final = "P10675199DT2H48M5.4775807S"  # in the format of the service
 _UNLIMITED_FROM: Final = timedelta(days=10_000_000)
 _RENAMED: Final = {
     "enable_dead_lettering_on_message_expiration": "dead_lettering_on_message_expiration",
@@ -42,13 +42,13 @@ _STATUSES: Final = {
     t.EntityStatus.RECEIVE_DISABLED: "ReceiveDisabled",
 }
 _BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
-_NO_QUEUE: Final = (ResourceNotFoundError, AttributeError)  # the latter where it is a topic
+_NO_QUEUE: Final = (ResourceNotFoundError, AttributeError)  # AttributeError: it is a topic
 _OWN_FIELDS: Final = ("path", "topic_path", "name")
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
-class Administration:
-    """Carries commands of management out; safe for threads, as the SDK's client is."""
+class AzureAdministration:
+    """Executes management commands; thread-safe, as the SDK's client is."""
 
     def __init__(self, connection: ConnectionString, clock: Clock) -> None:
         self._connection = connection
@@ -62,12 +62,12 @@ class Administration:
         return self._opened
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         if self._opened is not None:
             self._opened.close()
 
     def carry_out(self, command: c.Command[Any]) -> Any:
-        """Return the reply to a command."""
+        """Execute a command and return its reply."""
         return _HANDLERS[type(command)](self, command)
 
     # -- entities ------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Administration:
         description, client = command.description, self._client
         settings = to_settings(description)
         if command.rule is not None and not isinstance(description, t.SubscriptionDescription):
-            raise InvalidArgumentError("only a subscription is created with a rule")
+            raise InvalidArgumentError("only a subscription can be created with a rule")
         if isinstance(description, t.QueueDescription):
             made: Any = client.create_queue(description.path, **settings)
         elif isinstance(description, t.TopicDescription):
@@ -104,14 +104,16 @@ class Administration:
         description, client = command.description, self._client
         found = self._found(description.path)
         if not isinstance(_described(description.path, found), type(description)):
-            raise EntityNotFoundError(f"there is no such entity: {description.path}")
+            raise EntityNotFoundError(
+                f"there is no entity {description.path}; create it first, or check the spelling"
+            )
         settings = to_settings(description)
         before = to_settings(_described(description.path, found))
         changed = [name for name in _FIXED if settings.get(name) != before.get(name)]
         if changed:
             raise InvalidArgumentError(
                 f"{changed[0]} of {description.path} is fixed at creation; delete the entity and "
-                "create it anew"
+                "create it again"
             )
         for name, value in settings.items():
             setattr(found, name, value)
@@ -133,7 +135,7 @@ class Administration:
             client.delete_topic(command.path)
 
     def _found(self, path: str) -> Any:
-        """Return what the SDK tells about an entity."""
+        """Return the SDK's description of an entity."""
         subscription = _subscription(path)
         if subscription is not None:
             return self._client.get_subscription(*subscription)
@@ -155,15 +157,15 @@ class Administration:
         else:
             topics = [command.topic_path]
             if command.topic_path is None:
-                topics = [one.name for one in client.list_topics()]
+                topics = [topic.name for topic in client.list_topics()]
             else:
                 client.get_topic(command.topic_path)
             return _ordered(
-                _described(t.subscription_path(str(topic), one.name), one)
+                _described(t.subscription_path(str(topic), subscription.name), subscription)
                 for topic in topics
-                for one in client.list_subscriptions(str(topic))
+                for subscription in client.list_subscriptions(str(topic))
             )
-        return _ordered(_described(one.name, one) for one in found)
+        return _ordered(_described(description.name, description) for description in found)
 
     def _runtime(self, command: c.GetRuntimeProperties) -> t.RuntimeProperties:
         path, client = command.path, self._client
@@ -196,20 +198,20 @@ class Administration:
         where = _need_subscription(command.path)
         self._client.get_subscription(*where)
         found = self._client.list_rules(*where)
-        return sorted((_rule(one) for one in found), key=lambda rule: rule.name.lower())
+        return sorted((_rule(rule) for rule in found), key=lambda rule: rule.name.lower())
 
 
 _HANDLERS: dict[type, Callable[..., Any]] = {
-    c.CreateEntity: Administration._create,  # noqa: SLF001
-    c.UpdateEntity: Administration._update,  # noqa: SLF001
-    c.DeleteEntity: Administration._delete,  # noqa: SLF001
-    c.GetEntity: Administration._get,  # noqa: SLF001
-    c.ListEntities: Administration._list,  # noqa: SLF001
-    c.GetRuntimeProperties: Administration._runtime,  # noqa: SLF001
-    c.CreateRule: Administration._create_rule,  # noqa: SLF001
-    c.UpdateRule: Administration._update_rule,  # noqa: SLF001
-    c.DeleteRule: Administration._delete_rule,  # noqa: SLF001
-    c.ListRules: Administration._list_rules,  # noqa: SLF001
+    c.CreateEntity: AzureAdministration._create,  # noqa: SLF001
+    c.UpdateEntity: AzureAdministration._update,  # noqa: SLF001
+    c.DeleteEntity: AzureAdministration._delete,  # noqa: SLF001
+    c.GetEntity: AzureAdministration._get,  # noqa: SLF001
+    c.ListEntities: AzureAdministration._list,  # noqa: SLF001
+    c.GetRuntimeProperties: AzureAdministration._runtime,  # noqa: SLF001
+    c.CreateRule: AzureAdministration._create_rule,  # noqa: SLF001
+    c.UpdateRule: AzureAdministration._update_rule,  # noqa: SLF001
+    c.DeleteRule: AzureAdministration._delete_rule,  # noqa: SLF001
+    c.ListRules: AzureAdministration._list_rules,  # noqa: SLF001
 }
 
 
@@ -217,7 +219,7 @@ _HANDLERS: dict[type, Callable[..., Any]] = {
 
 
 def _subscription(path: str) -> tuple[str, str] | None:
-    """Return the topic and the name of a subscription; None: the path is of another kind."""
+    """Return the topic and the name of a subscription; None for another kind of path."""
     at = path.lower().find(t.SUBSCRIPTIONS.lower())
     return None if at < 0 else (path[:at], path[at + len(t.SUBSCRIPTIONS) :])
 
@@ -225,12 +227,14 @@ def _subscription(path: str) -> tuple[str, str] | None:
 def _need_subscription(path: str) -> tuple[str, str]:
     found = _subscription(path)
     if found is None:
-        raise InvalidOperationError(f"{path} is no subscription: only these have rules", path=path)
+        raise InvalidOperationError(
+            f"{path} is not a subscription; only subscriptions have rules", path=path
+        )
     return found
 
 
 def _named(path: str, found: Any) -> str:
-    """Return the path as the service writes it."""
+    """Return the path with the case that the service uses."""
     subscription = _subscription(path)
     if subscription is None:
         return str(found.name)
@@ -238,14 +242,14 @@ def _named(path: str, found: Any) -> str:
 
 
 def _ordered(found: Any) -> list[t.EntityDescription]:
-    return sorted(found, key=lambda one: one.path.lower())
+    return sorted(found, key=lambda description: description.path.lower())
 
 
 # -- descriptions ------------------------------------------------------------------------------
 
 
 def to_settings(description: t.EntityDescription) -> dict[str, Any]:
-    """Return a description as the SDK's keywords."""
+    """Return a description as keyword arguments of the SDK."""
     settings: dict[str, Any] = {}
     for field in fields(description):
         if field.name in _OWN_FIELDS:
@@ -260,7 +264,7 @@ def to_settings(description: t.EntityDescription) -> dict[str, Any]:
 
 
 def _described(path: str, found: Any) -> t.EntityDescription:
-    """Return what the SDK tells about an entity as a description."""
+    """Return the SDK's description of an entity as a description of Twinbus."""
     if isinstance(found, sdk.QueueProperties):
         return t.QueueDescription(path=path, **_values(t.QueueDescription, found))
     if isinstance(found, sdk.TopicProperties):
@@ -288,7 +292,7 @@ def _value(name: str, value: Any) -> Any:
         return _BY_STATUS.get(str(getattr(value, "value", value)), t.EntityStatus.DISABLED)
     if name == "max_delivery_count":
         return min(int(value), MAX_MAX_DELIVERY_COUNT)
-    if name == "forward_to":  # the service makes an address of it
+    if name == "forward_to":  # the service returns it as a URL
         return str(value).rpartition("://")[2].partition("/")[2] if "://" in value else value
     return value
 
@@ -316,8 +320,8 @@ def _runtime(path: str, found: Any) -> t.RuntimeProperties:
 
 def _rule_settings(rule: t.RuleDescription) -> dict[str, Any]:
     action = rule.action
-    for held in (rule.filter, action):
-        values = getattr(held, "parameters", None) or getattr(held, "properties", None) or {}
+    for part in (rule.filter, action):
+        values = getattr(part, "parameters", None) or getattr(part, "properties", None) or {}
         for name, value in values.items():
             if isinstance(value, UUID | bytes):
                 raise UnsupportedCapabilityError(
@@ -333,51 +337,51 @@ def _rule_settings(rule: t.RuleDescription) -> dict[str, Any]:
     }
 
 
-def _sdk_filter(held: t.RuleFilter) -> Any:
-    if isinstance(held, t.TrueFilter):
+def _sdk_filter(rule_filter: t.RuleFilter) -> Any:
+    if isinstance(rule_filter, t.TrueFilter):
         return sdk.TrueRuleFilter()
-    if isinstance(held, t.FalseFilter):
+    if isinstance(rule_filter, t.FalseFilter):
         return sdk.FalseRuleFilter()
-    if isinstance(held, t.SqlFilter):
-        return sdk.SqlRuleFilter(held.expression, dict(held.parameters) or None)
+    if isinstance(rule_filter, t.SqlFilter):
+        return sdk.SqlRuleFilter(rule_filter.expression, dict(rule_filter.parameters) or None)
     return sdk.CorrelationRuleFilter(
-        message_id=held.message_id,
-        session_id=held.session_id,
-        correlation_id=held.correlation_id,
-        content_type=held.content_type,
-        label=held.subject,
-        to=held.to,
-        reply_to=held.reply_to,
-        reply_to_session_id=held.reply_to_session_id,
-        properties=dict(held.properties) or None,
+        message_id=rule_filter.message_id,
+        session_id=rule_filter.session_id,
+        correlation_id=rule_filter.correlation_id,
+        content_type=rule_filter.content_type,
+        label=rule_filter.subject,
+        to=rule_filter.to,
+        reply_to=rule_filter.reply_to,
+        reply_to_session_id=rule_filter.reply_to_session_id,
+        properties=dict(rule_filter.properties) or None,
     )
 
 
 def _rule(found: Any) -> t.RuleDescription:
-    held, action = found.filter, found.action
+    rule_filter, action = found.filter, found.action
     expression = getattr(action, "sql_expression", None)
     return t.RuleDescription(
         found.name,
-        _filter(held),
+        _filter(rule_filter),
         None if not expression else t.SqlAction(expression, dict(action.parameters or {})),
     )
 
 
-def _filter(held: Any) -> t.RuleFilter:
-    if isinstance(held, sdk.TrueRuleFilter):
+def _filter(rule_filter: Any) -> t.RuleFilter:
+    if isinstance(rule_filter, sdk.TrueRuleFilter):
         return t.TrueFilter()
-    if isinstance(held, sdk.FalseRuleFilter):
+    if isinstance(rule_filter, sdk.FalseRuleFilter):
         return t.FalseFilter()
-    if isinstance(held, sdk.SqlRuleFilter):
-        return t.SqlFilter(held.sql_expression or "", dict(held.parameters or {}))
+    if isinstance(rule_filter, sdk.SqlRuleFilter):
+        return t.SqlFilter(rule_filter.sql_expression or "", dict(rule_filter.parameters or {}))
     return t.CorrelationFilter(
-        message_id=held.message_id,
-        session_id=held.session_id,
-        correlation_id=held.correlation_id,
-        content_type=held.content_type,
-        subject=held.label,
-        to=held.to,
-        reply_to=held.reply_to,
-        reply_to_session_id=held.reply_to_session_id,
-        properties=dict(held.properties or {}),
+        message_id=rule_filter.message_id,
+        session_id=rule_filter.session_id,
+        correlation_id=rule_filter.correlation_id,
+        content_type=rule_filter.content_type,
+        subject=rule_filter.label,
+        to=rule_filter.to,
+        reply_to=rule_filter.reply_to,
+        reply_to_session_id=rule_filter.reply_to_session_id,
+        properties=dict(rule_filter.properties or {}),
     )

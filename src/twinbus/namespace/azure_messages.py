@@ -1,8 +1,8 @@
-"""Messages of the SDK as those of Twinbus, for applications that are written on the SDK.
+"""Messages of the SDK as messages of Twinbus, for applications that use the SDK.
 
-The native fields are what pairing and the backlog look at. The message of the SDK stays beside them
-and goes to a Service Bus as it is. Its sections, byte for byte, are encoded only if somebody wants
-them: when the message is diverted.
+Pairing and the backlog use the native fields. The SDK's message is kept as well and is sent to a
+Service Bus unchanged. Its AMQP sections are encoded only when they are needed: when the message is
+diverted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ from twinbus.message import BrokeredMessage, PropertyValue
 from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message
 
 _PLAIN = (str, int, float, bool, bytes, UUID)
-_MOST_TTL_MS = 2**32 - 1  # for ever
-_SAME_TYPES = (str, float, bool, UUID)  # that both write alike; the SDK's whole numbers are shorter
+_MOST_TTL_MS = 2**32 - 1  # unlimited
+_SAME_TYPES = (str, float, bool, UUID)  # both encode these alike; the SDK encodes ints shorter
 _NATIVE_ANNOTATIONS = (PARTITION_KEY, SCHEDULED)
-_NOT_NATIVE = (  # properties that no native field has
+_NOT_NATIVE = (  # properties without a native field
     "user_id",
     "content_encoding",
     "absolute_expiry_time",
@@ -35,7 +35,7 @@ _NOT_NATIVE = (  # properties that no native field has
 
 
 class SdkMessage(BrokeredMessage):
-    """A message of Twinbus with the one of the SDK that it was made of."""
+    """A message of Twinbus with the message of the SDK that it was made from."""
 
     __slots__ = ("_sections", "outgoing")
 
@@ -45,11 +45,11 @@ class SdkMessage(BrokeredMessage):
         super().__init__(**fields)
 
     def __post_init__(self) -> None:
-        """Check nothing: the SDK did, and what is checked here would be encoded at once."""
+        """Skip the checks: the SDK has made them, and they would encode the message at once."""
 
     @property
     def amqp(self) -> bytes | None:
-        """How the message looks as AMQP, for AMQP receivers."""
+        """The AMQP encoding of the message, for AMQP receivers."""
         outgoing: Message | None = self.outgoing  # type: ignore[attr-defined]
         if self._sections is None and outgoing is not None and not _is_plain(outgoing):  # type: ignore[attr-defined]
             object.__setattr__(self, "_sections", read_message(AmqpMessage(encoded(outgoing))).amqp)
@@ -60,14 +60,14 @@ class SdkMessage(BrokeredMessage):
         object.__setattr__(self, "_sections", value)
 
     def scheduled(self, at: datetime) -> BrokeredMessage:
-        """Return the message as one that appears at a later time."""
+        """Return the message with a scheduled enqueue time."""
         values = {name: getattr(self, name) for name in BrokeredMessage.__dataclass_fields__}
         return replace(BrokeredMessage(**values), scheduled_enqueue_time_utc=at)
 
 
 def _is_plain(outgoing: Message) -> bool:
-    """Whether the native fields say all that the message says, and in the same types."""
-    held, properties = outgoing.application_properties or {}, outgoing.properties
+    """Return whether native fields express the whole message, with the same types."""
+    application, properties = outgoing.application_properties or {}, outgoing.properties
     return (
         outgoing.header is None
         and not outgoing.delivery_annotations
@@ -75,7 +75,7 @@ def _is_plain(outgoing: Message) -> bool:
         and isinstance(outgoing.data, bytes | bytearray | list)
         and (not isinstance(outgoing.data, list) or len(outgoing.data) == 1)
         and all(_text(key) in _NATIVE_ANNOTATIONS for key in outgoing.message_annotations or {})
-        and all(type(one) in _SAME_TYPES for one in held.values())
+        and all(type(value) in _SAME_TYPES for value in application.values())
         and not any(map(properties.__getattribute__, _NOT_NATIVE))
     )
 
@@ -88,7 +88,7 @@ def encoded(outgoing: Message) -> bytes:
 
 
 def from_sdk(message: Any) -> SdkMessage:
-    """Return a message of the SDK, in any form that its senders take, with an id."""
+    """Convert anything that the SDK's senders accept; add an id if it has none."""
     if isinstance(message, Mapping):
         message = ServiceBusMessage(**message)
     raw = getattr(message, "raw_amqp_message", message)
@@ -151,7 +151,7 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _properties(outgoing: Message) -> Iterator[tuple[str, PropertyValue]]:
-    """Give the properties whose types Twinbus has; the others stay in the sections."""
+    """Yield the properties whose types Twinbus supports; the others stay in the sections."""
     for name, value in (outgoing.application_properties or {}).items():
         text = _text(name) or ""
         if type(value) in _PLAIN:

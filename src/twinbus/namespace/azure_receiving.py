@@ -1,12 +1,12 @@
-"""Receiving and settling through links of the SDK.
+"""Receives and settles messages on links of the SDK.
 
-A receive gives the service credit for the messages that it wants. When the first ones are there, or
-its time is over, it takes the credit back (a drain), so that no message is locked for nobody. It
-holds the turn of its link only while it reads, and waits for the socket without it: settlements on
-the same link do not wait for a long poll.
+A receive gives the service credit for the messages that it wants. When the first ones have arrived,
+or its time is over, it withdraws the credit (a drain), so that no message is locked without a
+receiver. It holds the `turn` of its link only while it reads, not while it waits for the socket, so
+that settlements on the same link do not wait for a long poll.
 
-A message is settled on the link that it came by. Where that link is gone, and for deferred
-messages, the settlement is a request of management, which any link of the entity can carry.
+A message is settled on the link that delivered it. If that link has ended, and for deferred
+messages, a management request settles it, which any link of the entity can carry.
 """
 
 import threading
@@ -31,7 +31,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AZURE_DRAIN_S,
-    AZURE_HELD_LOCKS,
+    AZURE_MESSAGE_LOCKS,
     AZURE_POLL_S,
     AZURE_RECEIVE_MESSAGES,
     AZURE_REQUEST_S,
@@ -41,11 +41,12 @@ from twinbus.limits import (
 )
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, BrokeredMessage, to_batch
 from twinbus.namespace.azure_errors import to_messaging_error
-from twinbus.namespace.azure_links import Link, Purpose
+from twinbus.namespace.azure_links import AzureLink, LinkPurpose
 from twinbus.namespace.azure_sdk import (
     Inlet,
-    Operation,
+    SdkOperation,
     SettledState,
+    int32,
     long,
     longs,
     request,
@@ -53,7 +54,6 @@ from twinbus.namespace.azure_sdk import (
     timestamp,
     uint,
     uuids,
-    whole,
 )
 from twinbus.protocol.commands import (
     DeleteMessages,
@@ -67,7 +67,7 @@ from twinbus.protocol.commands import (
 )
 from twinbus.servicebus.messages import read_delivered
 
-_UPDATES = {  # how management names a disposition
+_UPDATES = {  # the names of dispositions in management requests
     Disposition.COMPLETE: "completed",
     Disposition.ABANDON: "abandoned",
     Disposition.RELEASE: "abandoned",
@@ -75,138 +75,151 @@ _UPDATES = {  # how management names a disposition
     Disposition.DEAD_LETTER: "suspended",
 }
 _UNREADABLE = "TwinbusCannotRead"
-_LAST_MS = 253_402_300_799_999  # the last moment that a request can name
-_ANY_TIME_MS = 253_402_300_800_000  # with which the service lists sessions whatever their time
+_LAST_MS = 253_402_300_799_999  # the latest time that a request can express
+_ANY_TIME_MS = 253_402_300_800_000  # makes the service list sessions regardless of their time
 
 
 @dataclass(slots=True)
-class HeldLock:
-    """A locked message, and what settles it."""
+class MessageLock:
+    """A locked message, with what is needed to settle it."""
 
     path: str  # lower case
-    link: Link
+    link: AzureLink
     inlet: Inlet
     frame: Any
     until_us: int  # wall time
 
     def fits(self, path: str) -> bool:
-        """Whether the message is one of an entity, and can be settled on its link."""
+        """Return whether it is of this entity and its link can still settle it."""
         return self.path == path.lower() and self.link.delivers(self.inlet)
 
 
-class HeldLocks:
+class MessageLocks:
     """The messages that this process has received and not settled, by lock token; bounded.
 
-    A token that is not here is settled by management: forgetting one costs time and nothing else.
+    An unknown token is settled by a management request, so forgetting one costs only time.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: OrderedDict[UUID, HeldLock] = OrderedDict()
+        self._locks: OrderedDict[UUID, MessageLock] = OrderedDict()
 
-    def add(self, token: UUID, held: HeldLock) -> None:
-        """Remember a message; the oldest is forgotten when there are too many."""
+    def add(self, token: UUID, lock: MessageLock) -> None:
+        """Add a message; forget the oldest if there are too many."""
         with self._lock:
-            self._held[token] = held
-            if len(self._held) > AZURE_HELD_LOCKS:
-                self._held.popitem(last=False)
+            self._locks[token] = lock
+            if len(self._locks) > AZURE_MESSAGE_LOCKS:
+                self._locks.popitem(last=False)
 
     def take(
         self, path: str, tokens: Iterable[UUID]
-    ) -> tuple[dict[Link, dict[UUID, HeldLock]], list[UUID]]:
-        """Return messages by link, and forget them; and the tokens that need management."""
-        found: dict[Link, dict[UUID, HeldLock]] = {}
+    ) -> tuple[dict[AzureLink, dict[UUID, MessageLock]], list[UUID]]:
+        """Remove messages and return them by link; also return the tokens that are unknown."""
+        found: dict[AzureLink, dict[UUID, MessageLock]] = {}
         others = []
         with self._lock:
             for token in tokens:
-                held = self._held.get(token)
-                if held is not None and held.fits(path):
-                    found.setdefault(held.link, {})[token] = self._held.pop(token)
+                lock = self._locks.get(token)
+                if lock is not None and lock.fits(path):
+                    found.setdefault(lock.link, {})[token] = self._locks.pop(token)
                 else:
                     others.append(token)
         return found, others
 
-    def links(self, path: str, tokens: Iterable[UUID]) -> dict[Link, list[UUID]]:
-        """Return the links that messages came by, as far as they are open."""
-        found: dict[Link, list[UUID]] = {}
+    def links(self, path: str, tokens: Iterable[UUID]) -> dict[AzureLink, list[UUID]]:
+        """Return the open links that delivered messages, with their lock tokens."""
+        found: dict[AzureLink, list[UUID]] = {}
         with self._lock:
             for token in tokens:
-                held = self._held.get(token)
-                if held is not None and held.fits(path):
-                    found.setdefault(held.link, []).append(token)
+                lock = self._locks.get(token)
+                if lock is not None and lock.fits(path):
+                    found.setdefault(lock.link, []).append(token)
         return found
 
     def prolong(self, tokens: Iterable[UUID], until: datetime) -> None:
-        """Note that locks last longer."""
+        """Record that locks were renewed."""
         with self._lock:
             for token in tokens:
-                if token in self._held:
-                    self._held[token].until_us = moment_us(until)
+                if token in self._locks:
+                    self._locks[token].until_us = moment_us(until)
 
-    def forget_link(self, link: Link) -> None:
-        """Forget the messages of a link that is closed."""
+    def forget_link(self, link: AzureLink) -> None:
+        """Forget the messages of a closed link."""
         with self._lock:
-            gone = [token for token, held in self._held.items() if held.link is link]
+            gone = [token for token, lock in self._locks.items() if lock.link is link]
             for token in gone:
-                del self._held[token]
+                del self._locks[token]
 
 
 class Reception:
-    """One receive on one link."""
+    """A receive on a link."""
 
     def __init__(
         self,
-        link: Link,
+        link: AzureLink,
         command: Receive,
-        held: HeldLocks,
+        locks: MessageLocks,
         clock: Clock,
         is_stopped: Callable[[], bool],
     ) -> None:
         self._link = link
         self._command = command
-        self._held = held
+        self._locks = locks
         self._clock = clock
         self._is_stopped = is_stopped
-        self._is_locking = link.key.purpose is Purpose.LOCK
-        self._is_late = False  # its time was over before messages came
+        self._is_locking = link.key.purpose is LinkPurpose.LOCK
+        self._is_late = False  # its time ended before messages arrived
 
     def run(self, deadline: int | None, open_timeout_s: float) -> list[BrokeredMessage]:
-        """Return messages, none if none came in time; give back what nobody waits for.
+        """Return the received messages, none if none came in time; release unneeded ones.
 
-        Without a deadline, a moment of the clock, it returns what is there now.
+        `deadline` is a time of the clock. Without it, only messages that are available now are
+        returned.
+
+        If the link fails after messages have arrived, they are returned anyway. The service keeps
+        them locked, so if they were dropped, later messages would overtake them. The link is not
+        used again, and management requests settle these messages.
         """
         link, wanted = self._link, min(self._command.max_messages, AZURE_RECEIVE_MESSAGES)
         with link.turn:
             link.open(open_timeout_s)
             inlet = link.inlet
             inlet.give_credit(wanted, drain=deadline is None)
+        found: list[Any] = []
         try:
-            found = self._until_first(inlet, deadline)
-            found += self._rest(inlet)
+            self._until_first(inlet, deadline, found)
+            self._take_credit_back(inlet, found)
+        except Exception:
+            with link.turn:
+                found += inlet.take()
+            if not found or self._command.session is not None:  # the session's lock is lost, too
+                raise
+            link.has_failed = True
         finally:
             inlet.stop()
         return self._kept(inlet, found)
 
-    def _until_first(self, inlet: Inlet, deadline: int | None) -> list[Any]:
-        """Return the first messages; without a deadline, those that are there now."""
+    def _until_first(self, inlet: Inlet, deadline: int | None, found: list[Any]) -> None:
+        """Wait for the first messages; without a deadline, only for those available now."""
         began = time.monotonic()
         while True:
             self._is_late = deadline is not None and self._clock.now_us() >= deadline
             with self._link.turn:
-                found = inlet.read()
+                found += inlet.read()
             if found or inlet.is_drained or self._is_stopped() or self._is_late:
-                return found
+                return
             if deadline is None and time.monotonic() - began > AZURE_DRAIN_S:
-                raise OperationTimeoutError("the service did not say what it has; try again")
+                raise OperationTimeoutError(
+                    "the service did not report whether it has messages. Try again"
+                )
             left = AZURE_POLL_S
             if deadline is not None:
                 until = self._clock.seconds_until(deadline)
                 left = min(left, AZURE_POLL_S if until is None else until)
             inlet.wait(left)
 
-    def _rest(self, inlet: Inlet) -> list[Any]:
-        """Take the credit back; return what came meanwhile."""
-        found: list[Any] = []
+    def _take_credit_back(self, inlet: Inlet, found: list[Any]) -> None:
+        """Withdraw the credit, and accept the messages that arrive meanwhile."""
         with self._link.turn:
             is_due = inlet.drain()
         deadline = time.monotonic() + AZURE_DRAIN_S
@@ -214,21 +227,24 @@ class Reception:
             with self._link.turn:
                 found += inlet.read()
             if time.monotonic() >= deadline:
-                raise CommunicationError("the service did not take back the credit of a receive")
+                raise CommunicationError(
+                    "the service did not confirm that a receive has ended, so messages may stay "
+                    "locked until their locks expire. Receive again"
+                )
             if not inlet.is_drained:
                 inlet.wait(AZURE_POLL_S)
         with self._link.turn:
             found += inlet.take()
-        return found
 
     def _kept(self, inlet: Inlet, deliveries: list[Any]) -> list[BrokeredMessage]:
-        """Return deliveries as messages, up to the size that was asked for."""
+        """Return deliveries as messages, up to the requested size."""
         messages: list[BrokeredMessage] = []
         unread: list[Any] = []
         back: list[Any] = []
         size, is_dead = 0, _is_dead(self._command.path)
+        can_give_back = self._is_locking and not self._link.has_failed
         for frame, payload in deliveries:
-            if self._is_locking and (back or self._is_late or self._is_stopped()):
+            if can_give_back and (back or self._is_late or self._is_stopped()):
                 back.append(frame)
                 continue
             try:
@@ -237,15 +253,15 @@ class Reception:
                 unread.append(frame)
                 continue
             size += message.size
-            if self._is_locking and messages and size > self._command.max_bytes:
+            if can_give_back and messages and size > self._command.max_bytes:
                 back.append(frame)
                 continue
             messages.append(self._locked(inlet, frame, message) if self._is_locking else message)
         with self._link.turn:
             if back:
                 inlet.settle(back, settled_state(Disposition.RELEASE, None, None), AZURE_REQUEST_S)
-            if unread and self._is_locking:
-                why = "the message is not valid AMQP, or has values that Twinbus cannot hold"
+            if unread and can_give_back:
+                why = "the message is not valid AMQP, or has values that Twinbus does not support"
                 state = settled_state(Disposition.DEAD_LETTER, _UNREADABLE, why)
                 inlet.settle(unread, state, AZURE_REQUEST_S)
         return messages
@@ -255,9 +271,9 @@ class Reception:
         if message.locked_until_utc is not None:
             until_us = moment_us(message.locked_until_utc)
             until = time.monotonic() + (until_us - self._clock.wall_us()) / SECOND_US
-            self._link.held_until = max(self._link.held_until, until)
+            self._link.locked_until = max(self._link.locked_until, until)
         path = self._command.path.lower()
-        self._held.add(token, HeldLock(path, self._link, inlet, frame, until_us))
+        self._locks.add(token, MessageLock(path, self._link, inlet, frame, until_us))
         return replace(message, lock_token=token)
 
 
@@ -283,25 +299,25 @@ def _plain(kind: pa.DataType, value: Any) -> Any:
 
 def settle(
     command: Settle,
-    held: HeldLocks,
+    locks: MessageLocks,
     borrow: Callable[[], Any],
     clock: Clock,
     timeout_s: float,
 ) -> None:
-    """Carry a decision out; raise when locks were lost, after the others are settled.
+    """Settle messages; raise if locks were lost, after the other messages are settled.
 
-    `borrow` gives a link of the entity in a `with` statement, for requests of management.
+    `borrow` is a context manager that lends a link of the entity for management requests.
     """
-    tokens = list(dict.fromkeys(UUID(bytes=one) for one in command.lock_tokens.to_pylist()))
-    found, others = held.take(command.path, tokens)
+    tokens = list(dict.fromkeys(UUID(bytes=token) for token in command.lock_tokens.to_pylist()))
+    found, others = locks.take(command.path, tokens)
     state = settled_state(command.disposition, command.reason, command.description)
     lost: list[UUID] = []
     for link, messages in found.items():
-        if command.disposition is Disposition.RELEASE:  # the service does not answer that
+        if command.disposition is Disposition.RELEASE:  # the service does not confirm a release
             now = clock.wall_us()
-            lost += [token for token, one in messages.items() if one.until_us <= now]
+            lost += [token for token, lock in messages.items() if lock.until_us <= now]
         failed = _settle_on(link, messages, state, timeout_s)
-        if failed is None:  # the link ended meanwhile
+        if failed is None:  # the link has ended
             others += messages
         else:
             lost += _lost_of(failed, command.path)
@@ -310,30 +326,30 @@ def settle(
             lost += _update(link, command, others, timeout_s)
     if lost:
         raise MessageLockLostError(
-            f"{command.path}: {len(lost)} of {len(tokens)} locks are lost; their messages will be "
-            "delivered again",
+            f"{command.path}: {len(lost)} of {len(tokens)} locks were lost; the service delivers "
+            "these messages again",
             path=command.path,
             lock_tokens=tuple(lost[:SHOWN_LOST]),
         )
 
 
 def _settle_on(
-    link: Link, messages: dict[UUID, HeldLock], state: SettledState, timeout_s: float
+    link: AzureLink, messages: dict[UUID, MessageLock], state: SettledState, timeout_s: float
 ) -> dict[UUID, Exception | None] | None:
-    """Settle on the link that messages came by; None: it has ended, and nobody knows."""
-    frames = [one.frame for one in messages.values()]
+    """Settle on the link that delivered the messages; None if it ended: the result is unknown."""
+    frames = [lock.frame for lock in messages.values()]
     try:
         with link.turn:
             failures = next(iter(messages.values())).inlet.settle(frames, state, timeout_s)
     except OperationTimeoutError:
         raise
-    except Exception:  # noqa: BLE001 - whatever it was, management knows what became of them
+    except Exception:  # noqa: BLE001 - a management request then finds out the result
         return None
     return dict(zip(messages, failures, strict=True))
 
 
 def _lost_of(failed: dict[UUID, Exception | None], path: str) -> list[UUID]:
-    """Return the messages whose locks are lost; raise another failure."""
+    """Return the messages whose locks were lost; raise any other failure."""
     lost = []
     for token, failure in failed.items():
         if failure is None:
@@ -345,8 +361,8 @@ def _lost_of(failed: dict[UUID, Exception | None], path: str) -> list[UUID]:
     return lost
 
 
-def _update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -> list[UUID]:
-    """Settle by management; return the tokens of lost locks."""
+def _update(link: AzureLink, command: Settle, tokens: list[UUID], timeout_s: float) -> list[UUID]:
+    """Settle by a management request; return the tokens of lost locks."""
     with link.turn:
         link.open(timeout_s)
         try:
@@ -359,10 +375,10 @@ def _update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -
                 return tokens
         else:
             return []
-    return [one for token in tokens for one in _update(link, command, [token], timeout_s)]
+    return [lost for token in tokens for lost in _update(link, command, [token], timeout_s)]
 
 
-def _request_update(link: Link, command: Settle, tokens: list[UUID], timeout_s: float) -> None:
+def _request_update(link: AzureLink, command: Settle, tokens: list[UUID], timeout_s: float) -> None:
     body: dict[str, Any] = {
         "disposition-status": _UPDATES[command.disposition],
         "lock-tokens": uuids(tokens),
@@ -370,24 +386,24 @@ def _request_update(link: Link, command: Settle, tokens: list[UUID], timeout_s: 
     if command.disposition is Disposition.DEAD_LETTER:
         body["deadletter-reason"] = command.reason or ""
         body["deadletter-description"] = command.description or ""
-    request(link.sdk, Operation.SETTLE, body, timeout_s)
+    request(link.sdk, SdkOperation.SETTLE, body, timeout_s)
 
 
-def renew(link: Link, tokens: Sequence[UUID], timeout_s: float) -> datetime:
-    """Lock messages for another lock duration; return until when."""
+def renew(link: AzureLink, tokens: Sequence[UUID], timeout_s: float) -> datetime:
+    """Renew the locks of messages; return when they expire."""
     with link.turn:
         link.open(timeout_s)
-        values = request(link.sdk, Operation.RENEW, {"lock-tokens": uuids(tokens)}, timeout_s)
+        values = request(link.sdk, SdkOperation.RENEW, {"lock-tokens": uuids(tokens)}, timeout_s)
     until = from_us(min(int(ms) for ms in values[b"expirations"]) * 1000)
     left_s = (moment_us(until) - time.time_ns() // 1000) / SECOND_US
-    link.held_until = max(link.held_until, time.monotonic() + left_s)
+    link.locked_until = max(link.locked_until, time.monotonic() + left_s)
     return until
 
 
 # -- by sequence number ------------------------------------------------------------------------
 
 
-def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
+def peek(link: AzureLink, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
     """Return messages without locking them."""
     body: dict[str, Any] = {
         "from-sequence-number": long(max(command.from_sequence_number, 1)),
@@ -397,7 +413,7 @@ def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
         body["session-id"] = command.session_id
     with link.turn:
         link.open(timeout_s)
-        values = request(link.sdk, Operation.PEEK, body, timeout_s)
+        values = request(link.sdk, SdkOperation.PEEK, body, timeout_s)
     is_dead, size = _is_dead(command.path), 0
     found: list[BrokeredMessage] = []
     for entry in [] if values is None else values[b"messages"]:
@@ -410,9 +426,9 @@ def peek(link: Link, command: Peek, timeout_s: float) -> list[BrokeredMessage]:
 
 
 def receive_deferred(
-    link: Link, command: ReceiveDeferred, timeout_s: float
+    link: AzureLink, command: ReceiveDeferred, timeout_s: float
 ) -> list[BrokeredMessage]:
-    """Return deferred messages by their numbers, all or none."""
+    """Return deferred messages by their sequence numbers, all or none."""
     is_locking = command.mode is ReceiveMode.PEEK_LOCK
     numbers = [int(number) for number in command.sequence_numbers]
     body: dict[str, Any] = {
@@ -423,7 +439,7 @@ def receive_deferred(
         body["session-id"] = command.session.session_id
     with link.turn:
         link.open(timeout_s)
-        values = request(link.sdk, Operation.RECEIVE_DEFERRED, body, timeout_s)
+        values = request(link.sdk, SdkOperation.RECEIVE_DEFERRED, body, timeout_s)
     is_dead = _is_dead(command.path)
     return [
         replace(
@@ -433,32 +449,32 @@ def receive_deferred(
     ]
 
 
-def delete_messages(link: Link, command: DeleteMessages, timeout_s: float) -> int:
-    """Delete the oldest messages; return how many."""
+def delete_messages(link: AzureLink, command: DeleteMessages, timeout_s: float) -> int:
+    """Delete the oldest messages; return how many were deleted."""
     before = command.enqueued_before_utc
     body: dict[str, Any] = {
-        "message-count": whole(command.max_messages),
+        "message-count": int32(command.max_messages),
         "enqueued-time-utc": timestamp(_LAST_MS if before is None else moment_us(before) // 1000),
     }
     if command.session is not None:
         body["session-id"] = command.session.session_id
     with link.turn:
         link.open(timeout_s)
-        values = request(link.sdk, Operation.DELETE, body, timeout_s)
+        values = request(link.sdk, SdkOperation.DELETE, body, timeout_s)
     return 0 if values is None else int(values[b"message-count"])
 
 
-def list_sessions(link: Link, command: ListSessions, timeout_s: float) -> list[str]:
-    """Return names of sessions that have messages or a state."""
+def list_sessions(link: AzureLink, command: ListSessions, timeout_s: float) -> list[str]:
+    """Return the ids of sessions that have messages or a state."""
     after = command.state_updated_after_utc
     body = {
         "last-updated-time": timestamp(_ANY_TIME_MS if after is None else moment_us(after) // 1000),
-        "skip": whole(command.skip),
-        "top": whole(command.max_sessions),
+        "skip": int32(command.skip),
+        "top": int32(command.max_sessions),
     }
     with link.turn:
         link.open(timeout_s)
-        values = request(link.sdk, Operation.LIST_SESSIONS, body, timeout_s)
+        values = request(link.sdk, SdkOperation.LIST_SESSIONS, body, timeout_s)
     names = [] if values is None else values[b"sessions-ids"]
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 

@@ -1,14 +1,15 @@
-"""The SDK of Azure Service Bus as Twinbus uses it; the only module that reaches into its parts.
+"""The SDK of Azure Service Bus as Twinbus uses it; the only module that uses its private parts.
 
-The SDK's own decoder loses types: text and bytes of application properties look alike, and times
-are whole numbers. So the bytes of each delivered message are kept beside what the SDK makes of
-them, and Twinbus decodes them itself. It also encodes the messages that it sends.
+The SDK's own decoder loses types: text and bytes in application properties look alike, and times
+become ints. So this module keeps the bytes of each delivered message, and Twinbus decodes them. It
+also encodes the messages that it sends.
 
-The SDK retries nothing here (`retry_total=0`), and starts no thread: a link that is not used for a
-while is closed by its pool (azure_links.py). `test_azure_sdk.py` checks every part that is used.
+The SDK's retries are off (`retry_total=0`), and it starts no threads: the pool (azure_links.py)
+closes links that are idle. `test_azure_sdk.py` checks every private part that is used.
 """
 
 import contextlib
+import io
 import logging
 import select
 import socket
@@ -50,14 +51,20 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString, sign_token
 from twinbus.errors import MissingExtraError, OperationTimeoutError
-from twinbus.limits import AZURE_REQUEST_S, SECOND_US, SERVICE_BUS_PORT, TOKEN_LIFE
+from twinbus.limits import (
+    AZURE_REQUEST_S,
+    EMULATOR_PORT,
+    SECOND_US,
+    SERVICE_BUS_PORT,
+    TOKEN_LIFE,
+)
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Disposition
 
 _log = logging.getLogger("twinbus.azure")
-_FLOW_DELIVERY_COUNT, _FLOW_CREDIT, _FLOW_DRAIN = 5, 6, 8  # fields of a flow frame
-_TRANSFER_MORE, _TRANSFER_PAYLOAD = 5, 11  # fields of a transfer frame
-_BATCH_BODY = 5  # field of a batch
+_FLOW_DELIVERY_COUNT, _FLOW_CREDIT, _FLOW_DRAIN = 5, 6, 8  # indexes of fields of a flow frame
+_TRANSFER_MORE, _TRANSFER_PAYLOAD = 5, 11  # indexes of fields of a transfer frame
+_BATCH_BODY = 5  # index of the field of a batch
 _DEAD_LETTER = b"com.microsoft:dead-letter"
 Payload = bytes
 SettledState = Accepted | Modified | Rejected | Released
@@ -67,7 +74,7 @@ SettledState = Accepted | Modified | Rejected | Released
 
 
 class _KeyCredential(ServiceBusSharedKeyCredential):
-    """Signs tokens by the clock of Twinbus, or shows the one token that it has."""
+    """Signs tokens with the clock of Twinbus, or returns the token of the connection string."""
 
     def __init__(self, connection: ConnectionString, clock: Clock, *, for_once: bool) -> None:
         super().__init__(connection.key_name, connection.key)
@@ -76,7 +83,7 @@ class _KeyCredential(ServiceBusSharedKeyCredential):
         self._for_once = for_once
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-        """Return a token for a resource; the SDK asks again before it expires."""
+        """Return a token for a resource; the SDK calls this again before it expires."""
         life = int(TOKEN_LIFE.total_seconds())
         expires_on = 0 if self._for_once else int(time.time()) + life
         if self._token:
@@ -86,15 +93,15 @@ class _KeyCredential(ServiceBusSharedKeyCredential):
 
 
 def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool = False) -> Any:
-    """Return what opens the namespace of a connection string.
+    """Return the SDK's credential for the namespace of a connection string.
 
-    `for_once` has a token signed for every request: the SDK's administration client would use one
-    for a minute longer than it is good for.
+    With `for_once`, every request gets a new token: the SDK's administration client would use a
+    token for up to a minute after it expired.
     """
     if not connection.uses_entra:
         return _KeyCredential(connection, clock, for_once=for_once)
     try:
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - few need it
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - optional package
     except ImportError as error:
         raise MissingExtraError(
             "Authentication=Entra needs the package azure-identity: pip install azure-identity",
@@ -107,22 +114,34 @@ def _host(connection: ConnectionString) -> str:
     return connection.address.removesuffix(f":{SERVICE_BUS_PORT}")
 
 
-def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
-    """Return the SDK's client of a namespace; it connects when a link is used."""
-    options: dict[str, Any] = {}
+def client_options(connection: ConnectionString) -> dict[str, Any]:
+    """Return how the SDK's client reaches a namespace: by which transport, gateway, authority."""
+    way = TransportType.AmqpOverWebsocket if connection.uses_websockets else TransportType.Amqp
+    options: dict[str, Any] = {"transport_type": way}
+    if connection.ca_file is not None:
+        options["connection_verify"] = str(connection.ca_file)
     if connection.custom_endpoint:
         options["custom_endpoint_address"] = f"sb://{connection.custom_endpoint}"
-    elif connection.tls and connection.port != SERVICE_BUS_PORT:
-        options["custom_endpoint_address"] = f"sb://{connection.address}"  # else it drops the port
-    way = TransportType.AmqpOverWebsocket if connection.uses_websockets else TransportType.Amqp
+    elif _drops_port(connection):
+        options["custom_endpoint_address"] = f"sb://{connection.address}"
+    return options
+
+
+def _drops_port(connection: ConnectionString) -> bool:
+    """Whether the SDK would dial another port than that of the endpoint."""
+    if connection.tls:
+        return connection.port != SERVICE_BUS_PORT
+    return connection.uses_websockets and connection.port != EMULATOR_PORT
+
+
+def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
+    """Return the SDK's client of a namespace; it connects when a link is first used."""
     client = ServiceBusClient(
         _host(connection),
         credential_of(connection, clock),
         retry_total=0,
         use_tls=connection.tls,
-        transport_type=way,
-        connection_verify=None if connection.ca_file is None else str(connection.ca_file),
-        **options,
+        **client_options(connection),
     )
     client._amqp_transport = TypedTransport
     return client
@@ -147,7 +166,7 @@ def open_administration(
 
 
 class _PayloadMessage(Message):
-    """A message as the SDK decodes it, with the bytes that it was decoded from."""
+    """A message as the SDK decodes it, with its encoded bytes."""
 
     payload: Payload
 
@@ -159,10 +178,10 @@ def _with_payload(message: Message, payload: Payload) -> _PayloadMessage:
 
 
 class _Monitor:
-    """Watches a receiver's link: keeps payloads, and notices that credit was taken back."""
+    """Watches a receiver's link: keeps payloads, and detects the end of a drain."""
 
     def __init__(self, link: Any) -> None:
-        self.payload: Payload = b""  # of the delivery that was completed last
+        self.payload: Payload = b""  # of the last complete delivery
         self.is_drained = False
         self._parts = bytearray()
         self._link = link
@@ -184,11 +203,11 @@ class _Monitor:
             self.is_drained = True
 
 
-_OPENING_S = 0.5  # that opening a link may go on before the SDK looks at its deadline
+_OPENING_S = 0.5  # how long to keep opening a link before the SDK checks its deadline
 
 
 def _is_ready(client_ready: Callable[[], bool]) -> bool:
-    """Whether a link is open; the SDK alone sleeps between any two frames of the opening."""
+    """Return whether a link is open; unlike the SDK, do not sleep between frames."""
     if client_ready():
         return True
     deadline = time.monotonic() + _OPENING_S
@@ -199,21 +218,21 @@ def _is_ready(client_ready: Callable[[], bool]) -> bool:
 
 
 class _QuickClient(SendClient):
-    """The SDK's end of a sender, which opens without sleeping."""
+    """The SDK's client of a sender; opens without sleeping."""
 
     def client_ready(self) -> bool:
         return _is_ready(super().client_ready)
 
 
 class _LinklessClient(AMQPClient):
-    """The SDK's end of a connection without links, which opens without sleeping."""
+    """The SDK's client of a connection without links; opens without sleeping."""
 
     def client_ready(self) -> bool:
         return _is_ready(super().client_ready)
 
 
 class _WatchedClient(ReceiveClient):
-    """The SDK's end of a receiver, with a monitor on its link; opens without sleeping."""
+    """The SDK's client of a receiver, with a monitor on its link; opens without sleeping."""
 
     def client_ready(self) -> bool:
         return _is_ready(super().client_ready)
@@ -225,7 +244,7 @@ class _WatchedClient(ReceiveClient):
         is_ready: bool = super()._client_ready()  # type: ignore[no-untyped-call]
         if self._link is not before and self._link is not None:
             self.monitor = _Monitor(self._link)
-            self._link_credit = 0  # credit is given by receives alone
+            self._link_credit = 0  # only receives give credit
         return is_ready
 
     def _message_received(self, frame: Any, message: Message) -> None:
@@ -234,11 +253,11 @@ class _WatchedClient(ReceiveClient):
 
 
 class TypedTransport(PyamqpTransport):
-    """The SDK's transport, which keeps the bytes of delivered messages and starts no thread."""
+    """The SDK's transport; keeps the bytes of delivered messages and starts no thread."""
 
     @staticmethod
     def create_send_client(config: Any, **kwargs: Any) -> Any:
-        """Return a client without a thread that keeps it alive."""
+        """Return a client without a keep-alive thread."""
         config.keep_alive = None
         client = PyamqpTransport.create_send_client(config, **kwargs)
         client.__class__ = _QuickClient
@@ -246,7 +265,7 @@ class TypedTransport(PyamqpTransport):
 
     @staticmethod
     def create_receive_client(receiver: Any, **kwargs: Any) -> Any:
-        """Return a client that watches its link, without a thread that keeps it alive."""
+        """Return a client that watches its link, without a keep-alive thread."""
         kwargs["keep_alive_interval"] = None
         client = PyamqpTransport.create_receive_client(receiver, **kwargs)
         client.__class__ = _WatchedClient
@@ -254,13 +273,13 @@ class TypedTransport(PyamqpTransport):
 
     @staticmethod
     def enhanced_message_received(receiver: Any, frame: Any, message: Message) -> None:
-        """Take a message while somebody receives; else give it back."""
+        """Accept a message during a receive; release it otherwise."""
         kept = _with_payload(message, receiver._handler.monitor.payload)
         PyamqpTransport.enhanced_message_received(receiver, frame, kept)
 
     @staticmethod
     def create_mgmt_client(config: Any, **kwargs: Any) -> Any:
-        """Return a client without a link, and without a thread that keeps it alive."""
+        """Return a client without a link and without a keep-alive thread."""
         config.keep_alive = None
         client = PyamqpTransport.create_mgmt_client(config, **kwargs)
         client.__class__ = _LinklessClient
@@ -270,8 +289,8 @@ class TypedTransport(PyamqpTransport):
 # -- management --------------------------------------------------------------------------------
 
 
-class Operation(Enum):
-    """What an entity can be asked by a request of management."""
+class SdkOperation(Enum):
+    """The operations of management requests."""
 
     PEEK = REQUEST_RESPONSE_PEEK_OPERATION
     SCHEDULE = REQUEST_RESPONSE_SCHEDULE_MESSAGE_OPERATION
@@ -282,8 +301,8 @@ class Operation(Enum):
     LIST_SESSIONS = b"com.microsoft:get-message-sessions"
 
 
-def request(sdk: Any, operation: Operation, body: dict[str, Any], timeout_s: float) -> Any:
-    """Ask an entity for something on an open link; return the values of the answer, or None."""
+def request(sdk: Any, operation: SdkOperation, body: dict[str, Any], timeout_s: float) -> Any:
+    """Send a management request on an open link; return the values of the answer, or None."""
     is_linkless = isinstance(sdk, _SessionBrowser)
     return sdk._mgmt_request_response_with_retry(
         operation.value,
@@ -303,37 +322,39 @@ def _values_of(status: int, answer: Any, description: Any, amqp_transport: Any) 
 
 
 def new_linkless(client: ServiceBusClient, path: str) -> Any:
-    """Return what carries requests of management about an entity, and no messages."""
+    """Return an SDK object that carries management requests of an entity, and no messages."""
     return client._create_session_browser(path)  # type: ignore[no-untyped-call]
 
 
 def longs(numbers: Iterable[int]) -> Any:
-    """Return whole numbers as an array for a request."""
-    return TypedTransport.AMQP_ARRAY_VALUE([TypedTransport.AMQP_LONG_VALUE(one) for one in numbers])
+    """Return integers as an AMQP array for a request."""
+    return TypedTransport.AMQP_ARRAY_VALUE(
+        [TypedTransport.AMQP_LONG_VALUE(number) for number in numbers]
+    )
 
 
 def uuids(values: Iterable[UUID]) -> Any:
-    """Return UUIDs as an array for a request."""
+    """Return UUIDs as an AMQP array for a request."""
     return TypedTransport.AMQP_ARRAY_VALUE(list(values))
 
 
 def timestamp(ms: int) -> Any:
-    """Return a moment for a request, in milliseconds since 1970."""
+    """Return a time in milliseconds since 1970 as an AMQP timestamp for a request."""
     return TypedTransport.AMQP_TIMESTAMP_VALUE(ms)
 
 
-def whole(value: int) -> Any:
-    """Return a number for a request that wants 32 bits."""
+def int32(value: int) -> Any:
+    """Return a number as an AMQP int (32 bits) for a request."""
     return TypedTransport.AMQP_INT_VALUE(value)
 
 
 def uint(value: int) -> Any:
-    """Return a number for a request that wants it without a sign."""
+    """Return a number as an unsigned AMQP int for a request."""
     return TypedTransport.AMQP_UINT_VALUE(value)
 
 
 def long(value: int) -> Any:
-    """Return a number for a request that wants 64 bits."""
+    """Return a number as an AMQP long (64 bits) for a request."""
     return TypedTransport.AMQP_LONG_VALUE(value)
 
 
@@ -341,12 +362,12 @@ def long(value: int) -> Any:
 
 
 def batch_limit(sender: ServiceBusSender) -> int:
-    """Return how many bytes a batch on the open link of a sender may have."""
+    """Return the maximum size in bytes of a batch on the open link of a sender."""
     return int(sender._max_batch_size_on_link)
 
 
 class _Outgoing:
-    """What a sender of the SDK takes for a message that is ready."""
+    """The form in which the SDK's sender accepts an encoded message."""
 
     __slots__ = ("_message",)
 
@@ -354,8 +375,8 @@ class _Outgoing:
         self._message = message
 
 
-def send_one(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
-    """Send one message of the SDK as it is; returns when it is durable."""
+def send_message(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
+    """Send a message of the SDK unchanged; return when it is durable."""
     sender._do_retryable_operation(
         sender._send,
         message=_Outgoing(message),
@@ -368,7 +389,7 @@ def send_one(sender: ServiceBusSender, message: Message, timeout_s: float) -> No
 def batch_of(
     messages: Sequence[tuple[BrokeredMessage, Payload]], limit: int
 ) -> ServiceBusMessageBatch:
-    """Return encoded messages as a batch of the SDK."""
+    """Return encoded messages as an SDK batch."""
     batch = ServiceBusMessageBatch(limit, amqp_transport=TypedTransport)
     batch._message[_BATCH_BODY].extend(payload for _, payload in messages)
     batch._count = len(messages)
@@ -387,7 +408,7 @@ def schedule(
     messages: Sequence[tuple[BrokeredMessage, Payload]],
     timeout_s: float,
 ) -> list[int]:
-    """Have messages scheduled, all or none; return their sequence numbers."""
+    """Schedule messages, all or none; return their sequence numbers."""
     entries = []
     for message, payload in messages:
         entry: dict[str, Any] = {"message-id": message.message_id, "message": bytearray(payload)}
@@ -396,17 +417,17 @@ def schedule(
         if message.partition_key is not None:
             entry["partition-key"] = message.partition_key
         entries.append(entry)
-    values = request(sender, Operation.SCHEDULE, {"messages": entries}, timeout_s)
+    values = request(sender, SdkOperation.SCHEDULE, {"messages": entries}, timeout_s)
     return [int(number) for number in values[b"sequence-numbers"]]
 
 
 def is_open(link: ServiceBusSender | ServiceBusReceiver) -> bool:
-    """Whether a sender or receiver has a connection, as far as it knows."""
+    """Return whether the SDK has a connection for a sender or receiver."""
     return bool(link._running)
 
 
 def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> None:
-    """Connect a sender or receiver; `hang_up` of another thread ends it early."""
+    """Connect a sender or receiver; `hang_up` in another thread interrupts it."""
     link._do_retryable_operation(
         link._open,
         timeout=timeout_s,
@@ -415,15 +436,15 @@ def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> 
 
 
 def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:
-    """End the connection of a link from another thread: the SDK may wait for ever in it."""
+    """Close the connection of a link from another thread, because the SDK may wait for ever."""
     handler: Any = link._handler
     try:
         transport = handler._connection._transport
-    except AttributeError:  # there is none yet, or none any more
+    except AttributeError:  # not connected yet, or already closed
         return
-    held: Any = getattr(transport, "sock", None)
+    connected: Any = getattr(transport, "sock", None)
     with contextlib.suppress(OSError, AttributeError):
-        getattr(held, "sock", held).shutdown(socket.SHUT_RDWR)
+        getattr(connected, "sock", connected).shutdown(socket.SHUT_RDWR)
 
 
 # -- receiving ---------------------------------------------------------------------------------
@@ -437,7 +458,7 @@ def new_receiver(
     session_id: str | None = None,
     next_session_s: float | None = None,
 ) -> ServiceBusReceiver:
-    """Return a receiver of an entity, of a session, or of the next session that is free."""
+    """Return a receiver of an entity, of a session, or of the next available session."""
     options: dict[str, Any] = {}
     if session_id is not None:
         options["session_id"] = session_id
@@ -448,7 +469,7 @@ def new_receiver(
 
 
 class Inlet:
-    """The open link of a receiver, by which messages come in. Used by one thread at a time."""
+    """The receiving end of an open link. Only one thread at a time may use it."""
 
     def __init__(self, receiver: ServiceBusReceiver) -> None:
         self._receiver = receiver
@@ -465,42 +486,47 @@ class Inlet:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the service has sent all that it had, and has taken the credit back."""
+        """Whether the service has sent all it had and the drain is complete."""
         return self._monitor.is_drained
 
     def give_credit(self, count: int, *, drain: bool = False) -> None:
-        """Let the service send so many messages; with `drain` only those that it has now."""
+        """Allow the service to send `count` messages; with `drain`, only those available now."""
         self._receiver._receive_context.set()
         self._monitor.is_drained = False
         self._link.flow(link_credit=count, drain=drain)
 
     def drain(self) -> bool:
-        """Ask for the rest and the credit back; return whether there is credit to come back."""
+        """Start a drain, which ends the credit; return whether there was credit left."""
         if self._link.current_link_credit <= 0 or self._monitor.is_drained:
             return False
         self._link.flow(link_credit=self._link.current_link_credit, drain=True)
         return True
 
     def stop(self) -> None:
-        """Give messages back from now on that come outside of a receive."""
+        """Release messages that arrive outside of a receive from now on."""
         self._receiver._receive_context.clear()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to read; needs no turn. False: there is nothing."""
-        held = getattr(self._connection._transport, "sock", None)
-        if not isinstance(held, socket.socket):  # a websocket buffers; or the connection is gone
+        """Wait for readable bytes, without `turn`; return False if there are none."""
+        transport = self._connection._transport
+        connected: Any = getattr(transport, "sock", None)
+        if hasattr(connected, "sock"):  # a websocket, whose unread bytes are in a buffer beside it
+            if _has_unread(transport._read_buffer):
+                return True
+            connected = connected.sock
+        if not isinstance(connected, socket.socket):  # the connection is closed
             return True
-        if isinstance(held, ssl.SSLSocket) and held.pending():
+        if isinstance(connected, ssl.SSLSocket) and connected.pending():
             return True
         try:
             poll = select.poll()
-            poll.register(held, select.POLLIN)
-        except (OSError, ValueError):  # closed meanwhile
+            poll.register(connected, select.POLLIN)
+        except (OSError, ValueError):  # closed by another thread
             return True
         return bool(poll.poll(timeout_s * 1000))
 
     def read(self) -> list[tuple[Any, Payload]]:
-        """Take in what has arrived; return deliveries: what settles each, and its bytes."""
+        """Read what has arrived; return deliveries, each with its frame and its bytes."""
         self._handler.auth_complete()
         while self.wait(0):
             self._connection.listen(wait=False)
@@ -508,14 +534,14 @@ class Inlet:
         return self.take()
 
     def check(self) -> None:
-        """Raise why the link or its connection has ended."""
+        """Raise the reason if the link or its connection has ended."""
         if self._connection._error is not None:
             raise self._connection._error
         if self._link.get_state() is not LinkState.ATTACHED:
             raise AMQPConnectionError(ErrorCondition.UnknownError, description="the link has ended")
 
     def take(self) -> list[tuple[Any, Payload]]:
-        """Return deliveries that were read and not yet taken."""
+        """Return deliveries that were read and not yet returned."""
         waiting = self._handler._received_messages
         found = []
         while not waiting.empty():
@@ -526,9 +552,9 @@ class Inlet:
     def settle(
         self, deliveries: Sequence[Any], state: SettledState, timeout_s: float
     ) -> list[Exception | None]:
-        """Settle deliveries side by side; return why each failed, or None."""
+        """Settle deliveries in parallel; return for each the failure, or None."""
         link, expected = self._link, outcome_name(state)
-        is_settled = isinstance(state, Released)  # the service does not answer that
+        is_settled = isinstance(state, Released)  # the service does not confirm a release
         pending: dict[int, dict[str, Any]] = {}
         try:
             for frame in deliveries:
@@ -537,10 +563,13 @@ class Inlet:
                     link._pending_dispositions[frame[1]] = pending[frame[1]]
                 link._outgoing_disposition(frame[1], frame[1], frame[2], is_settled, state, None)
             deadline = time.monotonic() + timeout_s
-            while not all(one["settled"] for one in pending.values()):
+            while not all(delivery["settled"] for delivery in pending.values()):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise OperationTimeoutError("the service did not confirm a settlement in time")
+                    raise OperationTimeoutError(
+                        "the service did not confirm a settlement in time. If it did not carry it "
+                        "out, it delivers the messages again when their locks have expired"
+                    )
                 if self.wait(min(left, 1.0)):
                     self._connection.listen(wait=False)
                 self.check()
@@ -548,6 +577,11 @@ class Inlet:
             for number in pending:
                 link._pending_dispositions.pop(number, None)
         return [_failure(frame[1], pending, expected) for frame in deliveries]
+
+
+def _has_unread(buffer: io.BytesIO) -> bool:
+    """Whether a buffer holds bytes behind those that were read."""
+    return buffer.tell() < buffer.getbuffer().nbytes
 
 
 def _failure(number: int, pending: dict[int, dict[str, Any]], expected: str) -> Exception | None:
@@ -563,7 +597,7 @@ def _failure(number: int, pending: dict[int, dict[str, Any]], expected: str) -> 
 def settled_state(
     disposition: Disposition, reason: str | None, description: str | None
 ) -> SettledState:
-    """Return how a decision about a message is told to the service."""
+    """Return the AMQP outcome of a disposition."""
     if disposition is Disposition.DEAD_LETTER:
         info = {b"DeadLetterReason": reason, b"DeadLetterErrorDescription": description}
         error = AMQPError(condition=_DEAD_LETTER, description=description, info=info)

@@ -1,11 +1,13 @@
-"""The contract every way to reach a namespace fulfils.
+"""The contract that every implementation of a namespace fulfils.
 
-A namespace takes commands (twinbus.protocol.commands lists them) and gives futures, so that callers
-may keep many in flight. `ask` is the blocking form. An error is the same whatever the way.
+A namespace executes commands (twinbus.protocol.commands lists them) and returns futures, so that a
+caller can have many commands in flight. `ask` is the blocking form. Errors are the same in every
+implementation.
 
-Who implements it: embedded.py in this process, server.py for a server. Who calls it: clients, from
-any thread. What is called when a future completes may submit, but must not wait for another reply.
-Each implementation must pass tests/contracts unchanged.
+embedded.py implements the contract in this process, server.py for a Twinbus server, azure.py for
+Azure Service Bus, rabbitmq/ for RabbitMQ. Clients call it from any thread. A callback of a future
+may submit commands, but must not wait for another reply. Each implementation must pass
+tests/contracts unchanged.
 """
 
 from concurrent.futures import Future
@@ -18,29 +20,29 @@ R = TypeVar("R")
 
 
 class Namespace(Protocol):
-    """A place that carries out commands."""
+    """Executes commands."""
 
     @property
     def id(self) -> str:
-        """The unique id that the namespace has from its birth; empty where it is unknown."""
+        """The unique id of the namespace, created with it; empty if it is unknown."""
         ...
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What its engine can do; a command that needs more fails with an error that says so."""
+        """What the engine supports; a command that needs more fails with an error that says so."""
         ...
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks, never raises."""
+        """Start a command; never blocks, never raises."""
         ...
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error.
+        """Start a command and wait for its reply, or raise its error.
 
-        Without an answer in time it raises OperationTimeoutError: the outcome is unknown.
+        Raises OperationTimeoutError without a reply in time: the outcome is then unknown.
         """
         ...
 
     def close(self) -> None:
-        """Finish what was handed over and let go of everything."""
+        """Finish the commands in progress and release everything."""
         ...

@@ -1,7 +1,7 @@
-"""From a connection string to a namespace.
+"""Opens the namespace of a connection string.
 
-Each way to reach a namespace is imported when a namespace is first opened that way. A client of a
-server then never loads the broker, and a program that only imports `twinbus` loads neither.
+Each implementation is imported when a namespace of its kind is first opened. A client of a server
+never loads the broker, and a program that only imports `twinbus` loads neither.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> Namespace:
-    """Return the namespace a connection string names.
+    """Return the namespace of a connection string.
 
-    An embedded one is opened once per process and shared: it closes with its last user.
+    An embedded namespace is opened once per process and shared; its last user closes it.
     """
     clock = clock or SystemClock()
     if connection.place is Place.SERVER:
@@ -30,20 +30,29 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
         require("a namespace at sb://", "azure")
         from twinbus.namespace.azure import AzureNamespace  # noqa: PLC0415 - see above
 
-        return AzureNamespace(connection, clock)
+        return _metered(AzureNamespace(connection, clock), connection, clock)
     if connection.place is Place.RABBITMQ:
         require("a RabbitMQ namespace (amqp://)", "rabbitmq")
         from twinbus.namespace.rabbitmq.namespace import RabbitNamespace  # noqa: PLC0415 - see above
 
-        return RabbitNamespace(connection, clock)
+        return _metered(RabbitNamespace(connection, clock), connection, clock)
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     assert connection.directory is not None
     return SharedNamespace(connection.directory.resolve(), clock)
 
 
+def _metered(namespace: Namespace, connection: ConnectionString, clock: Clock) -> Namespace:
+    """Return a namespace that counts what it is asked, if the connection string wants it."""
+    if connection.ledger is None:
+        return namespace
+    from twinbus.namespace.metered import ClientLedger, MeteredNamespace  # noqa: PLC0415 - Parquet
+
+    return MeteredNamespace(namespace, ClientLedger(connection.ledger, clock))
+
+
 def find_embedded(directory: Path) -> "EmbeddedNamespace | None":
-    """Return the namespace that this process has open on a directory; None: it has none."""
+    """Return the namespace that this process has open in a directory, or None."""
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     return SharedNamespace.find(directory.resolve())

@@ -1,12 +1,12 @@
-"""A namespace on a server, over one connection that all callers of it share.
+"""A namespace on a Twinbus server, over one connection that all callers share.
 
-The connection is opened when it is first needed, and another one after it broke. What is said on it
-is decided by the conversation (protocol/client_conversation.py); this module moves the bytes.
+The connection is opened when it is first needed, and again after it has failed. The conversation
+(protocol/client_conversation.py) decides what is sent; this module moves the bytes.
 
-A caller writes its own frame. One of those who wait, the leader, reads for all of them: a caller
-that is alone reads its own reply, and no thread is woken. When the leader has its reply, it passes
-the lead to another caller that waits. A thread of the link leads for those who submitted and do not
-wait. Sockets never block; everything but waiting for them happens under one lock.
+A caller writes its own frame. One of the waiting callers, the leader, reads the replies of all: a
+single caller reads its own reply, and no thread is woken. When the leader has its reply, it passes
+the lead to another waiting caller. A thread of the link leads for submitted commands, whose callers
+do not wait. Sockets never block; everything except waiting for the socket happens under one lock.
 """
 
 import itertools
@@ -25,6 +25,7 @@ from weakref import finalize
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString, token_for
 from twinbus.errors import (
+    NAMESPACE_CLOSED,
     CommunicationError,
     InvalidArgumentError,
     InvalidOperationError,
@@ -57,21 +58,21 @@ from twinbus.protocol.requests import (
 from twinbus.protocol.wire import Buffers
 
 R = TypeVar("R")
-_FEW_PIECES, _SMALL_FRAME_BYTES = 4, 16 * 1024  # copying them is cheaper than to keep them apart
+_FEW_PIECES, _SMALL_FRAME_BYTES = 4, 16 * 1024  # up to these, one copy is cheaper than sendmsg
 _NOT_READY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ServerNamespace(Closable):
-    """Reaches a Twinbus server; nothing is opened before the first command.
+    """Connects to a Twinbus server; opens nothing before the first command.
 
-    A process that was forked gets a connection of its own when it uses the namespace.
+    A forked process gets its own connection when it first uses the namespace.
     """
 
     def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
         self._connection = connection
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._link: _Link | None = None
+        self._link: _ServerLink | None = None
         self._closed = False
         on_fork(self._after_fork)
 
@@ -86,7 +87,7 @@ class ServerNamespace(Closable):
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks, never raises."""
+        """Start a command; never blocks, never raises."""
         try:
             return self._current().submit(command)
         except MessagingError as error:
@@ -95,22 +96,22 @@ class ServerNamespace(Closable):
             return refused
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         return self._current().ask(command, timeout_s)  # type: ignore[no-any-return]
 
-    def _current(self) -> "_Link":
+    def _current(self) -> "_ServerLink":
         link = self._link
         if link is not None and link.is_usable():
             return link
         with self._lock:
             if self._closed:
-                raise NamespaceClosedError("the namespace was closed")
+                raise NamespaceClosedError(NAMESPACE_CLOSED)
             if self._link is None or self._link.ended is not None:
-                self._link = _Link(self._connection, self._clock)
+                self._link = _ServerLink(self._connection, self._clock)
             return self._link
 
     def close(self) -> None:
-        """Finish what was handed over and hang up."""
+        """Finish the commands in progress and close the connection."""
         with self._lock:
             self._closed = True
             link, self._link = self._link, None
@@ -118,7 +119,7 @@ class ServerNamespace(Closable):
             link.close()
 
     def _after_fork(self) -> None:
-        """Leave the connection to the process that this one was forked from."""
+        """Leave the connection to the parent process."""
         self._lock = threading.Lock()
         link, self._link = self._link, None
         if link is not None:
@@ -126,15 +127,15 @@ class ServerNamespace(Closable):
 
 
 class Credentials:
-    """Signs tokens, and signs new ones before the old expire."""
+    """Signs tokens, and renews them before they expire."""
 
     def __init__(self, connection: ConnectionString, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
-        self.renew_at = 0  # a moment of the clock
+        self.renew_at = 0  # a time of the clock
 
     def token(self) -> str:
-        """Return a token that is good for a while."""
+        """Return a token that does not expire soon."""
         connection = self._connection
         if not connection.key:
             self.renew_at = NEVER_US
@@ -144,59 +145,59 @@ class Credentials:
         return token_for(connection, self._clock.wall_us() // SECOND_US + life)
 
     def renewed(self) -> str | None:
-        """Return a new token when it is time for one."""
+        """Return a new token if it is time to renew, or None."""
         return self.token() if self._clock.now_us() >= self.renew_at else None
 
     def renewal_in_s(self) -> float | None:
-        """Return how long the token is good for; None: until the clock is moved."""
+        """Return the time until the renewal; None while a manual clock does not move."""
         return self._clock.seconds_until(self.renew_at)
 
 
 class _Caller(BlockingRequest):
-    """A caller that waits: for its reply, or to be given the lead."""
+    """A caller that waits for its reply, or for the lead."""
 
     __slots__ = ()
 
     def pass_lead(self) -> None:
-        """Wake the caller: nobody reads any more."""
-        try:  # noqa: SIM105 - once per reply, and `suppress` takes as long as all of this
+        """Wake the caller, because nobody reads any more."""
+        try:  # noqa: SIM105 - runs once per reply, and `suppress` would double its time
             self._answered.release()
         except RuntimeError:
-            pass  # it was woken already
+            pass  # already woken
 
     def sleep(self, timeout_s: float | None) -> None:
-        """Wait until the reply is there, the lead is passed, or the time is over."""
+        """Wait until the reply arrives, the lead is passed, or the time is over."""
         self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
     def answer(self, value: Any) -> None:
-        """Give the caller its reply."""
+        """Set the reply and wake the caller."""
         if not self.done:
             self._value, self.done = value, True
             self.pass_lead()
 
     def fail(self, error: MessagingError) -> None:
-        """Give the caller an error to raise."""
+        """Set the error and wake the caller."""
         if not self.done:
             self._error, self.done = error, True
             self.pass_lead()
 
     def outcome(self) -> Any:
-        """Return the reply, or raise the error; only when it is done."""
+        """Return the reply or raise the error; call it only when `done`."""
         if self._error is not None:
-            raise self._error.with_traceback(None)  # others may be raising it too
+            raise self._error.with_traceback(None)  # other callers may raise the same error
         return self._value
 
 
-class _Link:
-    """One connection, from opening to its end. A link that broke is not mended but replaced."""
+class _ServerLink:
+    """A connection, from opening to its end. A failed link is replaced by a new one."""
 
     def __init__(self, connection: ConnectionString, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
         self._credentials = Credentials(connection, clock)
         self._conversation = ClientConversation(self._credentials.token(), connection.namespace_id)
-        self._lock = threading.Lock()  # of the conversation and of the socket
-        self._lead = threading.Lock()  # the thread that holds it reads
+        self._lock = threading.Lock()  # protects the conversation and the socket
+        self._lead = threading.Lock()  # held by the thread that reads
         self._followers: deque[_Caller] = deque()
         self._socket: socket.socket | None = None
         self._has_tls = connection.tls
@@ -210,20 +211,20 @@ class _Link:
         self._wake_number = self._wake_out.fileno()
         for end in (self._wake_out, self._wake_in):
             end.setblocking(False)
-            finalize(self, end.close)  # a link that broke is dropped, and not closed
+            finalize(self, end.close)  # a failed link is dropped without close()
         self._thread: threading.Thread | None = None
         self._thread_wakeup = threading.Event()
-        self._submitted = 0  # futures that are not answered
+        self._submitted = 0  # number of unanswered futures
         self._closing: NamespaceClosedError | None = None
         self._stop_listening = clock.on_advance(self._wake)
 
     @property
     def ended(self) -> MessagingError | None:
-        """Why the link takes no more requests; None: it does."""
+        """Why the link accepts no more requests; None while it does."""
         return self._conversation.ended
 
     def is_usable(self) -> bool:
-        """Whether a request may be sent; looks at a link that was idle, as nobody else did."""
+        """Return whether a request may be sent; reads first, because an idle link has no reader."""
         conversation = self._conversation
         was_idle = _now_us() - conversation.heard_at > IDLE_CHECK_US
         if not was_idle and conversation.ended is None:
@@ -233,7 +234,7 @@ class _Link:
                 self._read()
             complete_all(self._answered)
         if self.ended is not None:
-            self._let_go()  # it may have ended while nobody was reading
+            self._let_go()  # the connection may have ended while nobody read
         return self.ended is None
 
     # -- asking --------------------------------------------------------------------------------
@@ -241,7 +242,10 @@ class _Link:
     def ask(self, command: Command[Any], timeout_s: float | None) -> Any:
         """Send a command and wait for its reply."""
         if self._completing and threading.get_ident() in self._completing:
-            raise InvalidOperationError("a callback of a future must not wait for another reply")
+            raise InvalidOperationError(
+                "a callback of a future must not wait for another reply: it runs in the thread "
+                "that reads replies. Submit the command without waiting, or wait in another thread"
+            )
         caller = _Caller(command)
         now = _now_us()
         deadline = NEVER_US if timeout_s is None else now + max(int(timeout_s * SECOND_US), 1)
@@ -272,9 +276,9 @@ class _Link:
         return request.future
 
     def _follow(self, caller: _Caller, deadline: int) -> None:
-        """Wait for the leader to read the reply, or to pass the lead."""
+        """Wait until the leader reads the reply or passes the lead."""
         self._followers.append(caller)
-        if self._lead.acquire(blocking=False):  # it was passed on before the leader could see us
+        if self._lead.acquire(blocking=False):  # the leader left before it saw this caller
             with suppress(ValueError):
                 self._followers.remove(caller)
             self._lead_until(lambda: caller.done, deadline)
@@ -285,10 +289,10 @@ class _Link:
             self._followers.remove(caller)
         if not caller.done:
             self._tick()
-            self._wake()  # the leader's own reply may have been among what came
+            self._wake()  # the leader's reply may have arrived as well
 
     def _serve(self) -> None:
-        """Be the thread that leads for those who submitted and do not wait."""
+        """Lead for submitted commands, whose callers do not wait. The link's thread runs this."""
         me = _Caller(_NOTHING)
         while True:
             self._thread_wakeup.wait()
@@ -305,7 +309,7 @@ class _Link:
     # -- leading -------------------------------------------------------------------------------
 
     def _lead_until(self, is_done: Any, deadline: int) -> None:
-        """Read for everybody until one's own part is done, then pass the lead on."""
+        """Read replies of all callers until `is_done`, then pass the lead on."""
         try:
             while not is_done():
                 try:
@@ -313,13 +317,13 @@ class _Link:
                         self._connect(deadline)
                     self._wait_for_bytes()
                 except OSError as error:
-                    self._end(_unreachable(error))
+                    self._end(_unreachable(self._connection, error))
                 except MessagingError as error:
                     self._end(error)
                 if self._answered:
                     self._complete()
                 if self._conversation.ended is None and is_done():
-                    break  # whoever leads next does what time brings
+                    break  # the next leader handles timeouts
                 self._tick()
                 self._complete()
                 if self.ended is not None:
@@ -329,7 +333,7 @@ class _Link:
             self._pass_lead()
 
     def _pass_lead(self) -> None:
-        """Give the lead to a caller that waits, or to the thread."""
+        """Pass the lead to a waiting caller, or to the link's thread."""
         while True:
             try:
                 follower = self._followers.popleft()
@@ -342,13 +346,13 @@ class _Link:
             self._thread_wakeup.set()
 
     def _wait_for_bytes(self) -> None:
-        """Wait until the socket is ready, time brings something, or somebody wakes us."""
+        """Wait until the socket is ready, a timeout is due, or another thread wakes the leader."""
         conversation = self._conversation
         with self._lock:
             if self._unsent or conversation.has_outgoing:
                 self._write()
             if conversation.ended is not None or (self._has_tls and self._read()):
-                return  # with TLS, bytes may be at hand that the socket does not show
+                return  # TLS may have decrypted bytes that polling the socket does not show
             wants_write = bool(self._unsent)
             next_event = conversation.next_event
         timeout_s = None if next_event == NEVER_US else max(next_event - _now_us(), 0) / SECOND_US
@@ -360,7 +364,7 @@ class _Link:
             self._read()
 
     def _sleep(self, timeout_s: float | None, *, wants_write: bool) -> None:
-        """Wait until the socket is ready, somebody wakes us, or the time is over."""
+        """Wait until the socket is ready, another thread wakes the leader, or the time is over."""
         connected = self._socket
         if connected is None:
             return
@@ -386,7 +390,7 @@ class _Link:
             self._let_go()
 
     def _complete(self) -> None:
-        """Complete futures, outside of the lock: their callbacks may submit."""
+        """Complete futures outside of the lock, because their callbacks may submit commands."""
         if not self._answered:
             return
         me = threading.get_ident()
@@ -403,7 +407,7 @@ class _Link:
             outcome.deliver()
 
     def _renew_token(self) -> None:
-        """Present a new token in time; under the lock."""
+        """Send a new token before the old one expires; under the lock."""
         token = self._credentials.renewed()
         if token is not None:
             self._conversation.present(token)
@@ -411,7 +415,7 @@ class _Link:
     # -- the socket, under the lock ------------------------------------------------------------
 
     def _write(self) -> None:
-        """Write what can be written now; the leader writes the rest."""
+        """Write what the socket accepts now; the leader writes the rest."""
         conversation, connected = self._conversation, self._socket
         if connected is None:
             return
@@ -424,15 +428,15 @@ class _Link:
             while self._unsent:
                 self._note_sent(self._send_some(connected))
         except _NOT_READY:
-            self._wake()  # the leader has to wait for room
+            self._wake()  # the leader must wait until the socket is writable
         except OSError as error:
-            self._read()  # the server may have said why it hangs up
-            self._deliver(conversation.end(self._closing or _unreachable(error)))
+            self._read()  # the server may have sent the reason before it closed
+            self._deliver(conversation.end(self._closing or _unreachable(self._connection, error)))
 
     def _has_written_all(self, connected: socket.socket, pieces: Buffers) -> bool:
-        """Write a small frame in one piece; return whether the socket took it, as nearly always.
+        """Write a small frame with one call; return whether the socket accepted any of it.
 
-        If it took some of it, the rest is what is unsent.
+        Bytes that the socket did not accept are kept as unsent.
         """
         if len(pieces) > _FEW_PIECES or sum(map(len, pieces)) > _SMALL_FRAME_BYTES:
             return False
@@ -440,14 +444,14 @@ class _Link:
         try:
             sent = connected.send(content)
         except (*_NOT_READY, OSError):
-            return False  # the ordinary way finds out what is wrong
+            return False  # the general way handles the error
         if sent < len(content):
             self._unsent.append(memoryview(content)[sent:])
-            self._wake()  # the leader has to wait for room
+            self._wake()  # the leader must wait until the socket is writable
         return True
 
     def _send_some(self, connected: socket.socket) -> int:
-        """Write as much as the socket takes at once; return how many bytes that was."""
+        """Write as much as the socket accepts with one call; return the number of bytes."""
         if len(self._unsent) == 1:
             return connected.send(self._unsent[0])
         some = list(itertools.islice(self._unsent, WRITE_PIECES))
@@ -462,7 +466,7 @@ class _Link:
             count -= len(first)
 
     def _read(self) -> bool:
-        """Read what is there now; return whether there was something."""
+        """Read the bytes that have arrived; return whether there were any."""
         connected = self._socket
         has_read = False
         while connected is not None and self._conversation.ended is None:
@@ -471,7 +475,9 @@ class _Link:
             except _NOT_READY:
                 return has_read
             except OSError as error:
-                self._deliver(self._conversation.end(self._closing or _unreachable(error)))
+                self._deliver(
+                    self._conversation.end(self._closing or _unreachable(self._connection, error))
+                )
                 return True
             has_read = True
             data = bytes(self._buffer[:size])
@@ -484,7 +490,7 @@ class _Link:
         return has_read
 
     def _connect(self, deadline: int) -> None:
-        """Open the connection, within the time of the operation that needs it."""
+        """Open the connection, within the time limit of the operation that needs it."""
         now = _now_us()
         left_s = min((deadline - now) / SECOND_US, CONNECT_TIMEOUT_S)
         if left_s <= 0:
@@ -509,7 +515,7 @@ class _Link:
                 connected.close()
                 return
             self._socket = connected
-            finalize(self, connected.close)  # of a namespace that nobody closes
+            finalize(self, connected.close)  # for a namespace that is never closed
             self._poll.register(connected, select.POLLIN)
             self._poll.register(self._wake_out, select.POLLIN)
             self._write()
@@ -517,7 +523,7 @@ class _Link:
     # -- the end -------------------------------------------------------------------------------
 
     def _end(self, error: MessagingError) -> None:
-        """Fail everyone who waits, once."""
+        """Fail all pending requests, once."""
         with self._lock:
             self._deliver(self._conversation.end(self._closing or error))
         self._complete()
@@ -535,8 +541,8 @@ class _Link:
         self._thread_wakeup.set()
 
     def close(self) -> None:
-        """Let the server answer what it has, then hang up."""
-        self._closing = NamespaceClosedError("the namespace was closed")
+        """Wait for the replies to pending requests, then close the connection."""
+        self._closing = NamespaceClosedError(NAMESPACE_CLOSED)
         deadline = _now_us() + int((MAX_CLOSE_WAIT.total_seconds() - GRACE_S) * SECOND_US)
         with self._lock:
             self._conversation.say_goodbye()
@@ -546,7 +552,7 @@ class _Link:
             if self._lead.acquire(blocking=False):
                 self._read_until_closed(deadline)
             else:
-                me.sleep(0.01)  # the leader notices the end of the connection
+                me.sleep(0.01)  # the leader detects the end of the connection
         self._end(self._closing)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -569,7 +575,7 @@ class _Link:
             self._pass_lead()
 
     def forget(self) -> None:
-        """Close this process's copy of the socket, without a word to the server."""
+        """Close this process's copy of the socket without sending anything."""
         for end in (self._wake_out, self._wake_in, self._socket):
             if end is not None:
                 with suppress(OSError):
@@ -580,7 +586,7 @@ _NOTHING: Command[Any] = Command()
 
 
 def _do_nothing() -> None:
-    """Stand in for what was done already."""
+    """Do nothing, in place of a function that must not run again."""
 
 
 def _now_us() -> int:
@@ -588,7 +594,7 @@ def _now_us() -> int:
 
 
 def _reach(connection: ConnectionString, timeout_s: float) -> socket.socket:
-    """Return a socket that is connected to the server."""
+    """Return a socket connected to the server."""
     if connection.socket is None:
         where = (connection.host, connection.port)
         return socket.create_connection(where, timeout=timeout_s)
@@ -609,13 +615,15 @@ def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SS
         )
     except (OSError, ssl.SSLError) as error:
         raise InvalidArgumentError(
-            f"The CaFile {connection.ca_file} cannot be used: {error}. Give a file with "
+            f"The CaFile {connection.ca_file} cannot be used: {error}. Use a file with "
             "certificates in PEM format."
         ) from error
     name = connection.tls_host_name or connection.host
     return context.wrap_socket(connected, server_hostname=name)
 
 
-def _unreachable(error: OSError) -> CommunicationError:
+def _unreachable(connection: ConnectionString, error: OSError) -> CommunicationError:
     text = error.strerror or str(error) or type(error).__name__
-    return CommunicationError(f"the server cannot be reached or hung up: {text}")
+    return CommunicationError(
+        f"the server at {connection.address} cannot be reached or closed the connection: {text}"
+    )

@@ -1,7 +1,7 @@
-"""An embedded namespace that several factories and managers of one process use.
+"""Shares an embedded namespace among the factories and managers of a process.
 
-A directory has one writer, so the process opens it once. Each user has a `SharedNamespace`: closing
-it withdraws the receives of this user only.
+A directory has one writer, so a process opens it once. Each user has a `SharedNamespace`; closing
+it withdraws only the receives of this user.
 """
 
 import threading
@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from twinbus.clock import Clock
-from twinbus.errors import NamespaceClosedError
+from twinbus.errors import (
+    NAMESPACE_CLOSED,
+    NamespaceClosedError,
+)
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.commands import Command
@@ -21,9 +24,9 @@ R = TypeVar("R")
 
 
 class SharedNamespace:
-    """One of several users of an embedded namespace; the last one to close it closes it."""
+    """A user of an embedded namespace; the last user to close it closes the namespace."""
 
-    _opened: dict[Path, tuple[EmbeddedNamespace, int]] = {}  # noqa: RUF012 - the process's, on purpose
+    _opened: dict[Path, tuple[EmbeddedNamespace, int]] = {}  # noqa: RUF012 - shared by the process
     _lock = threading.Lock()
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -31,21 +34,21 @@ class SharedNamespace:
         self._closed = False
         self._requests: set[BlockingRequest] = set()
         with self._lock:
-            held = self._opened.get(directory)
-            namespace, users = held or (EmbeddedNamespace(directory, clock), 0)
+            opened = self._opened.get(directory)
+            namespace, users = opened or (EmbeddedNamespace(directory, clock), 0)
             self._opened[directory] = (namespace, users + 1)
         self._namespace = namespace
 
     @classmethod
     def find(cls, directory: Path) -> EmbeddedNamespace | None:
-        """Return what the users of a directory share."""
+        """Return the namespace that is open in a directory, or None."""
         with cls._lock:
-            held = cls._opened.get(directory)
-        return None if held is None else held[0]
+            opened = cls._opened.get(directory)
+        return None if opened is None else opened[0]
 
     @property
     def id(self) -> str:
-        """The unique id that the namespace has from its birth."""
+        """The unique id of the namespace, created with it."""
         return self._namespace.id
 
     @property
@@ -54,19 +57,19 @@ class SharedNamespace:
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks on the disk, never raises."""
+        """Start a command; never blocks on the disk, never raises."""
         if self._closed:
             refused: Future[R] = Future()
-            refused.set_exception(NamespaceClosedError("the namespace was closed"))
+            refused.set_exception(NamespaceClosedError(NAMESPACE_CLOSED))
             return refused
         return self._namespace.submit(command)
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         request = BlockingRequest(command)
         self._requests.add(request)
         if self._closed:
-            raise NamespaceClosedError("the namespace was closed")
+            raise NamespaceClosedError(NAMESPACE_CLOSED)
         try:
             self._namespace.hand_over([request])
             return request.result(timeout_s)  # type: ignore[no-any-return]
@@ -74,7 +77,7 @@ class SharedNamespace:
             self._requests.discard(request)
 
     def close(self) -> None:
-        """Let go; the last one closes the namespace."""
+        """Withdraw this user's receives; the last user closes the namespace."""
         with self._lock:
             if self._closed:
                 return
@@ -85,7 +88,7 @@ class SharedNamespace:
                 waiting = [request for request in self._requests if waits(request.command)]
                 self._namespace.withdraw(waiting)
                 for request in waiting:
-                    request.fail(NamespaceClosedError("the namespace was closed"))
+                    request.fail(NamespaceClosedError(NAMESPACE_CLOSED))
                 return
             del self._opened[self._directory]
             self._namespace.close()

@@ -24,7 +24,7 @@ from twinbus.client.courier import Courier
 from twinbus.client.retry import SingleTry
 from twinbus.clock import moment_us, passes_by_itself
 from twinbus.errors import (
-    Fault,
+    FaultOwner,
     MessageNotFoundError,
     MessagingError,
     RangeUnavailableError,
@@ -224,7 +224,7 @@ class Cancellations:
                 try:
                     self._cancel_at_primary(known)
                 except MessagingError as error:
-                    if error.fault is not Fault.CALLER:  # else: the entity no longer exists
+                    if error.fault is not FaultOwner.CALLER:  # else: the entity no longer exists
                         continue
                 self._postponed.remove(known)
         finally:

@@ -2,7 +2,7 @@
 
 from twinbus.errors import (
     CommunicationError,
-    Fault,
+    FaultOwner,
     MessagingError,
     OperationTimeoutError,
     ServerBusyError,
@@ -15,7 +15,7 @@ def says_unavailable(error: MessagingError) -> bool:
 
     Errors of the caller or its configuration do not, and a broker that is busy is available.
     """
-    if error.fault is Fault.CALLER:
+    if error.fault is FaultOwner.CALLER:
         return False
     return not isinstance(error, UnauthorizedError | ServerBusyError)
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("twinbus.pairing")
 
 
-class Syphon(Protocol):
+class RunningSyphon(Protocol):
     """Brings diverted messages home until the pairing ends."""
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class Syphon(Protocol):
         ...
 
 
-SyphonStarter = Callable[["SendAvailabilityPairing"], Syphon]
+SyphonStarter = Callable[["SendAvailabilityPairing"], RunningSyphon]
 
 
 class SendAvailabilityPairing:
@@ -97,7 +97,7 @@ class SendAvailabilityPairing:
         self._factories = {Side.PRIMARY: primary, Side.SECONDARY: self.secondary}
         self._partnership = Partnership()
         self._partnering = threading.Lock()
-        self._syphon: Syphon | None = None
+        self._syphon: RunningSyphon | None = None
         self._has_ended = False
         self._closing: list[threading.Thread] = []
         self._preparing = threading.Lock()  # the thread that prepares the backlog has it
@@ -245,7 +245,7 @@ class SendAvailabilityPairing:
         self._ticker.nudge()
 
     @property
-    def syphon(self) -> Syphon | None:
+    def syphon(self) -> RunningSyphon | None:
         """The running syphon; None if this pairing has none. A Spark syphon reports progress."""
         return self._syphon
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from random import Random
 
+from twinbus import tracing
 from twinbus.client.courier import Courier
 from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError
 from twinbus.limits import PING_CONTENT_TYPE, PING_TIME_TO_LIVE
@@ -51,6 +52,8 @@ class Pinger:
         for ping in self._board.due_pings(now, busy_until):
             probe = Send(ping.path, [ping_message(self._primary.random)])
             answer = self._primary.submit(probe)
+            if tracing.hook is not None:
+                tracing.hook.ping(self._primary.peer, ping.path, answer)
             answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
         return self._board.next_due(busy_until)
 

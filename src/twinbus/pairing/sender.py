@@ -15,6 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from twinbus import tracing
 from twinbus.client.courier import Courier, Submitted
 from twinbus.client.retry import UnlimitedTries
 from twinbus.client.route import Lane, Wait
@@ -181,6 +182,18 @@ class PairedRoute:
     # -- to the backlog ------------------------------------------------------------------------
 
     def _divert(self, command: Send, lane: Lane, *, was_tried: bool) -> SendReceipt:
+        if tracing.hook is None:
+            return self._send_to_backlog(command, lane, was_tried=was_tried)
+        return tracing.hook.relay(
+            "divert",
+            self._secondary.peer,
+            command.path,
+            command.messages,
+            partial(self._send_to_backlog, command, lane, was_tried=was_tried),
+            lambda: "" if lane.backlog_queue is None else self._board.queues[lane.backlog_queue],
+        )
+
+    def _send_to_backlog(self, command: Send, lane: Lane, *, was_tried: bool) -> SendReceipt:
         """Send to the client's backlog queue; if that queue fails, to another one.
 
         All tries together share the timeout of one operation. If the secondary is busy, the send

@@ -1,1 +1,1 @@
-"""What a namespace can be asked, and how it travels. Clients and servers import it alike."""
+"""The commands of a namespace and their encoding; clients and servers use it."""

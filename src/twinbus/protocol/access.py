@@ -1,8 +1,8 @@
-"""Who may do what: tokens, the keys that signed them, and what each command needs.
+"""Access control: tokens, the keys that signed them, and the claims that commands need.
 
-Pure: `now` is an argument, and keys are made elsewhere. A connection presents a token signed with
-either secret of a key. When a secret is replaced, the broker refuses the tokens that it signed, and
-goes on accepting those of the other secret. What each command needs stands in table.py.
+Pure: `now` is an argument, and keys are created elsewhere. A connection shows a token signed with
+either secret of a key. After a secret is replaced, the broker refuses tokens that it signed, and
+still accepts tokens of the other secret. table.py lists the claim that each command needs.
 """
 
 from collections.abc import Mapping
@@ -20,25 +20,25 @@ from twinbus.protocol.table import Reach, row_of
 
 
 class Principal(Protocol):
-    """Who asks: decides what a command may do beyond the claim it needs, and who owns what."""
+    """The caller of a command: its rights beyond the command's claim, and the owner of senders."""
 
     @property
     def id(self) -> str:
-        """The key's identity; empty: the process that opened the namespace."""
+        """The identity of the key; empty for the process that opened the namespace."""
         ...
 
     def may(self, claim: Claim, path: str | None) -> bool:
-        """Whether it has a claim on an entity; None: on the whole namespace."""
+        """Return whether it has a claim on an entity; None means the namespace."""
         ...
 
 
 class _Owner:
-    """The process that opened the namespace: it may do everything."""
+    """The process that opened the namespace: it has every claim."""
 
     id = ""
 
     def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
-        """Say yes."""
+        """Return True."""
         return True
 
 
@@ -46,7 +46,7 @@ OWNER = _Owner()
 
 
 def _covers(entity_path: str, path: str) -> bool:
-    """Whether a path is that entity, one of its subscriptions, or a dead-letter queue of these."""
+    """Return whether a path is the entity, one of its subscriptions, or their dead-letter queue."""
     left = path.lower().removeprefix(entity_path.lower())
     if left == path.lower():
         return False
@@ -57,12 +57,12 @@ def _covers(entity_path: str, path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A token that was good, and the key that made it so."""
+    """A valid token, with the key that signed it."""
 
     token: Token
     key: SharedAccessKey
     id: str = field(init=False, compare=False)  # of the key
-    # Which commands, paths and origins were found to be allowed: a token and a key never change.
+    # Commands, paths and origins that were allowed before: a token and its key never change.
     _allowed: set[tuple[type, str, str]] = field(
         init=False, compare=False, repr=False, default_factory=set
     )
@@ -75,15 +75,15 @@ class Admission:
         return [scope for scope in (self.token.path, self.key.entity_path) if scope]
 
     def may(self, claim: Claim, path: str | None) -> bool:
-        """Whether token and key allow that."""
+        """Return whether both token and key grant the claim."""
         return self.key.has(claim) and self.covers(path)
 
     def covers(self, path: str | None) -> bool:
-        """Whether an entity is among those that token and key are for; None: the namespace."""
+        """Return whether token and key cover an entity; None means the namespace."""
         return all(path is not None and _covers(scope, path) for scope in self._scopes)
 
     def check(self, command: Command[Any]) -> None:
-        """Refuse what the token or its key does not allow."""
+        """Refuse a command that the token or its key does not allow."""
         origin = getattr(command, "origin", None)
         if origin is None or origin.also is None:
             source = "" if origin is None else origin.source
@@ -91,7 +91,7 @@ class Admission:
             if asked in self._allowed:
                 return
             self._check_command(command)
-            if not row_of(command).is_managing:  # those are about more than a path
+            if not row_of(command).is_managing:  # these need checks of more than a path
                 self._remember(asked)
         else:
             self._check_command(command)
@@ -115,18 +115,20 @@ class Admission:
     def _check(self, claim: Claim, path: str | None) -> None:
         if not self.key.has(claim):
             raise UnauthorizedError(
-                f"key {self.key.name} lacks the claim {claim.value}", claim=claim.value, path=path
+                f"key {self.key.name} lacks the claim {claim.value}. Use a key that has it",
+                claim=claim.value,
+                path=path,
             )
         if not self.may(claim, path):
             raise UnauthorizedError(
                 f"key {self.key.name} is for {self._scopes[0]} and not for "
-                f"{path or 'the namespace'}",
+                f"{path or 'the namespace'}. Use a key of {path or 'the whole namespace'}",
                 claim=claim.value,
                 path=path,
             )
 
     def _path_in_folder(self, command: Command[Any]) -> str | None:
-        """Return the path by which a key of a folder is judged; None: the whole namespace."""
+        """Return the path for which a key of a folder is checked; None means the namespace."""
         scopes = self._scopes
         if not scopes or not all(map(is_backlog_folder, scopes)):
             return None
@@ -134,14 +136,14 @@ class Admission:
         return scopes[-1] if described is None else str(described.path)
 
     def _check_origin(self, source: str, path: str | None) -> None:
-        """Refuse the name of a backlog queue to a key that may not bring messages home.
+        """Refuse a backlog queue as origin to a key without the claim transfer.
 
-        The primary takes messages under such a name for known when their numbers come again:
-        a key that could claim numbers could make the messages of others vanish.
+        The primary ignores messages of such an origin whose numbers it already has. A key that
+        could use any origin could make the primary ignore the messages of others.
         """
         kind = origin_kind(source)
         if kind is OriginKind.SPILL:
-            raise UnauthorizedError("only the broker itself names a spill store as an origin")
+            raise UnauthorizedError("only the broker itself may use a spill store as an origin")
         has_claim = Claim.TRANSFER in self.key.claims and self.may(Claim.TRANSFER, path)
         if kind is OriginKind.TRANSFER and not (has_claim or self.may(Claim.MANAGE, None)):
             raise UnauthorizedError(
@@ -153,21 +155,21 @@ class Admission:
 
 
 class AccessKeys:
-    """The keys of a namespace. Read from any thread: a change replaces the mapping."""
+    """The keys of a namespace. Any thread may read it: a change replaces the mapping."""
 
     def __init__(self) -> None:
         self._keys: Mapping[str, SharedAccessKey] = {}
-        self.version = 0  # changes whenever a key does
+        self.version = 0  # increases with every change
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def get(self, name: str, entity_path: str | None) -> SharedAccessKey | None:
-        """Return a key by its name and where it belongs."""
+        """Return a key by its name and entity path."""
         return self._keys.get(key_id(name, entity_path))
 
     def all(self) -> list[SharedAccessKey]:
-        """Return every key: those of the namespace first."""
+        """Return all keys, those of the namespace first."""
         return [self._keys[identity] for identity in sorted(self._keys)]
 
     def put(self, key: SharedAccessKey) -> None:
@@ -176,22 +178,25 @@ class AccessKeys:
         self.version += 1
 
     def remove(self, key: SharedAccessKey) -> None:
-        """Forget a key."""
+        """Remove a key."""
         self._keys = {identity: k for identity, k in self._keys.items() if identity != key.id}
         self.version += 1
 
     def admit(self, text: str, now: int) -> Admission:
-        """Check a token; what cannot be trusted is refused."""
+        """Verify a token, or raise UnauthorizedError."""
         token = Token.parse(text)
         if token.is_expired(now):
             raise UnauthorizedError("the token has expired; sign a new one", expired=True)
         for key in self._signers(token):
             if token.is_signed_with(key.primary) or token.is_signed_with(key.secondary):
                 return Admission(token, key)
-        raise UnauthorizedError("the token is not signed with a key of this namespace")
+        raise UnauthorizedError(
+            "the token is not signed with a key of this namespace. Check SharedAccessKeyName and "
+            "SharedAccessKey of the connection string"
+        )
 
     def recheck(self, admission: Admission, now: int) -> Admission:
-        """Return an admission that holds now: tokens expire, keys are rotated and removed."""
+        """Return a currently valid admission: tokens expire, keys are rotated and removed."""
         token = admission.token
         if token.expires_s * SECOND_US <= now:
             raise UnauthorizedError("the token has expired; sign a new one", expired=True)
@@ -200,10 +205,13 @@ class AccessKeys:
             return admission
         if key and (token.is_signed_with(key.primary) or token.is_signed_with(key.secondary)):
             return Admission(token, key)
-        raise UnauthorizedError(f"key {admission.key.name} was replaced or removed")
+        raise UnauthorizedError(
+            f"key {admission.key.name} was replaced or removed while the connection was open. "
+            "Connect with its new secret, or with another key"
+        )
 
     def _signers(self, token: Token) -> list[SharedAccessKey]:
-        """Return the keys that may have signed a token: the name's, of its path and above."""
+        """Return the keys that may have signed a token: of its path and of the levels above."""
         name = token.key_name.lower()
         path = token.path
         return [

@@ -1,8 +1,8 @@
-"""What a namespace can do. Each way to reach a namespace declares its capabilities.
+"""The capabilities of namespaces. Each implementation of a namespace declares its own.
 
-Clients, pairing and the syphon choose by capability and never by the type of a namespace. A Twinbus
-namespace has every capability. A command that needs a missing one fails with
-UnsupportedCapabilityError, which names the capability; the table of commands says what each needs.
+Clients, pairing and the syphon check capabilities, never the type of a namespace. A Twinbus
+namespace has every capability. A command that needs a missing capability fails with
+UnsupportedCapabilityError, which names it; the table of commands lists what each command needs.
 """
 
 from enum import Enum
@@ -11,7 +11,7 @@ from twinbus.errors import UnsupportedCapabilityError
 
 
 class Capability(Enum):
-    """Something that not every engine does; the value names it in error texts."""
+    """A feature that not every engine has; the value is its name in error texts."""
 
     SESSIONS = "sessions"
     SCHEDULING = "scheduled messages"
@@ -25,9 +25,9 @@ class Capability(Enum):
     KEYS = "shared access keys"
     METERING = "a meter of operations"
     RECEIPT_NUMBERS = "sequence numbers in the receipt of a send"
-    WHOLE_BATCHES = "batches of any size that are taken whole or not at all"
-    SEQUENCE_NUMBERS = "sequence numbers"  # per queue; one that is created anew starts again
-    RANGES = "leases of ranges"  # a range can be read again and again until it is settled
+    WHOLE_BATCHES = "batches of any size that are accepted or refused as a whole"
+    SEQUENCE_NUMBERS = "sequence numbers"  # per queue; a new queue starts again
+    RANGES = "leases of ranges"  # a range can be read any number of times until it is settled
     REPEAT_MEMORY = "recognising a repeated send by its number"
     TRANSFER_MEMORY = "recognising messages that were brought home before"
 
@@ -36,7 +36,7 @@ EVERY_CAPABILITY = frozenset(Capability)
 
 
 def unsupported(namespace: str, capability: Capability, what: str) -> UnsupportedCapabilityError:
-    """Return the error of a namespace that lacks a capability; `what` needed it."""
+    """Return the error for `what`, which needs a capability that the namespace lacks."""
     return UnsupportedCapabilityError(
         f"{what} needs {capability.value}, which {namespace} does not support. Use a namespace "
         "that supports it, or do without",

@@ -1,14 +1,14 @@
 """The client's end of a connection, without IO: bytes and `now` in, bytes and outcomes out.
 
-The driver (namespace/server.py, or a simulation) hands in requests and what it has read, writes
-what `take_outgoing` returns, calls `tick` when `next_event` has come, and delivers the outcomes.
-`now` is in microseconds and never goes back.
+The driver (namespace/server.py, or a simulation) passes in requests and the bytes that it has read,
+writes the bytes that `take_outgoing` returns, calls `tick` at the time `next_event`, and delivers
+the outcomes. `now` is in microseconds and never decreases.
 
-    a request is answered by the reply with its number, by its deadline, or by the end of the
-    connection, whichever comes first: it never stays pending
-    a request that was given up is withdrawn at the server; if its reply comes all the same, the
-    locks in it are given back
-    a server that is silent while somebody waits is pinged, and then given up
+    A request ends with the reply of its number, at its deadline, or with the connection, whichever
+    comes first: it never stays pending.
+    A request that timed out is withdrawn at the server. If its reply arrives anyway, the locks in
+    it are released.
+    A server that is silent while a request waits is pinged; without an answer, the connection ends.
 """
 
 import heapq
@@ -33,7 +33,7 @@ from twinbus.protocol.wire import (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a request: a value, or an error to be raised."""
+    """The end of a request: a value, or an error to raise."""
 
     request: Request
     value: Any
@@ -48,7 +48,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Pending:
-    request: Request | None  # None: nobody waits any more
+    request: Request | None  # None: nobody waits for the reply any more
     command: Any
     asked_at: int
     deadline: int
@@ -58,25 +58,25 @@ _REPLY = int(FrameKind.REPLY)
 
 
 class ClientConversation:
-    """One connection, from its first byte to its end. One that has ended is not used again."""
+    """A connection, from its first byte to its end. After the end it is not used again."""
 
     def __init__(self, token: str, namespace_id: str) -> None:
-        self.ended: MessagingError | None = None  # why no more requests are taken
-        self.version: int | None = None  # of the protocol; None: the server has not answered yet
+        self.ended: MessagingError | None = None  # why it accepts no more requests
+        self.version: int | None = None  # of the protocol; None before the server's first frame
         self._reader = FrameReader()
         self._outgoing: Buffers = [MAGIC]
         self._pending: dict[int, _Pending] = {}
         self._deadlines: list[tuple[int, int]] = []  # (when, request id), a heap
         self._last_number = 0
-        self.heard_at = 0  # when the server was last heard of
-        self._asked_at = 0  # since when somebody waits
+        self.heard_at = 0  # when the last bytes of the server arrived
+        self._asked_at = 0  # since when a request has been waiting
         self._pinged_at: int | None = None
         self._send([FrameKind.HELLO, FIRST_WIRE_VERSION, WIRE_VERSION, token, namespace_id])
 
-    # -- asking --------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def ask(self, request: Request, now: int, deadline: int = NEVER_US) -> int:
-        """Send a request and return its number; what cannot be sent raises."""
+        """Send a request and return its number; raise if it cannot be encoded."""
         if self.ended is not None:
             raise self.ended
         number = self._last_number + 1
@@ -90,7 +90,7 @@ class ClientConversation:
         return number
 
     def give_up(self, number: int) -> None:
-        """Stop waiting for a reply; locks that come with it are given back."""
+        """Stop waiting for a reply; locks in a late reply are released."""
         pending = self._pending.get(number)
         if pending is None or pending.request is None:
             return
@@ -99,16 +99,16 @@ class ClientConversation:
             self._send([FrameKind.WITHDRAW, number])
 
     def present(self, token: str) -> None:
-        """Send a new token in place of the one that expires."""
+        """Send a new token before the old one expires."""
         self._send([FrameKind.TOKEN, token])
 
     def say_goodbye(self) -> None:
-        """Tell the server that no more will come; it answers what it has and hangs up."""
+        """Announce the end; the server answers pending requests and closes the connection."""
         self._send([FrameKind.GOODBYE, "", "", {}])
 
     @property
     def has_pending(self) -> bool:
-        """Whether somebody waits for a reply."""
+        """Whether a request waits for a reply."""
         return any(pending.request is not None for pending in self._pending.values())
 
     # -- bytes ---------------------------------------------------------------------------------
@@ -119,24 +119,24 @@ class ClientConversation:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are bytes to write."""
         return bool(self._outgoing)
 
     def take_outgoing(self) -> Buffers:
-        """Return what is to be written, in order, and forget it."""
+        """Return and remove the bytes to write, in order."""
         taken, self._outgoing = self._outgoing, []
         return taken
 
     def receive(self, data: bytes, now: int) -> list[Outcome]:
-        """Take bytes that have arrived; no bytes mean that the server has hung up."""
+        """Process bytes that have arrived; no bytes mean that the server closed the connection."""
         if self.ended is not None:
             return []
         if not data:
-            return self.end(CommunicationError("the server ended the connection; try again"))
+            return self.end(CommunicationError("the server closed the connection; try again"))
         self.heard_at, self._pinged_at = now, None
         outcomes: list[Outcome] = []
         try:
-            only = self._reader.whole(data)
+            only = self._reader.single_frame(data)
             if only is not None:
                 self._take(*only, outcomes, now)
                 return outcomes
@@ -163,7 +163,7 @@ class ClientConversation:
         elif kind == FrameKind.GOODBYE:
             outcomes += self.end(decode_error(head[1:]))
         elif kind != FrameKind.PONG:
-            raise InvalidArgumentError(f"a server sends no frame of kind {kind!r:.20}")
+            raise InvalidArgumentError(f"a server must not send a frame of kind {kind!r:.20}")
 
     def _pending_request(self, number: Any) -> _Pending:
         pending = self._pending.get(number)
@@ -174,7 +174,7 @@ class ClientConversation:
     def _answered(
         self, number: int, pending: _Pending, reply: Any, outcomes: list[Outcome], now: int
     ) -> None:
-        """Take a reply; one that made no sense has ended the conversation, and this request."""
+        """Process a reply; an invalid reply ends the conversation, and its request with it."""
         del self._pending[number]
         if not self._pending:
             self._deadlines.clear()
@@ -189,7 +189,7 @@ class ClientConversation:
 
     @property
     def next_event(self) -> int:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         if not self._pending or self.ended is not None:
             return NEVER_US
         quiet_since = self._pinged_at
@@ -199,7 +199,7 @@ class ClientConversation:
         return min(first, quiet_since + QUIET_US)
 
     def tick(self, now: int) -> list[Outcome]:
-        """Do what time brings: requests time out, a silent server is pinged and given up."""
+        """Apply timeouts: of requests, and of a silent server, which is pinged first."""
         if now < self.next_event:
             return []
         outcomes: list[Outcome] = []
@@ -211,7 +211,7 @@ class ClientConversation:
             error = unanswered((now - pending.asked_at) / SECOND_US)
             outcomes.append(Outcome(pending.request, error))
             self.give_up(number)
-            if self.heard_at <= pending.asked_at:  # nothing at all came in that time
+            if self.heard_at <= pending.asked_at:  # no bytes arrived since the request
                 return outcomes + self.end(error)
         return outcomes + self._check_silence(now)
 
@@ -225,7 +225,7 @@ class ClientConversation:
         return self.end(unanswered((now - max(self.heard_at, self._asked_at)) / SECOND_US))
 
     def end(self, error: MessagingError) -> list[Outcome]:
-        """End the conversation: everyone who waits gets the error."""
+        """End the conversation: every pending request gets the error."""
         if self.ended is not None:
             return []
         self.ended = error
@@ -237,6 +237,6 @@ class ClientConversation:
 def _nonsense(error: Exception) -> CommunicationError:
     text = error.text if isinstance(error, MessagingError) else repr(error)
     return CommunicationError(
-        f"the server sent something that this client does not understand: {text}. Is it a Twinbus "
-        "server of the same version?"
+        f"this client cannot decode what the server sent: {text}. Check that it is a Twinbus "
+        "server of the same version"
     )

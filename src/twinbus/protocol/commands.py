@@ -1,4 +1,4 @@
-"""Everything a namespace can be asked. A command is a value; its type says what comes back.
+"""The commands of a namespace. A command is a value; its type parameter is the type of its reply.
 
 sending      Send, CancelScheduled
 receiving    Receive, ReceiveDeferred, Peek, Settle, RenewLocks, DeleteMessages
@@ -52,25 +52,25 @@ NO_WAIT = timedelta(0)
 
 
 def _check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
-    """Refuse anything but whole numbers that fit a column, and more of them than a batch has."""
+    """Refuse anything but 64-bit integers, and more of them than a batch may have messages."""
     if isinstance(numbers, range):
-        count = numbers.stop - numbers.start  # `len` cannot say everything a range can be
-        whole = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
+        count = numbers.stop - numbers.start  # `len` fails for very large ranges
+        are_valid = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
     elif type(numbers) is np.ndarray:
-        count, whole = numbers.size, numbers.dtype == np.int64 and numbers.ndim == 1
-        whole = whole and (not count or int(numbers.min()) >= low)
+        count, are_valid = numbers.size, numbers.dtype == np.int64 and numbers.ndim == 1
+        are_valid = are_valid and (not count or int(numbers.min()) >= low)
     else:
-        whole = type(numbers) in (list, tuple) and all(
+        are_valid = type(numbers) in (list, tuple) and all(
             type(number) is int and low <= number <= MAX_INT64
             for number in numbers  # type: ignore[attr-defined]
         )
-        count = len(numbers) if whole else 0  # type: ignore[arg-type]
-    if not whole:
+        count = len(numbers) if are_valid else 0  # type: ignore[arg-type]
+    if not are_valid:
         least = "64 bits" if low < 0 else f"{low} to 2**63 - 1"
         raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of {least}")
     if count > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
-            f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Ask in parts"
+            f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Use several commands"
         )
 
 
@@ -84,7 +84,7 @@ def _check_intervals(what: str, intervals: object) -> None:
             "parts"
         )
     if not all(map(_is_interval, intervals)):
-        raise InvalidArgumentError(f"{what} must hold pairs of first and last, of 64 bits each")
+        raise InvalidArgumentError(f"{what} must contain pairs of first and last, of 64 bits each")
 
 
 def _is_interval(pair: object) -> bool:
@@ -117,16 +117,16 @@ def _check_reason(reason: object, description: object) -> None:
 
 
 class Command(Generic[R_co]):
-    """A request whose reply is an R_co."""
+    """A command whose reply has the type R_co."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EntityCommand(Command[R_co]):
-    """A request about one entity."""
+    """A command for an entity."""
 
-    path: str  # case does not matter
+    path: str  # case-insensitive
 
     def __post_init__(self) -> None:
         path = self.path
@@ -135,20 +135,20 @@ class EntityCommand(Command[R_co]):
 
 
 class ReceiveMode(Enum):
-    """What happens to a message when it is delivered."""
+    """What happens to a message at its delivery."""
 
-    PEEK_LOCK = "peek_lock"  # locked until settled or lapsed
-    RECEIVE_AND_DELETE = "receive_and_delete"  # gone: delivered at most once
+    PEEK_LOCK = "peek_lock"  # it is locked until it is settled or the lock expires
+    RECEIVE_AND_DELETE = "receive_and_delete"  # it is deleted: delivered at most once
 
 
 class Disposition(Enum):
-    """What a receiver decides about a locked message."""
+    """How a receiver settles a locked message."""
 
     COMPLETE = "complete"
     ABANDON = "abandon"
     DEFER = "defer"
     DEAD_LETTER = "dead_letter"
-    RELEASE = "release"  # give back unread: does not count as a failed delivery
+    RELEASE = "release"  # return it unread: does not count as a failed delivery
 
 
 # -- sending -----------------------------------------------------------------------------------
@@ -156,16 +156,16 @@ class Disposition(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where transferred messages come from; each is enqueued once.
+    """The origin of messages: the namespace enqueues each message of an origin once.
 
-    `source` names a backlog queue, whose messages are known for ever, or a sender (origins.py);
-    `numbers` number its messages, one per row. A caller that repeats a send, because its reply was
-    lost, gives the same origin.
+    `source` is a backlog queue, whose messages are remembered for ever, or a sender (origins.py).
+    `numbers` are the numbers of the messages in the source, one per message. A caller that repeats
+    a send, because its reply was lost, uses the same origin.
     """
 
     source: str
-    numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is cheapest
-    also: "Origin | None" = None  # another name for the same messages: one known name is enough
+    numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is the cheapest form
+    also: "Origin | None" = None  # a second origin of the same messages: one known is enough
 
     def __post_init__(self) -> None:
         if type(self.source) is not str:
@@ -177,16 +177,16 @@ class Origin:
         check_type("also", self.also, Origin)
         if self.also.depth >= MAX_ORIGIN_DEPTH:
             raise InvalidArgumentError(
-                f"an origin names more than {MAX_ORIGIN_DEPTH} sources, one in the `also` of the "
-                "other; name those that numbered the messages"
+                f"an origin has more than {MAX_ORIGIN_DEPTH} sources, nested in `also`; use only "
+                "the sources that numbered the messages"
             )
 
     @property
     def best_known(self) -> "Origin":
-        """The sender that numbered the messages, if it is named; else this origin.
+        """The sender that numbered the messages, if there is one; otherwise this origin.
 
-        A message that a sender tried at the primary and then diverted has both names. The copy that
-        is brought home then has the same name as the one that was sent directly.
+        A message that a sender tried at the primary and then diverted has two origins. With the
+        sender's, the copy that is brought home and the direct copy have the same origin.
         """
         named: Origin | None = self
         while named is not None:
@@ -197,20 +197,20 @@ class Origin:
 
     @property
     def depth(self) -> int:
-        """How many sources it names."""
+        """The number of its sources."""
         return 1 + (self.also.depth if self.also is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class SendReceipt:
-    """The messages are durable."""
+    """The reply to a send: the messages are durable."""
 
-    sequence_numbers: Sequence[int]  # one per message; 0: none here (ping, duplicate, spilled ...)
+    sequence_numbers: Sequence[int]  # per message; 0: not enqueued (ping, duplicate, spilled ...)
 
 
 @dataclass(frozen=True, slots=True)
 class Send(EntityCommand[SendReceipt]):
-    """Take a batch, all or nothing. Messages may be objects or columns."""
+    """Enqueue a batch, all or none. Messages are objects or columns."""
 
     messages: Sequence[BrokeredMessage] | pa.RecordBatch
     origin: Origin | None = None
@@ -233,10 +233,10 @@ class Send(EntityCommand[SendReceipt]):
 
 @dataclass(frozen=True, slots=True)
 class CancelScheduled(EntityCommand[None]):
-    """Cancel scheduled messages by the numbers their receipt gave; all or nothing.
+    """Cancel scheduled messages by the sequence numbers of their receipt; all or none.
 
     `origin` is one number of a sender. A caller that repeats a cancel, because its reply was lost,
-    gives the same origin: the broker then knows that it did the work before.
+    uses the same origin, so that the broker recognises the repetition.
     """
 
     sequence_numbers: Sequence[int]
@@ -252,7 +252,7 @@ class CancelScheduled(EntityCommand[None]):
             or len(origin.numbers) != 1
             or origin.also is not None
         ):
-            raise InvalidArgumentError("the origin of a cancel is one number of one sender")
+            raise InvalidArgumentError("the origin of a cancel must be one number of one sender")
 
 
 # -- receiving ---------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class CancelScheduled(EntityCommand[None]):
 
 @dataclass(frozen=True, slots=True)
 class SessionLock:
-    """Proof of holding a session."""
+    """Proof that a receiver has locked a session."""
 
     session_id: str
     lock_token: UUID
@@ -275,10 +275,10 @@ class Receive(EntityCommand[pa.RecordBatch]):
     """Deliver up to `max_messages`, waiting for the first; the batch has DELIVERY_SCHEMA."""
 
     max_messages: int = 1
-    wait: timedelta = NO_WAIT  # an empty batch comes back when it is over
+    wait: timedelta = NO_WAIT  # the reply is an empty batch when it is over
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
     session: SessionLock | None = None
-    max_bytes: int = MAX_RECEIVE_BYTES  # at least one message comes whatever its size
+    max_bytes: int = MAX_RECEIVE_BYTES  # the first message is delivered even if it is larger
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -291,7 +291,7 @@ class Receive(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
-    """Deliver deferred messages by number; all or nothing."""
+    """Deliver deferred messages by sequence number; all or none."""
 
     sequence_numbers: Sequence[int]
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
@@ -306,12 +306,12 @@ class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class Peek(EntityCommand[pa.RecordBatch]):
-    """Browse without locking: active, locked, deferred and scheduled messages by number."""
+    """Browse active, locked, deferred and scheduled messages by number, without locking them."""
 
     from_sequence_number: int = 0
     max_messages: int = 1
     max_bytes: int = MAX_RECEIVE_BYTES
-    session_id: str | None = None  # only messages of this session, which nobody needs to hold
+    session_id: str | None = None  # only messages of this session; it need not be locked
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -323,12 +323,12 @@ class Peek(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class Settle(EntityCommand[None]):
-    """Decide about locked messages. Lost locks raise; the others are settled all the same."""
+    """Settle locked messages. Lost locks raise, but the other messages are settled."""
 
     lock_tokens: pa.Array  # message.LOCK_TOKEN
     disposition: Disposition
-    reason: str | None = None  # with DEAD_LETTER
-    description: str | None = None  # with DEAD_LETTER
+    reason: str | None = None  # only with DEAD_LETTER
+    description: str | None = None  # only with DEAD_LETTER
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -339,7 +339,7 @@ class Settle(EntityCommand[None]):
 
 @dataclass(frozen=True, slots=True)
 class RenewLocks(EntityCommand[datetime]):
-    """Lock these messages for another lock duration from now; returns until when."""
+    """Lock messages for another lock duration from now; returns when the locks expire."""
 
     lock_tokens: pa.Array
 
@@ -350,14 +350,14 @@ class RenewLocks(EntityCommand[datetime]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteMessages(EntityCommand[int]):
-    """Delete deliverable messages, the oldest first; returns how many.
+    """Delete deliverable messages, the oldest first; returns the number of deleted messages.
 
-    Messages that are locked, deferred or scheduled stay. An entity that requires sessions needs the
-    lock on the session whose messages are to be deleted.
+    Locked, deferred and scheduled messages are not deleted. An entity that requires sessions needs
+    the lock of the session whose messages are to be deleted.
     """
 
     max_messages: int
-    enqueued_before_utc: datetime | None = None  # None: whenever they were enqueued
+    enqueued_before_utc: datetime | None = None  # None: of any time
     session: SessionLock | None = None
 
     def __post_init__(self) -> None:
@@ -373,7 +373,7 @@ class DeleteMessages(EntityCommand[int]):
 
 @dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """A session is held."""
+    """The reply to AcceptSession: the session is locked."""
 
     lock: SessionLock
     locked_until_utc: datetime
@@ -381,7 +381,7 @@ class SessionGrant:
 
 @dataclass(frozen=True, slots=True)
 class AcceptSession(EntityCommand[SessionGrant]):
-    """Hold a session exclusively: the named one, or the next with messages (None)."""
+    """Lock a session: the named one, or the next one with messages (None)."""
 
     session_id: str | None = None
     wait: timedelta = NO_WAIT
@@ -394,7 +394,7 @@ class AcceptSession(EntityCommand[SessionGrant]):
 
 @dataclass(frozen=True, slots=True)
 class SessionCommand(EntityCommand[R_co]):
-    """A request about a session that is held."""
+    """A command for a locked session."""
 
     session: SessionLock
 
@@ -405,12 +405,12 @@ class SessionCommand(EntityCommand[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class RenewSession(SessionCommand[datetime]):
-    """Hold the session for another lock duration; returns until when."""
+    """Lock the session for another lock duration; returns when the lock expires."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSession(SessionCommand[None]):
-    """Give the session back, and its locked messages with it."""
+    """Release the session, with its locked messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,10 +436,10 @@ class SetSessionState(SessionCommand[None]):
 
 @dataclass(frozen=True, slots=True)
 class ListSessions(EntityCommand[Sequence[str]]):
-    """List the sessions that have messages or a state; or those whose state changed since a time.
+    """List the sessions that have messages or a state, or those whose state changed since a time.
 
-    Scheduled messages do not count. Sessions may come and go between two pages: a name may then be
-    missing, or appear twice.
+    Scheduled messages do not count. If sessions change between two pages, an id may be missing or
+    occur twice.
     """
 
     skip: int = 0
@@ -459,27 +459,27 @@ class ListSessions(EntityCommand[Sequence[str]]):
 
 @dataclass(frozen=True, slots=True)
 class RangeLease:
-    """A range of a queue is this owner's until the lease lapses."""
+    """A range of a queue that its owner has leased until the lease expires."""
 
     owner: str
-    epoch: int  # names the lease; a later lease of any of its messages makes it stale
+    epoch: int  # identifies the lease; a later lease of any of its messages makes it stale
     first: int  # sequence numbers, both included
     last: int
     message_count: int
     size_in_bytes: int
     leased_until_utc: datetime
-    origin: str = ""  # names the queue as a source of transfers: no later queue of its path does
-    oldest_utc: datetime | None = None  # when its oldest message was enqueued
-    left_behind: int = 0  # deliverable messages that the queue has besides
-    waited_for: str | None = None  # whose lease or lock it had to wait for, if it had to
+    origin: str = ""  # the queue's name as origin of transfers; unique, even for the same path
+    oldest_utc: datetime | None = None  # enqueued time of its oldest message
+    left_behind: int = 0  # number of other deliverable messages in the queue
+    waited_for: str | None = None  # the owner of a lease or lock that delayed this lease
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRange(EntityCommand[RangeLease | None]):
-    """Lease the next deliverable messages, or a given range; None: nothing to lease.
+    """Lease the next deliverable messages, or a given range; None if there is nothing to lease.
 
-    With `first` and `last` the same range can be taken again after a crash: an older lease of
-    the same owner gives way, one of another owner raises until it lapses.
+    With `first` and `last`, the same range can be leased again after a crash. This replaces an
+    older lease of the same owner; a lease of another owner raises until it expires.
     """
 
     owner: str
@@ -487,9 +487,9 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     first: int | None = None
     last: int | None = None
     duration: timedelta = DEFAULT_LEASE_DURATION
-    wait: timedelta = NO_WAIT  # for the next messages, when there is nothing to lease
-    past: Sequence[int] | None = None  # in order: of what is held, pass over these leases only
-    max_bytes: int | None = None  # of the next messages; at least one comes whatever its size
+    wait: timedelta = NO_WAIT  # how long to wait for messages if there is nothing to lease
+    past: Sequence[int] | None = None  # in order: leases that may be skipped; None: any
+    max_bytes: int | None = None  # the first message is leased even if it is larger
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -507,12 +507,12 @@ class LeaseRange(EntityCommand[RangeLease | None]):
         if self.first is not None and self.last is not None and self.first > self.last:
             raise InvalidArgumentError(f"the range {self.first} to {self.last} is empty")
         if self.wait and self.first is not None:
-            raise InvalidArgumentError("a lease waits for the next messages, not for a given range")
+            raise InvalidArgumentError("`wait` is for the next messages, not for a given range")
 
 
 @dataclass(frozen=True, slots=True)
 class RenewRange(EntityCommand[datetime]):
-    """Keep a lease for another duration from now; returns until when."""
+    """Renew a lease for another duration from now; returns when it expires."""
 
     epoch: int
     duration: timedelta = DEFAULT_LEASE_DURATION
@@ -525,7 +525,7 @@ class RenewRange(EntityCommand[datetime]):
 
 @dataclass(frozen=True, slots=True)
 class ReadRange(EntityCommand[pa.RecordBatch]):
-    """Read leased messages that are not settled, as often as you like: the same every time."""
+    """Read the unsettled messages of a lease; can be repeated with the same result."""
 
     epoch: int
     first: int
@@ -540,7 +540,7 @@ class ReadRange(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPart:
-    """Messages of a range to put aside, and why."""
+    """Messages of a range to dead-letter, with the reason."""
 
     sequence_numbers: Sequence[int]
     reason: str
@@ -554,12 +554,12 @@ class DeadLetterPart:
 
 @dataclass(frozen=True, slots=True)
 class SettleRange(EntityCommand[None]):
-    """Complete intervals of a leased range and dead-letter others. Repeating it is harmless."""
+    """Complete intervals of a leased range and dead-letter others. It can be repeated safely."""
 
     epoch: int
-    completed: Sequence[tuple[int, int]] = ()  # sequence numbers, both included
+    completed: Sequence[tuple[int, int]] = ()  # sequence numbers, both ends included
     dead_lettered: Sequence[DeadLetterPart] = ()
-    release: bool = False  # give the lease back, and what is left of it
+    release: bool = False  # also release the lease with its other messages
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -576,13 +576,13 @@ class SettleRange(EntityCommand[None]):
             check_type("a part of dead_lettered", part, DeadLetterPart)
         if sum(len(part.sequence_numbers) for part in self.dead_lettered) > MAX_BATCH_MESSAGES:
             raise InvalidArgumentError(
-                f"dead_lettered names more than {MAX_BATCH_MESSAGES} messages. Settle in parts"
+                f"dead_lettered has more than {MAX_BATCH_MESSAGES} messages. Settle in parts"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRange(EntityCommand[None]):
-    """Give a lease back; what is not settled becomes deliverable."""
+    """Release a lease; its unsettled messages become deliverable."""
 
     epoch: int
 
@@ -595,7 +595,7 @@ class ReleaseRange(EntityCommand[None]):
 
 
 class EntityKind(Enum):
-    """What can be listed."""
+    """The kinds of entities that can be listed."""
 
     QUEUE = "queue"
     TOPIC = "topic"
@@ -607,7 +607,7 @@ class CreateEntity(Command[EntityDescription]):
     """Create a queue, topic or subscription."""
 
     description: EntityDescription
-    rule: RuleDescription | None = None  # of a subscription, in place of the catch-all
+    rule: RuleDescription | None = None  # of a subscription, instead of the catch-all rule
 
     def __post_init__(self) -> None:
         check_type("description", self.description, *get_args(EntityDescription))
@@ -626,12 +626,12 @@ class UpdateEntity(Command[EntityDescription]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteEntity(EntityCommand[None]):
-    """Delete an entity and all it holds."""
+    """Delete an entity with all its messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetEntity(EntityCommand[EntityDescription]):
-    """Describe an entity."""
+    """Return the description of an entity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,7 +648,7 @@ class ListEntities(Command[Sequence[EntityDescription]]):
 
 @dataclass(frozen=True, slots=True)
 class GetRuntimeProperties(EntityCommand[RuntimeProperties]):
-    """Tell what an entity holds."""
+    """Return the counts and sizes of an entity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,7 +664,7 @@ class CreateRule(EntityCommand[None]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateRule(EntityCommand[None]):
-    """Give a rule of a subscription another filter and action."""
+    """Replace the filter and the action of a subscription's rule."""
 
     rule: RuleDescription
 
@@ -699,7 +699,7 @@ class ReadMeter(Command[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class PutKey(Command[None]):
-    """Add a key, or replace the one of its name."""
+    """Add a key, or replace the key with its name."""
 
     key: SharedAccessKey
 
@@ -709,7 +709,7 @@ class PutKey(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteKey(Command[None]):
-    """Remove a key; its tokens are no longer good."""
+    """Remove a key; its tokens become invalid."""
 
     name: str
     entity_path: str | None = None  # None: a key of the namespace
@@ -721,4 +721,4 @@ class DeleteKey(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class ListKeys(Command[Sequence[SharedAccessKey]]):
-    """List every key with its secrets: those of the namespace first."""
+    """List all keys with their secrets, those of the namespace first."""

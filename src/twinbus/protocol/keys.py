@@ -1,13 +1,13 @@
 """Access keys: a name, claims, and two secrets so that a key can be rotated.
 
-A key belongs to the namespace, to one queue or topic, or to the folder of a primary's backlog
-queues (`contoso/x-servicebus-transfer`), and carries claims:
+A key belongs to the namespace, to a queue or topic, or to the folder of a primary's backlog queues
+(`contoso/x-servicebus-transfer`), and has claims:
 
     Send      send, schedule, cancel
     Listen    receive, settle, browse, sessions, ranges
-    Transfer  bring messages home: send under the name of the backlog queue they lay in
-    Manage    everything; creating and listing entities, keys and the meter need it namespace-wide,
-              but a key of a folder manages the backlog queues in it
+    Transfer  bring messages home: send with the origin of their backlog queue
+    Manage    everything. To create and list entities, keys and the meter, it must be a key of the
+              namespace; a key of a folder can manage the backlog queues in it
 """
 
 import re
@@ -20,11 +20,11 @@ from twinbus.values import check_optional_text, check_text, check_type
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
 ROOT_KEY = "RootManageSharedAccessKey"
-EMULATOR_SECRET = "SAS_KEY_VALUE"  # noqa: S105 - of the official emulator: everybody knows it
+EMULATOR_SECRET = "SAS_KEY_VALUE"  # noqa: S105 - of the official emulator: publicly known
 
 
 class Claim(Enum):
-    """What a key allows."""
+    """A right that a key grants."""
 
     MANAGE = "manage"
     SEND = "send"
@@ -40,17 +40,17 @@ class SharedAccessKey:
     claims: tuple[Claim, ...]
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
-    entity_path: str | None = None  # None: of the whole namespace
+    entity_path: str | None = None  # None: a key of the namespace
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_key_name(self.name):
             raise InvalidArgumentError(
-                f"a key's name has 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
+                f"a key's name must have 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
             )
         check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):
             raise InvalidArgumentError(
-                f"key {self.name} needs claims: manage, send, listen or transfer"
+                f"key {self.name} has no claims; give some of manage, send, listen and transfer"
             )
         object.__setattr__(self, "claims", tuple(dict.fromkeys(self.claims)))
         for secret in (self.primary, self.secondary):
@@ -60,20 +60,20 @@ class SharedAccessKey:
         check_optional_text("entity_path", self.entity_path, MAX_ADDRESS_CHARACTERS)
 
     def has(self, claim: Claim) -> bool:
-        """Whether it allows that; managing includes the others."""
+        """Return whether the key grants a claim; Manage includes all others."""
         return claim in self.claims or Claim.MANAGE in self.claims
 
     @property
     def id(self) -> str:
-        """What it is kept under; case does not matter."""
+        """The identifier of the key, in lower case."""
         return key_id(self.name, self.entity_path)
 
 
 def is_key_name(name: str) -> bool:
-    """Whether a key can have this name."""
+    """Return whether a key can have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 def key_id(name: str, entity_path: str | None) -> str:
-    """Return what a key is kept under."""
+    """Return the identifier of a key."""
     return f"{entity_path or ''}:{name}".lower()

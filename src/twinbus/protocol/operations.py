@@ -1,45 +1,45 @@
-"""What an operation was for, and what one may carry: the words of the meter and of its ledger."""
+"""Operations as they are metered: their purpose and their size."""
 
 from enum import Enum
 from typing import Final, NamedTuple
 
 from twinbus.errors import MessagingError
 
-EMPTY: Final = "Empty"  # the outcome of a receive that found nothing
-UNIT_BYTES: Final = 64 * 1024  # what one billed operation may carry
+EMPTY: Final = "Empty"  # the outcome of a receive without messages
+UNIT_BYTES: Final = 64 * 1024  # the size of one billed operation
 
 
 class Purpose(Enum):
-    """What an operation was for."""
+    """The purpose of an operation."""
 
     APPLICATION = "application"
-    BACKLOG = "backlog"  # a send that was diverted
+    BACKLOG = "backlog"  # a diverted send
     PING = "ping"
-    IDLE_POLL = "idle_poll"  # a look into a backlog queue that found nothing
-    SYPHON = "syphon"  # bringing home: reading the backlog, sending to the primary
+    IDLE_POLL = "idle_poll"  # a poll of a backlog queue that found nothing
+    SYPHON = "syphon"  # bringing home: reads of the backlog, sends to the primary
     MANAGEMENT = "management"
 
-    __hash__ = object.__hash__  # that of Enum is a Python function, and every operation is counted
+    __hash__ = object.__hash__  # Enum's is a slow Python function, and every operation is counted
 
 
 class Load(NamedTuple):
-    """What one operation carried."""
+    """The messages and bytes of an operation."""
 
     messages: int = 0
     size: int = 0
-    units: int = 1  # an operation that carries nothing is still one
+    units: int = 1  # an operation without messages counts as one
 
 
 class Operation(NamedTuple):
-    """Operations that are alike, to be counted when they are answered."""
+    """Equal operations, counted when they are answered."""
 
     path: str
     kind: str
     purpose: Purpose
     outcome: str
-    load: Load  # of all of them
+    load: Load  # of all of them together
     times: int = 1
 
     def refused(self, error: MessagingError) -> "Operation":
-        """Return the same operation, refused instead."""
+        """Return the same operation with the outcome of a refusal."""
         return self._replace(outcome=error.code, load=Load(units=self.times))

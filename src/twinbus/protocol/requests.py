@@ -1,8 +1,8 @@
-"""A request: a command under way, who asks it, and how its reply goes back.
+"""A request: a command in progress, its caller, and how the caller gets the reply.
 
-Everyone who waits for a reply is one of these, in a client, in a server and in the broker. The side
-that carries a command out answers each request once: with a value or with an error. It does so
-while it holds the turn or a lock, so `answer` and `fail` must neither block nor ask back.
+Clients, the server and the broker all use this class. The side that executes a command answers each
+request once, with a value or an error. It does so while it has the turn or holds a lock, so
+`answer` and `fail` must neither block nor submit further commands.
 """
 
 import threading
@@ -11,33 +11,34 @@ from concurrent.futures import Future
 from typing import Any
 
 from twinbus.errors import MessagingError, OperationTimeoutError
+from twinbus.futures import RunningFuture
 from twinbus.protocol.access import OWNER, Principal
 from twinbus.protocol.commands import Command
 
 
 class Request:
-    """A request nobody waits for: the reply is dropped. Others say what happens to it."""
+    """A request without a waiting caller: its reply is dropped. Subclasses deliver the reply."""
 
     __slots__ = ("command", "principal")
 
     def __init__(self, command: Command[Any], principal: Principal = OWNER) -> None:
-        self.command: Any = command  # typed by its reader: a request may hold any command
-        self.principal = principal  # whose rights the request has
+        self.command: Any = command  # Any: a request may contain any command
+        self.principal = principal  # the rights of the request are those of its principal
 
     def answer(self, value: Any) -> None:
-        """Give the reply."""
+        """Set the reply."""
 
     def fail(self, error: MessagingError) -> None:
-        """Say why there is none."""
+        """Set the error as the reply."""
 
 
 class BlockingRequest(Request):
-    """A request whose caller blocks: a future with nothing but what blocking needs."""
+    """A request whose caller blocks: a minimal future."""
 
     __slots__ = ("_answered", "_error", "_value", "done")
 
     def __init__(self, command: Command[Any]) -> None:
-        self.command, self.principal = command, OWNER  # as Request does, without the call
+        self.command, self.principal = command, OWNER  # inlined from Request.__init__
         self.done = False
         self._value: Any = None
         self._error: MessagingError | None = None
@@ -45,13 +46,13 @@ class BlockingRequest(Request):
         self._answered.acquire()
 
     def answer(self, value: Any) -> None:
-        """Give the caller its reply."""
+        """Set the reply and wake the caller."""
         if not self.done:
             self._value, self.done = value, True
             self._answered.release()
 
     def fail(self, error: MessagingError) -> None:
-        """Give the caller an error to raise."""
+        """Set the error and wake the caller."""
         if not self.done:
             self._error, self.done = error, True
             self._answered.release()
@@ -61,42 +62,41 @@ class BlockingRequest(Request):
         if not self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             raise unanswered(timeout_s or 0)
         if self._error is not None:
-            raise self._error.with_traceback(None)  # others may be raising it too
+            raise self._error.with_traceback(None)  # other callers may raise the same error
         return self._value
 
 
 class FutureRequest(Request):
-    """A request whose reply goes to a future, once nobody holds the turn or the lock.
+    """A request with a future for its reply, which is completed outside of the turn and locks.
 
     The thread that completes a future runs its callbacks, and a callback may submit commands. So
-    an answered request waits in `answered` until its owner calls `complete`.
+    an answered request waits in `answered` until the owner of the list calls `complete`.
     """
 
     __slots__ = ("_answered", "_done", "_error", "_value", "future")
 
     def __init__(self, command: Command[Any], answered: "deque[FutureRequest]") -> None:
         super().__init__(command)
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+        self.future: Future[Any] = RunningFuture()
         self._answered = answered
         self._done = False
         self._value: Any = None
         self._error: MessagingError | None = None
 
     def answer(self, value: Any) -> None:
-        """Keep the reply for the future."""
+        """Keep the reply until `complete`."""
         if not self._done:
             self._done, self._value = True, value
             self._answered.append(self)
 
     def fail(self, error: MessagingError) -> None:
-        """Keep the error for the future."""
+        """Keep the error until `complete`."""
         if not self._done:
             self._done, self._error = True, error
             self._answered.append(self)
 
     def complete(self) -> None:
-        """Give the future its outcome."""
+        """Complete the future."""
         if self._error is not None:
             self.future.set_exception(self._error)
         else:
@@ -104,17 +104,18 @@ class FutureRequest(Request):
 
 
 def complete_all(answered: "deque[FutureRequest]") -> None:
-    """Complete the futures of answered requests; their callbacks may answer more."""
+    """Complete the futures of answered requests; their callbacks may cause further answers."""
     while answered:
         try:
             request = answered.popleft()
-        except IndexError:  # another thread took the last one
+        except IndexError:  # another thread has taken the last one
             return
         request.complete()
 
 
 def unanswered(seconds: float) -> OperationTimeoutError:
-    """Return the error of a request that was not answered in time."""
+    """Return the error of a request without a reply in time."""
     return OperationTimeoutError(
-        f"no answer within {seconds:.3g} s; whether the work was done is unknown"
+        f"no reply within {seconds:.3g} s, so the command may or may not have been carried out. "
+        "Look at what it was to change before you repeat it"
     )

@@ -1,9 +1,9 @@
-"""Single messages as rows: what one message is on the wire, without a batch around it.
+"""Encodes single messages as rows, without an Arrow batch.
 
-A row is a list: the length of the body, then the other fields of a message in the order of
-APPLICATION_FIELDS, without those at the end that nobody set. The bodies lie end to end in the body
-of the frame. Times are whole microseconds. Properties are a map of names to values: texts, numbers,
-booleans and bytes as they are, other types as a pair of the type's name and a plain value.
+A row is a list: the length of the body, then the other fields of the message in the order of
+APPLICATION_FIELDS, without unset fields at the end. The bodies are concatenated in the body of the
+frame. Times are integer microseconds. Properties are a map of names to values: text, numbers,
+booleans and bytes directly, other types as a pair of the type's name and a plain value.
 
 Rows become columns once per turn of the broker, all rows of the turn together.
 """
@@ -68,10 +68,10 @@ def _encode_property(value: PropertyValue) -> Any:
 
 
 def decode_rows(rows: list[Any], body: memoryview) -> list[BrokeredMessage]:
-    """Return the messages of rows; a row that makes no message is refused."""
+    """Return the messages of rows; refuse an invalid row."""
     if len(rows) > ROWS_AS_ROWS:
         raise InvalidArgumentError(
-            f"a send brings {len(rows)} rows; more than {ROWS_AS_ROWS} travel as columns"
+            f"a send has {len(rows)} rows; more than {ROWS_AS_ROWS} must be sent as columns"
         )
     messages = []
     at = 0
@@ -80,8 +80,8 @@ def decode_rows(rows: list[Any], body: memoryview) -> list[BrokeredMessage]:
             raise InvalidArgumentError("a row of a send is not a list of the fields of a message")
         size = row[0]
         if type(size) is not int or not 0 <= size <= len(body) - at:
-            raise InvalidArgumentError("a row of a send points outside of its frame")
-        values = [bytes(body[at : at + size]), *(row[1:] or [None])]  # the id may be None
+            raise InvalidArgumentError("a row of a send refers to bytes outside of its frame")
+        values = [bytes(body[at : at + size]), *(row[1:] or [None])]  # None: no message id
         at += size
         if len(values) > _LIFE:
             _decode_times(values)
@@ -95,7 +95,7 @@ def _decode_times(values: list[Any]) -> None:
         try:
             values[_LIFE] = timedelta(microseconds=life)
         except OverflowError:
-            values[_LIFE] = timedelta.max  # longer than any column holds: for ever
+            values[_LIFE] = timedelta.max  # too long for a column: unlimited
     if len(values) > _SCHEDULE and values[_SCHEDULE] is not None:
         values[_SCHEDULE] = from_us(values[_SCHEDULE])
     if len(values) > _PROPERTIES:
@@ -109,5 +109,5 @@ def _decode_property(plain: Any) -> PropertyValue:
     if type(plain) is not list:
         return plain  # type: ignore[no-any-return]
     if len(plain) != 2 or type(plain[0]) is not str or plain[0] not in _UNWRAP:
-        raise InvalidArgumentError("a property has a type that messages do not have")
+        raise InvalidArgumentError("a property has a type that messages do not support")
     return _UNWRAP[plain[0]](plain[1])

@@ -1,21 +1,21 @@
 """The server's end of a connection, without IO: bytes and `now` in, bytes and events out.
 
-The driver (server/native.py, or a simulation) hands in what it has read, hands the requests of
-`Arrived` events over to the broker, reports their replies with `answer`, writes what
-`take_outgoing` returns, and calls `tick` when `next_event` has come.
+The driver (server/native.py, or a simulation) passes in the bytes that it has read, submits the
+requests of `Arrived` events to the broker, passes in their replies with `answer`, writes the bytes
+that `take_outgoing` returns, and calls `tick` at the time `next_event`.
 
-    state      what may come
-    GREETING   HELLO within AUTHENTICATION_US, and nothing that takes memory
-    OPEN       everything
-    LEAVING    nothing: the client said goodbye, and gets the replies it is still owed
-    ENDED      nothing
+    state      expected frames
+    GREETING   HELLO within AUTHENTICATION_US, with a limited size
+    OPEN       all
+    LEAVING    none: the client said GOODBYE, and still gets the replies to its requests
+    ENDED      none
 
-Memory is bounded: a client that does not read its replies gets no more (credit), one that sends
-faster than the broker works is read no further (`may_read`), and an incomplete frame must go on.
-A conversation keeps no reply that has left. When the connection is gone it keeps nothing large: it
-is part of a reference cycle, which Python frees much later.
-A token is checked when it is presented, with every request, and for requests that wait also when it
-expires or its key changes. Locks that a client never heard of are given back.
+Memory is bounded. A client that does not read its replies gets no more (credit). The driver stops
+reading from a client that sends faster than the broker works (`may_read`). An incomplete frame must
+make progress. A conversation keeps no reply that was written. After the connection has ended it
+keeps nothing large, because it is part of a reference cycle, which Python frees late.
+A token is checked when it is presented and with every request; for waiting requests also when it
+expires or its key changes. Locks in replies that the client did not get are released.
 """
 
 from bisect import bisect_right
@@ -67,28 +67,28 @@ from twinbus.protocol.wire import (
 )
 
 
-class Guard(Protocol):
-    """Decides who is let in."""
+class ConnectionGuard(Protocol):
+    """Decides which clients are admitted."""
 
     def admit(self, token: str) -> Admission:
-        """Check a token; raise UnauthorizedError for one that is not good."""
+        """Verify a token; raise UnauthorizedError if it is not valid."""
         ...
 
     def recheck(self, admission: Admission) -> Admission:
-        """Check that an admission still holds: tokens expire, keys are rotated and removed."""
+        """Verify that an admission is still valid: tokens expire, keys are rotated and removed."""
         ...
 
     def enter(self, admission: Admission) -> None:
-        """Let the connection in; raise ServerBusyError when there are too many."""
+        """Admit the connection; raise ServerBusyError if there are too many."""
         ...
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
-        """Note that a request or a token was refused."""
+        """Log the refusal of a request or a token."""
         ...
 
 
 class ServerRequest(Request):
-    """A request of a connection. The thread that has the turn answers it, which may be any."""
+    """A request of a connection. Any thread that runs a turn may answer it."""
 
     __slots__ = ("_deliver", "may_hold_locks", "number", "read_at", "reply_bytes", "size", "waits")
 
@@ -99,7 +99,7 @@ class ServerRequest(Request):
         command: Command[Any],
         principal: Principal,
         now: int,
-        size: int = 0,  # of its frame; 0: it came some other way
+        size: int = 0,  # of its frame; 0 if it has none
     ) -> None:
         self.command, self.principal = command, principal
         self._deliver = deliver
@@ -107,13 +107,13 @@ class ServerRequest(Request):
         self.read_at = now
         row = row_of(command)
         self.waits = row.may_wait and waits(command)
-        # Requests that wait are small, and may be many; those beside them must be read on.
+        # Waiting requests are small and may be many; they must not stop the reading of others.
         self.size = 0 if self.waits else size or size_of(command)
         self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
-        self.may_hold_locks = row.undo is not None  # its reply
+        self.may_hold_locks = row.undo is not None  # whether its reply may contain locks
 
     def waiting_on(self, now: int) -> "ServerRequest":
-        """Return a request that waits for the rest of the time."""
+        """Return a request that waits for the remaining time."""
         left_us = max(to_us(self.command.wait) - (now - self.read_at), 1)
         command = replace(self.command, wait=timedelta(microseconds=left_us))
         return ServerRequest(self._deliver, self.number, command, self.principal, now)
@@ -127,7 +127,7 @@ class ServerRequest(Request):
         self._deliver(self, error)
 
 
-Deliver = Callable[[ServerRequest, Any], None]  # takes replies of the broker to `answer`
+Deliver = Callable[[ServerRequest, Any], None]  # passes replies of the broker to `answer`
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """Requests that wait at the broker and that nobody waits for any more."""
+    """Requests that wait at the broker and must be withdrawn."""
 
     requests: Sequence[Request]
 
@@ -148,7 +148,7 @@ Event = Arrived | Withdrawn
 
 
 class Phase(Enum):
-    """Where a conversation stands; see the module docstring."""
+    """The state of a conversation; see the module docstring."""
 
     GREETING = "greeting"
     OPEN = "open"
@@ -156,41 +156,43 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-_GREETING, _OPEN, _LEAVING, _ENDED = Phase  # Python finds them quicker here than in their class
+_GREETING, _OPEN, _LEAVING, _ENDED = Phase  # globals are faster than attributes of the enum
 _ASK = int(FrameKind.ASK)
 
 
 class ServerConversation:
-    """One connection, from its first byte to its end."""
+    """A connection, from its first byte to its end."""
 
-    def __init__(self, guard: Guard, deliver: Deliver, namespace_id: str, now: int) -> None:
+    def __init__(
+        self, guard: ConnectionGuard, deliver: Deliver, namespace_id: str, now: int
+    ) -> None:
         self._deliver = deliver
         self.phase = Phase.GREETING
         self.admission: Admission | None = None
-        self._buffered = 0  # bytes that the driver has taken and not yet written
+        self._buffered = 0  # bytes that the driver has fetched and not yet written
         self._guard = guard
         self._namespace_id = namespace_id
         self.reader = FrameReader(MAX_GREETING_BYTES, 0)
         self._magic = bytearray()
         self._last_number = 0
         self._heard_at = self._began_at = self._now = now
-        self._expired_at: int | None = None  # when the token was first seen to have expired
+        self._expired_at: int | None = None  # when the expiry of the token was first noticed
         self._pinged_at: int | None = None
-        self._open: dict[int, ServerRequest] = {}  # at the broker
-        self._held: dict[int, ServerRequest] = {}  # wait for credit, in order
-        self._fetching = 0  # bytes that replies of open requests may bring
-        self._unanswered = 0  # bytes that open requests brought
+        self._open: dict[int, ServerRequest] = {}  # submitted to the broker, not yet answered
+        self._deferred: dict[int, ServerRequest] = {}  # wait for credit, in order
+        self._fetching = 0  # maximum size of the replies to open requests
+        self._unanswered = 0  # size of open requests
         self._outgoing: Buffers = []
         self._outgoing_bytes = 0
-        self._queued_bytes = 0  # of everything that was to be written so far
-        # Replies with locks that may not have left, each with `_queued_bytes` behind its last byte.
+        self._queued_bytes = 0  # total size of everything queued for writing so far
+        # Replies with locks that may not be written yet, each with `_queued_bytes` at its end.
         self._unsent: list[tuple[int, ServerRequest, Any]] = []
 
     # -- reading -------------------------------------------------------------------------------
 
     @property
     def may_read(self) -> bool:
-        """Whether the driver shall read more from this client."""
+        """Whether the driver may read more from this client."""
         return (
             self._unanswered < MAX_UNANSWERED_BYTES
             and not self._is_choked
@@ -202,7 +204,7 @@ class ServerConversation:
         return self.phase is _ENDED
 
     def receive(self, data: bytes, now: int) -> list[Event]:
-        """Take bytes that have arrived; no bytes mean that the client has hung up."""
+        """Process bytes that have arrived; no bytes mean that the client closed the connection."""
         phase = self.phase
         if phase is _LEAVING or phase is _ENDED:
             return [] if data else self.lose()
@@ -210,10 +212,10 @@ class ServerConversation:
             return self.lose()
         self._heard_at = self._now = now
         self._pinged_at = None
-        ready: list[Request] = []  # for the broker
+        ready: list[Request] = []  # to be submitted to the broker
         events: list[Event] = []
         try:
-            only = self.reader.whole(data) if phase is _OPEN else None
+            only = self.reader.single_frame(data) if phase is _OPEN else None
             if only is None:
                 self._take_all(self.reader.feed(self._without_magic(data)), ready, events)
             elif only[0][0] == _ASK:
@@ -221,17 +223,17 @@ class ServerConversation:
             else:
                 self._take(*only, ready, events)
         except (MessagingError, IndexError, TypeError, ValueError) as error:
-            # Nothing after it can be understood.
+            # The bytes after an invalid frame cannot be decoded.
             events += self.end(_as_messaging_error(error))
         return [Arrived(ready), *events] if ready else events
 
     def received(self, count: int, now: int) -> list[Event]:
-        """Take bytes that the driver has read to where `reader.room` said."""
+        """Process bytes that the driver has read into `reader.room`."""
         if self.phase is not _OPEN:
             return []
         self._heard_at = self._now = now
         self._pinged_at = None
-        ready: list[Request] = []  # for the broker
+        ready: list[Request] = []  # to be submitted to the broker
         events: list[Event] = []
         try:
             self._take_all(self.reader.filled_in(count), ready, events)
@@ -251,7 +253,7 @@ class ServerConversation:
         missing = len(MAGIC) - len(self._magic)
         self._magic += data[:missing]
         if not MAGIC.startswith(self._magic):
-            raise InvalidArgumentError("the client does not speak the protocol of Twinbus")
+            raise InvalidArgumentError("the client does not use the Twinbus protocol")
         return data[missing:]
 
     def _take(
@@ -260,7 +262,7 @@ class ServerConversation:
         kind = head[0]
         if self.phase is _GREETING:
             if kind != FrameKind.HELLO:
-                raise InvalidArgumentError("a connection begins with HELLO")
+                raise InvalidArgumentError("the first frame of a connection must be HELLO")
             self._greet(head)
         elif kind == _ASK:
             self._ask(head, body, ready)
@@ -273,28 +275,28 @@ class ServerConversation:
         elif kind == FrameKind.GOODBYE:
             events += self._leave(ready)
         elif kind != FrameKind.PONG:
-            raise InvalidArgumentError(f"a client sends no frame of kind {kind!r:.20}")
+            raise InvalidArgumentError(f"a client must not send a frame of kind {kind!r:.20}")
 
     def _greet(self, head: list[Any]) -> None:
         first, last, token, namespace_id = head[1:5]
         if type(first) is not int or type(last) is not int or not first <= last:
-            raise InvalidArgumentError("HELLO names no versions of the protocol")
+            raise InvalidArgumentError("HELLO has no versions of the protocol")
         version = min(last, WIRE_VERSION)
         if version < max(first, FIRST_WIRE_VERSION):
             raise InvalidArgumentError(
-                f"the client speaks versions {first} to {last} of the protocol, and this server "
+                f"the client supports versions {first} to {last} of the protocol, this server "
                 f"{FIRST_WIRE_VERSION} to {WIRE_VERSION}; upgrade the older of the two"
             )
         if type(token) is not str or not token:
             raise UnauthorizedError(
-                "the connection brings no token; give SharedAccessKeyName and SharedAccessKey in "
-                "the connection string"
+                "the connection has no token; set SharedAccessKeyName and SharedAccessKey in the "
+                "connection string"
             )
         admission = self._guard.admit(token)
         if type(namespace_id) is str and namespace_id not in ("", self._namespace_id):
             raise UnauthorizedError(
-                f"the connection string means the namespace with the id {namespace_id:.40}, and "
-                f"this server has the one with the id {self._namespace_id}. Correct the Endpoint "
+                f"the connection string is for the namespace with the id {namespace_id:.40}, but "
+                f"this server has the namespace {self._namespace_id}. Correct the Endpoint "
                 "or NamespaceId"
             )
         self._guard.enter(admission)
@@ -307,27 +309,27 @@ class ServerConversation:
     def _renew(self, head: list[Any]) -> None:
         token = head[1]
         if type(token) is not str:
-            raise UnauthorizedError("a token is text")
+            raise UnauthorizedError("a token must be text")
         admission = self._guard.admit(token)
         if self.admission is None or admission.id != self.admission.id:
             raise UnauthorizedError(
-                "a new token must be signed with the key that the connection began with"
+                "a new token must be signed with the same key as the first token of the connection"
             )
         self.admission, self._expired_at = admission, None
 
     def _ask(self, head: list[Any], body: memoryview, ready: list[Request]) -> None:
         number = head[1]
         if type(number) is not int or not self._last_number < number < 2**63:
-            raise InvalidArgumentError("requests are numbered in ascending order")
+            raise InvalidArgumentError("request numbers must increase")
         self._last_number = number
         try:
             command = decode_command(head, body)
         except MessagingError as error:
             self._queue(encode_reply(number, error))
             return
-        assert self.admission is not None  # it was greeted
+        assert self.admission is not None  # set by HELLO
         try:
-            if len(self._open) + len(self._held) >= MAX_OPEN_REQUESTS:
+            if len(self._open) + len(self._deferred) >= MAX_OPEN_REQUESTS:
                 raise ServerBusyError(
                     f"the connection has {MAX_OPEN_REQUESTS} open requests; wait for replies",
                     retry_after_s=SERVER_BUSY_RETRY_S,
@@ -343,8 +345,8 @@ class ServerConversation:
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
         used = self._fetching or self._outgoing_bytes or self._buffered
-        if self._held or (used and not self._has_credit(request)):
-            self._held[number] = request
+        if self._deferred or (used and not self._has_credit(request)):
+            self._deferred[number] = request
         else:
             self._open[number] = request
             self._fetching += request.reply_bytes
@@ -367,44 +369,44 @@ class ServerConversation:
         ready.append(request)
 
     def _has_credit(self, request: ServerRequest) -> bool:
-        """Whether the reply of a request will find room; one may always be under way."""
+        """Return whether there is room for the reply; one request is always allowed."""
         used = self._fetching + self.unread_bytes
         return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
 
     def balance(self, now: int) -> list[Event]:
-        """Hand over held requests for which there is credit; hold waits while there is none.
+        """Submit held requests for which there is credit; hold waiting requests without credit.
 
-        Requests that wait at the broker have no bound on their replies. While the client does not
-        read, they wait here instead.
+        The replies to requests that wait at the broker have no bound. While the client does not
+        read, such requests wait here instead.
         """
         if self._is_choked:
-            return self._hold_waits(now)
+            return self._defer_waiting(now)
         ready: list[Request] = []
-        while self._held and not self._is_ended:
-            first = next(iter(self._held.values()))
+        while self._deferred and not self._is_ended:
+            first = next(iter(self._deferred.values()))
             if not self._has_credit(first):
                 break
-            self._hand_over(self._held.pop(first.number), ready)
+            self._hand_over(self._deferred.pop(first.number), ready)
         return [Arrived(ready)] if ready else []
 
-    def _hold_waits(self, now: int) -> list[Event]:
+    def _defer_waiting(self, now: int) -> list[Event]:
         waiting = [request for request in self._open.values() if request.waits]
         events = self._withdraw_all()
         for request in waiting:
-            held = request.waiting_on(now)
-            self._unanswered += held.size
-            self._held[held.number] = held
+            deferred = request.waiting_on(now)
+            self._unanswered += deferred.size
+            self._deferred[deferred.number] = deferred
         return events
 
     # -- replies -------------------------------------------------------------------------------
 
     def answer(self, request: ServerRequest, value: Any) -> Request | None:
-        """Take a reply of the broker; return what gives its locks back if the client is gone.
+        """Process a reply of the broker; return an undo of its locks if the client has gone.
 
-        The driver looks for outgoing bytes afterwards.
+        The driver then checks for outgoing bytes.
         """
         number = request.number
-        if self._open.get(number) is not request:  # withdrawn, or the client is gone
+        if self._open.get(number) is not request:  # withdrawn, or the client has gone
             return undo_request(request, value)
         del self._open[number]
         self._fetching -= request.reply_bytes
@@ -423,7 +425,7 @@ class ServerConversation:
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
-        """Return why a request that waited must not be answered: its key or token has gone."""
+        """Return why a waiting request must not be answered: its key or token became invalid."""
         if self.admission is None:
             return None
         try:
@@ -434,10 +436,10 @@ class ServerConversation:
         return None
 
     def _is_renewable(self, error: UnauthorizedError) -> bool:
-        """Whether the client still has time to renew its token.
+        """Return whether the client still has time to renew its token.
 
-        Clients renew in time. But when a clock is set, or the machine was asleep, a token expires
-        from one moment to the next, and the client needs a moment to notice.
+        Clients renew in time. But after the clock was set, or the machine was suspended, a token
+        may have expired suddenly, and the client needs a moment to notice.
         """
         if not error.facts.get("expired"):
             return False
@@ -456,16 +458,16 @@ class ServerConversation:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether there is something to write."""
+        """Whether there are bytes to write."""
         return bool(self._outgoing)
 
     def take_outgoing(self) -> Buffers:
-        """Return what is to be written, in order; `note_buffered` says what became of it."""
+        """Return the bytes to write, in order; the driver then calls `note_buffered`."""
         taken, self._outgoing, self._outgoing_bytes = self._outgoing, [], 0
         return taken
 
     def note_buffered(self, size: int) -> None:
-        """Note how many bytes the driver has taken and not yet written."""
+        """Record how many bytes the driver has fetched and not yet written."""
         self._buffered = size
         if self._unsent:
             written = self._queued_bytes - self._outgoing_bytes - size
@@ -473,7 +475,7 @@ class ServerConversation:
 
     @property
     def needs_flush(self) -> bool:
-        """Whether the driver has something to write, must hang up, or must stop reading."""
+        """Whether the driver must write, close the connection, or stop reading."""
         return (
             bool(self._outgoing)
             or self.phase is not _OPEN
@@ -482,28 +484,28 @@ class ServerConversation:
         )
 
     def is_calm(self, buffered: int) -> bool:
-        """Note how many bytes the driver has yet to write; return whether that was all.
+        """Record the unwritten bytes of the driver; return whether there is nothing left to do.
 
-        Then everything was written, no request waits for credit, and the driver reads on.
+        That means: everything is written, no request waits for credit, and the driver reads on.
         """
         self.note_buffered(buffered)
-        return not (buffered or self._held or self.needs_flush)
+        return not (buffered or self._deferred or self.needs_flush)
 
     # -- withdrawing and ending ----------------------------------------------------------------
 
     def _withdraw(self, number: Any, ready: list[Request]) -> list[Event]:
-        """Let a request that waits go: the client gave it up, and hears that it is gone."""
+        """End a waiting request that the client withdrew, and confirm it to the client."""
         if type(number) is not int:
             return []
-        request = self._held.get(number) or self._open.get(number)
+        request = self._deferred.get(number) or self._open.get(number)
         if request is None or not request.waits:
             return []
         self._queue(encode_reply(number, withdrawn()))
-        if number in self._held:
-            self._unanswered -= self._held.pop(number).size
+        if number in self._deferred:
+            self._unanswered -= self._deferred.pop(number).size
             return []
         self._forget(request)
-        if request in ready:  # the broker has not heard of it yet
+        if request in ready:  # not submitted to the broker yet
             ready.remove(request)
             return []
         return [Withdrawn([request])]
@@ -520,7 +522,7 @@ class ServerConversation:
         return [Withdrawn(waiting)] if waiting else []
 
     def _revoke_waits(self, error: MessagingError) -> list[Event]:
-        """End the requests that wait: their token or key is no longer good."""
+        """End the waiting requests, because their token or key is no longer valid."""
         waiting = [request for request in self._open.values() if request.waits]
         events = self._withdraw_all()
         for request in waiting:
@@ -529,22 +531,24 @@ class ServerConversation:
 
     def _leave(self, ready: list[Request]) -> list[Event]:
         self.phase = Phase.LEAVING
-        self._held = {n: held for n, held in self._held.items() if not held.waits}
+        self._deferred = {
+            n: deferred for n, deferred in self._deferred.items() if not deferred.waits
+        }
         for request in [request for request in self._open.values() if request.waits]:
-            if request in ready:  # the broker has not heard of it yet
+            if request in ready:  # not submitted to the broker yet
                 ready.remove(request)
                 self._forget(request)
         return self._withdraw_all()
 
     @property
     def is_done(self) -> bool:
-        """Whether the driver shall hang up, once everything is written."""
+        """Whether the driver must close the connection once everything is written."""
         if self.phase is Phase.LEAVING:
-            return not self._open and not self._held
+            return not self._open and not self._deferred
         return self.phase is Phase.ENDED
 
     def end(self, error: MessagingError) -> list[Event]:
-        """Tell the client why the connection ends, and end it when that is written."""
+        """Send the client an error, and end the connection when it is written."""
         if self._is_ended:
             return []
         if isinstance(error, UnauthorizedError | ServerBusyError):
@@ -553,7 +557,7 @@ class ServerConversation:
         return self._close()
 
     def lose(self) -> list[Event]:
-        """Take note that the connection is gone; locks of replies that did not leave are undone."""
+        """Handle the loss of the connection; undo the locks in replies that were not written."""
         events = [] if self._is_ended else self._close()
         undos = [undo_request(request, value) for _, request, value in self._unsent]
         self._unsent.clear()
@@ -564,7 +568,7 @@ class ServerConversation:
     def _close(self) -> list[Event]:
         self.phase = Phase.ENDED
         events = self._withdraw_all()
-        self._held.clear()
+        self._deferred.clear()
         self._open.clear()
         self.reader.discard()
         self._fetching = self._unanswered = 0
@@ -578,7 +582,7 @@ class ServerConversation:
 
     @property
     def next_event(self) -> int:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         if self.phase is Phase.ENDED:
             return NEVER_US
         if self.phase is Phase.GREETING:
@@ -589,13 +593,13 @@ class ServerConversation:
         return NEVER_US
 
     def tick(self, now: int) -> list[Event]:
-        """Do what time brings: strangers and clients that fell silent are let go."""
+        """Apply timeouts of connections without a token and of silent clients."""
         if now < self.next_event:
             return []
         if self.phase is Phase.GREETING:
             return self.end(
                 UnauthorizedError(
-                    f"no token came within {AUTHENTICATION_US // SECOND_US} s of connecting"
+                    f"no token arrived within {AUTHENTICATION_US // SECOND_US} s of connecting"
                 )
             )
         if self._pinged_at is None and not self.reader.filled:
@@ -603,10 +607,10 @@ class ServerConversation:
             self._send([FrameKind.PING])
             return []
         seconds = (now - self._heard_at) // SECOND_US
-        return self.end(CommunicationError(f"nothing came from the client for {seconds} s"))
+        return self.end(CommunicationError(f"nothing arrived from the client for {seconds} s"))
 
     def check_admission(self, now: int) -> list[Event]:
-        """Check that the token still holds for requests that wait; else end these."""
+        """Check that the token is still valid for waiting requests; otherwise end them."""
         self._now = now
         if self.admission is None or not self._has_waits:
             return []
@@ -624,7 +628,7 @@ class ServerConversation:
 
 
 def undo_request(request: Request, value: Any) -> Request | None:
-    """Return the request that gives back the locks of a reply that its client will not get."""
+    """Return the request that releases the locks in a reply that its client does not get."""
     if isinstance(value, MessagingError):
         return None
     undo = undo_of(request.command, value)
@@ -632,7 +636,7 @@ def undo_request(request: Request, value: Any) -> Request | None:
 
 
 def withdrawn() -> MessagingError:
-    """Return the answer to a request that its client withdrew."""
+    """Return the reply to a request that its client withdrew."""
     return CommunicationError("the client withdrew the request")
 
 

@@ -1,9 +1,9 @@
-"""Everything that is known about a command, in one table.
+"""All facts about each command, in one table.
 
-Adding a command takes one row here, one dataclass in commands.py and one handler in the broker. The
-door reads the claim, the meter the kind, the writer what changes the directory, the connections
-what may wait and how it is undone, the wire how it travels, the namespace the handler, and ways to
-other engines what the engine must be able to do.
+A new command needs a row here, a dataclass in commands.py and a handler in the broker. The door
+uses the claim, the meter uses the kind, the writer uses `changes_directory`, connections use
+`may_wait` and `undo`, the wire uses the codec, the namespace uses the handler, and namespaces on
+other engines use `needs`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,43 +25,43 @@ Undo = Callable[[Any, Any], c.Command[None] | None]
 
 
 class Reach(Enum):
-    """Which keys may use a command, apart from those of the whole namespace."""
+    """Which keys may use a command, in addition to keys of the namespace."""
 
-    ENTITY = "entity"  # keys of the entity that the command is about
-    FOLDER = "folder"  # keys of a folder of backlog queues, for what lies in it
-    NAMESPACE = "namespace"  # no others
+    ENTITY = "entity"  # keys of the command's entity
+    FOLDER = "folder"  # keys of a folder of backlog queues, for entities in it
+    NAMESPACE = "namespace"  # no other keys
 
 
 class Codec(Enum):
-    """How a command travels."""
+    """How a command is encoded."""
 
-    FIELDS = "fields"  # its fields, one by one
-    MESSAGES = "messages"  # its messages as rows or columns, beside its other fields
+    FIELDS = "fields"  # field by field
+    MESSAGES = "messages"  # its messages as rows or columns, the other fields one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow:
-    """What is known about one command."""
+    """The facts about a command."""
 
     command: type[c.Command[Any]]
     claim: Claim
-    handler: str  # method of the broker's namespace, or of its management
+    handler: str  # a method of the broker's namespace, or of its management
     reach: Reach = Reach.ENTITY
-    is_managing: bool = False  # about entities, rules, keys or the meter
-    may_wait: bool = False  # at a queue, for its reply
-    fetches: bool = False  # its reply carries messages
-    changes_directory: bool = False  # gets a turn of its own
-    undo: Undo | None = None  # gives back the locks that its reply holds
+    is_managing: bool = False  # manages entities, rules, keys or the meter
+    may_wait: bool = False  # may wait at a queue for its reply
+    fetches: bool = False  # its reply contains messages
+    changes_directory: bool = False  # gets a separate turn
+    undo: Undo | None = None  # returns the command that releases the locks in its reply
     codec: Codec = Codec.FIELDS
-    needs: Capability | None = None  # of the namespace's engine
+    needs: Capability | None = None  # that the namespace must have
 
     @property
     def kind(self) -> str:
-        """The name that the command is metered, reported and sent under."""
+        """The name of the command in the meter, in reports and on the wire."""
         return self.command.__name__
 
     def path_of(self, command: c.Command[Any]) -> str:
-        """Return the path of the entity that a command is about; empty: the namespace."""
+        """Return the path of a command's entity; empty for the namespace."""
         about: Any = getattr(command, "description", command) if self.is_managing else command
         return str(getattr(about, "path", ""))
 
@@ -157,7 +157,7 @@ CHANGES_DIRECTORY = frozenset(row.command for row in ROWS if row.changes_directo
 
 
 def row_of(command: c.Command[Any]) -> CommandRow:
-    """Return what is known about a command."""
+    """Return the row of a command."""
     row = _BY_TYPE.get(type(command))
     if row is None:
         raise unknown_command(command)
@@ -165,32 +165,32 @@ def row_of(command: c.Command[Any]) -> CommandRow:
 
 
 def unknown_command(command: object) -> InvalidArgumentError:
-    """Return the refusal of something that is in no row."""
+    """Return the error for something that is not in the table."""
     return InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
 
 
 def check_supported(
     command: c.Command[Any], namespace: str, capabilities: frozenset[Capability]
 ) -> None:
-    """Refuse a command that needs a capability which the namespace of that name lacks."""
+    """Refuse a command that needs a capability which the namespace lacks."""
     row = row_of(command)
     if row.needs is not None and row.needs not in capabilities:
         raise unsupported(namespace, row.needs, row.kind)
 
 
 def waits(command: c.Command[Any]) -> bool:
-    """Whether a command asks to wait at a queue for its reply."""
+    """Return whether a command may wait at a queue for its reply."""
     return row_of(command).may_wait and bool(getattr(command, "wait", None))
 
 
 def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
-    """Return what gives back the locks a reply holds, for a caller that never got it."""
+    """Return the command that releases the locks in a reply which its caller did not get."""
     undo = row_of(command).undo
     return None if undo is None else undo(command, value)
 
 
 def size_of(command: c.Command[Any]) -> int:
-    """Return about how many bytes of messages a command brings: those of their bodies."""
+    """Return the approximate size of a command's messages: that of their bodies."""
     if type(command) is not c.Send:
         return 0
     messages = command.messages
@@ -202,7 +202,7 @@ def size_of(command: c.Command[Any]) -> int:
 
 
 def largest_reply(command: c.Command[Any]) -> int:
-    """Return how many bytes of messages the reply of a command may carry at most."""
+    """Return the maximum size of the messages in the reply to a command."""
     if not row_of(command).fetches:
         return 0
     count: int | None = getattr(command, "max_messages", None)

@@ -1,13 +1,13 @@
-"""What travels between a client and a server: frames on one TCP connection, many in flight.
+"""The frames between a client and a server: one TCP connection, many requests in flight.
 
-A client begins with the 8 bytes of MAGIC, which tell this protocol from others on the same port.
-After that both sides send frames:
+A client begins with the 8 bytes of MAGIC, which distinguish this protocol from others on the same
+port. After that both sides send frames:
 
     4 bytes   length of the head, little-endian
     4 bytes   length of the body, little-endian
     head      MessagePack: [kind, ...], see FrameKind
     padding   zeros up to a multiple of 8 bytes from the beginning of the frame
-    body      bytes that values of the head point to
+    body      bytes to which values in the head refer
 
     HELLO     [kind, first version, last version, token, namespace id]          client
     WELCOME   [kind, version, namespace id]                                     server
@@ -15,19 +15,19 @@ After that both sides send frames:
     REPLY     [kind, request id, value]                                         server
     REFUSAL   [kind, request id, code, text, facts]                             server
     TOKEN     [kind, token]                           a new token               client
-    WITHDRAW  [kind, request id]                      nobody waits any more     client
+    WITHDRAW  [kind, request id]                      no reply is needed        client
     PING      [kind]                                  is answered with a PONG   both
     PONG      [kind]                                                            both
-    GOODBYE   [kind, code, text, facts]               no more will come         both
+    GOODBYE   [kind, code, text, facts]               the last frame            both
 
-Values of the head are those of plain.py, and besides: {"$": "numbers" | "pairs" | "tokens" |
-"blob" | "batch", "at": offset, "size": bytes} points into the body; {"$": "run", "first", "count"}
-stands for consecutive numbers, {"$": "span", "days", "seconds", "us"} for a length of time. A send
-brings its messages as rows (rows.py) or as one Arrow record batch of MESSAGE_SCHEMA; a reply brings
-them as one batch of DELIVERY_SCHEMA. Arrow's own compression is refused: a few bytes could ask for
-gigabytes.
+Values of the head are those of plain.py, and in addition: {"$": "numbers" | "pairs" | "tokens" |
+"blob" | "batch", "at": offset, "size": bytes} refers to bytes in the body; {"$": "run", "first",
+"count"} is a run of consecutive numbers; {"$": "span", "days", "seconds", "us"} is a length of
+time. A send has its messages as rows (rows.py) or as an Arrow record batch of MESSAGE_SCHEMA; a
+reply has them as a batch of DELIVERY_SCHEMA. Compressed Arrow batches are refused, because a few
+bytes could decompress to gigabytes.
 
-The head of a client is small (MAX_HEAD_BYTES), because decoding takes a multiple of its size.
+The size of a client's head is limited (MAX_HEAD_BYTES), because decoding needs a multiple of it.
 """
 
 import struct
@@ -79,11 +79,11 @@ from twinbus.protocol.table import ROWS, unknown_command
 
 MAGIC = b"TWINBUS\n"
 Buffers = list[bytes | memoryview | pa.Buffer]  # a frame in pieces, in order
-Frame = tuple[list[Any], memoryview]  # a frame that was read: its head, and its body
+Frame = tuple[list[Any], memoryview]  # a decoded frame: its head and its body
 
 
 class FrameKind(IntEnum):
-    """What a frame is about; see the module docstring."""
+    """The kind of a frame; see the module docstring."""
 
     HELLO = 1
     WELCOME = 2
@@ -97,7 +97,7 @@ class FrameKind(IntEnum):
     GOODBYE = 10
 
 
-_ASK, _REPLY = int(FrameKind.ASK), int(FrameKind.REPLY)  # as numbers: of nearly every frame
+_ASK, _REPLY = int(FrameKind.ASK), int(FrameKind.REPLY)  # plain ints: used for nearly every frame
 _VALUES = (
     c.Origin,
     c.SendReceipt,
@@ -117,8 +117,8 @@ _FIELDS: Mapping[type, tuple[str, ...]] = {
 }
 _KINDS = Kinds((*_VALUES, *DESCRIPTIONS))
 _LENGTHS = struct.Struct("<II")
-_PADDING = tuple(bytes(-length % 8) for length in range(8))  # by the length of a head
-_FEW_NUMBERS = 16  # written into the head; more are cheaper as a blob
+_PADDING = tuple(bytes(-length % 8) for length in range(8))  # by the length of the head
+_FEW_NUMBERS = 16  # encoded in the head; for more, a blob is cheaper
 _NO_DELIVERIES = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -139,13 +139,13 @@ def _pack(head: Sequence[Any]) -> bytes:
     try:
         return _encode(head)
     except (TypeError, ValueError, OverflowError, UnicodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"a value cannot be sent: {error!s:.200}") from error
+        raise InvalidArgumentError(f"a value cannot be encoded: {error!s:.200}") from error
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, however the bytes arrive.
+    """Divides a stream of bytes into frames, however the bytes arrive.
 
-    Bytes of a large frame can be read straight to where the frame is put together: see `room`.
+    The bytes of a large frame can be read directly into its buffer: see `room`.
     """
 
     def __init__(
@@ -153,21 +153,21 @@ class FrameReader:
     ) -> None:
         self.max_head_bytes = max_head_bytes
         self.max_body_bytes = max_body_bytes
-        self._pieces: list[bytes] = []  # what is there of the next frame, if it is small
-        self.own: memoryview | None = None  # the same of a large frame: its first `filled` bytes
-        self.filled = 0  # bytes of it that have arrived: of a frame that is not whole
-        self._size = 0  # of the next frame, once its lengths are known
+        self._pieces: list[bytes] = []  # the beginning of the next frame, if it is small
+        self.own: memoryview | None = None  # the buffer of a large frame, filled up to `filled`
+        self.filled = 0  # number of bytes of the incomplete frame that have arrived
+        self._size = 0  # of the next frame, when its lengths have arrived
         self._head_size = 0
-        self.frame_bytes = 0  # of the frame that `feed` gave last
+        self.frame_bytes = 0  # size of the last complete frame
 
     def discard(self) -> None:
-        """Give up the bytes of a frame that will never be whole."""
+        """Drop the bytes of a frame that will never be complete."""
         self._pieces, self.own, self.filled, self._size = [], None, 0, 0
 
     def room(self) -> memoryview:
-        """Return where the next bytes of a large frame belong; only where there is one.
+        """Return the buffer for the next bytes of a large frame; call it only if there is one.
 
-        Who writes there hands the number of bytes to `filled_in`.
+        The caller passes the number of bytes that it wrote there to `filled_in`.
         """
         assert self.own is not None
         if self.filled == len(self.own):
@@ -175,16 +175,16 @@ class FrameReader:
         return self.own[self.filled :]
 
     def filled_in(self, count: int) -> Iterator[Frame]:
-        """Give the frame if these bytes, which lie in its room already, have made it whole."""
+        """Yield the frame if the bytes written to `room` have completed it."""
         self.filled += count
         if self.filled == self._size:
             yield self._finish()
 
-    def whole(self, data: bytes) -> Frame | None:
-        """Return the frame that these bytes are; None: they are not just one frame, see `feed`.
+    def single_frame(self, data: bytes) -> Frame | None:
+        """Return the frame if these bytes are exactly one frame; otherwise None: call `feed`.
 
         A caller that waits for each reply sends one frame at a time, and nearly always it arrives
-        as a whole. The body is a view of the data, which begins at a multiple of 8 in memory.
+        complete. The body is a view of the data, which must start at a multiple of 8 in memory.
         """
         size = len(data)
         if self.filled or size < _LENGTHS.size:
@@ -200,18 +200,18 @@ class FrameReader:
         return _head_in(view, head_size), view[start:]
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """Give the frames that are whole now: head and body of each."""
+        """Yield the frames that are complete now, each as head and body."""
         at = 0
         end = len(data)
         while at < end:
-            if not self.filled and end - at >= _LENGTHS.size:  # nearly always: whole frames
+            if not self.filled and end - at >= _LENGTHS.size:  # nearly always: complete frames
                 head_size, size = self._lengths(data, at)
                 if end - at >= size:
-                    # Bodies begin at a multiple of 8 only in a buffer of their own.
-                    whole = memoryview(data)[at : at + size]
+                    # Only in a buffer of its own does a body start at a multiple of 8.
+                    content = memoryview(data)[at : at + size]
                     at += size
                     self.frame_bytes = size
-                    yield _split(whole, head_size, is_own=False)
+                    yield _split(content, head_size, is_own=False)
                     continue
                 self._begin(head_size, size)
             at = self._fill(data, at)
@@ -219,19 +219,19 @@ class FrameReader:
                 yield self._finish()
 
     def _finish(self) -> Frame:
-        """Return the frame that is whole now."""
+        """Return the frame that is complete now."""
         own = self.own
-        whole = memoryview(b"".join(self._pieces)) if own is None else own
+        content = memoryview(b"".join(self._pieces)) if own is None else own
         head_size, self.frame_bytes = self._head_size, self._size
         self.discard()
-        return _split(whole, head_size, is_own=True)
+        return _split(content, head_size, is_own=True)
 
     def _lengths(self, data: bytes, at: int) -> tuple[int, int]:
-        """Return the length of the head and of the whole frame; what is too long is refused."""
+        """Return the length of the head and of the frame; refuse a frame that is too long."""
         head_size, body_size = _LENGTHS.unpack_from(data, at)
         if not 0 < head_size <= self.max_head_bytes:
             raise InvalidArgumentError(
-                f"a frame has a head of {head_size} bytes; it may have 1 to {self.max_head_bytes}"
+                f"a frame has a head of {head_size} bytes; it must have 1 to {self.max_head_bytes}"
             )
         if body_size > self.max_body_bytes:
             raise InvalidArgumentError(
@@ -243,9 +243,9 @@ class FrameReader:
         self._head_size, self._size = head_size, size
 
     def _make_room(self) -> None:
-        """Give a large frame more memory: what it needs, but no more than a multiple of its bytes.
+        """Enlarge the buffer of a large frame: as needed, but at most to a multiple of its bytes.
 
-        The rest of that memory is not touched before bytes arrive for it.
+        The operating system provides the unused part of the buffer only when it is written.
         """
         before = b"".join(self._pieces) if self.own is None else self.own
         size = min(FRAME_GROWTH * self.filled, self._size)
@@ -254,9 +254,9 @@ class FrameReader:
         self._pieces = []
 
     def _fill(self, data: bytes, at: int) -> int:
-        """Keep bytes of a frame that is not whole yet; return where the rest of the data is.
+        """Keep bytes of an incomplete frame; return the offset of the remaining data.
 
-        Memory grows with what arrives, not with what a peer promises.
+        Memory grows with the bytes that arrive, not with the length that a peer announces.
         """
         if self.own is not None:
             room = self.room()
@@ -279,17 +279,17 @@ def _body_start(head_size: int) -> int:
     return start + -start % 8
 
 
-def _split(whole: memoryview, head_size: int, *, is_own: bool) -> Frame:
-    """Return the head and the body of a frame; a body that is kept is a copy of its own."""
-    head = _head_in(whole, head_size)
-    body = whole[_body_start(head_size) :]
+def _split(content: memoryview, head_size: int, *, is_own: bool) -> Frame:
+    """Return the head and the body of a frame; with `is_own`, the body is not copied."""
+    head = _head_in(content, head_size)
+    body = content[_body_start(head_size) :]
     return head, body if is_own or not body else memoryview(bytes(body))
 
 
-def _head_in(whole: memoryview, head_size: int) -> list[Any]:
+def _head_in(content: memoryview, head_size: int) -> list[Any]:
     """Return the head of a frame."""
     try:
-        head = _decode(whole[_LENGTHS.size : _LENGTHS.size + head_size])
+        head = _decode(content[_LENGTHS.size : _LENGTHS.size + head_size])
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgumentError(f"the head of a frame is not MessagePack: {error}") from error
     if type(head) is not list or not head or type(head[0]) is not int:
@@ -301,7 +301,7 @@ def _head_in(whole: memoryview, head_size: int) -> list[Any]:
 
 
 class _Writing(Plain):
-    """Turns values into a head and the body beside it."""
+    """Encodes values into a head and a body."""
 
     def __init__(self) -> None:
         super().__init__(_KINDS)
@@ -309,7 +309,7 @@ class _Writing(Plain):
         self.size = 0
 
     def dump(self, value: Any) -> Any:
-        """Return a value as the head can hold it; long ones are put into the body."""
+        """Return a value for the head; long values are put into the body."""
         kind = type(value)
         if value is None or kind is str or kind is int or kind is bool:
             return value
@@ -318,7 +318,7 @@ class _Writing(Plain):
         if kind in (range, np.ndarray) or (
             kind in (list, tuple)
             and len(value) > _FEW_NUMBERS
-            and all(type(one) is int for one in value)
+            and all(type(number) is int for number in value)
         ):
             return self.put("numbers", np.asarray(value, np.int64).tobytes())
         if kind in (list, tuple) and len(value) > _FEW_NUMBERS and all(map(_is_pair, value)):
@@ -332,15 +332,15 @@ class _Writing(Plain):
         return super().dump(value)
 
     def _dump_scalar(self, value: Any) -> Any:
-        if type(value) is timedelta:  # in microseconds, the longest do not fit 64 bits
+        if type(value) is timedelta:  # in microseconds the longest would not fit 64 bits
             days, seconds, us = value.days, value.seconds, value.microseconds
             return {"$": "span", "days": days, "seconds": seconds, "us": us}
         return super()._dump_scalar(value)
 
     def put(self, kind: str, blob: Any) -> dict[str, Any]:
-        """Put bytes into the body; return what points to them."""
+        """Put bytes into the body; return a reference to them."""
         at, size = self.size, len(blob)
-        padding = -size % 8  # so that the next blob begins aligned, as Arrow wants it
+        padding = -size % 8  # aligns the next blob, as Arrow requires
         self.body.append(blob)
         if padding:
             self.body.append(b"\0" * padding)
@@ -348,12 +348,12 @@ class _Writing(Plain):
         return {"$": kind, "at": at, "size": size}
 
     def frame(self, head: Sequence[Any]) -> Buffers:
-        """Return the frame of a head that was dumped here."""
+        """Return the frame with a head that was encoded here."""
         return frame(head, self.body, self.size)
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether a value is an interval: two whole numbers."""
+    """Return whether a value is an interval: two integers."""
     return (
         type(value) in (list, tuple)
         and len(value) == 2
@@ -363,19 +363,19 @@ def _is_pair(value: Any) -> bool:
 
 
 class _Reading(Plain):
-    """Turns a head and the body beside it into values."""
+    """Decodes values from a head and a body."""
 
-    def __init__(self, body: memoryview, *, may_hold_batches: bool) -> None:
+    def __init__(self, body: memoryview, *, may_have_batches: bool) -> None:
         super().__init__(_KINDS)
         self._body = body
-        self._may_hold_batches = may_hold_batches
+        self._may_have_batches = may_have_batches
 
     def _load_scalar(self, kind: Any, plain: dict[str, Any]) -> Any:
         if kind == "run":
             first, count = plain["first"], plain["count"]
             if type(first) is not int or type(count) is not int:
                 raise InvalidArgumentError("a run needs a first number and a count")
-            if not 0 <= count <= MAX_BATCH_MESSAGES:  # whatever it stands for, nobody walks it
+            if not 0 <= count <= MAX_BATCH_MESSAGES:  # a huge run must never be expanded
                 raise InvalidArgumentError(
                     f"a run of {count} numbers; the limit is {MAX_BATCH_MESSAGES}"
                 )
@@ -387,18 +387,18 @@ class _Reading(Plain):
         return self._load_blob(kind, self.blob(plain))
 
     def blob(self, plain: Mapping[str, Any]) -> memoryview:
-        """Return the bytes that a value points to."""
+        """Return the bytes to which a value refers."""
         at, size = plain["at"], plain["size"]
         if not 0 <= at <= at + size <= len(self._body):
-            raise InvalidArgumentError("a value points outside of its frame")
+            raise InvalidArgumentError("a value refers to bytes outside of its frame")
         return self._body[at : at + size]
 
     def _load_blob(self, kind: str, blob: memoryview) -> Any:
         if kind == "blob":
             return bytes(blob)
         if kind == "batch":
-            if not self._may_hold_batches:
-                raise InvalidArgumentError("no command has a field that is a batch")
+            if not self._may_have_batches:
+                raise InvalidArgumentError("a batch is not allowed in a field of a command")
             return _from_ipc(blob)
         if kind == "numbers":
             return np.frombuffer(blob, np.int64)
@@ -406,12 +406,12 @@ class _Reading(Plain):
             if len(blob) > MAX_BATCH_MESSAGES * PACKED_BYTES:
                 count = len(blob) // PACKED_BYTES
                 raise InvalidArgumentError(
-                    f"a frame holds {count} intervals; the limit is {MAX_BATCH_MESSAGES}"
+                    f"a frame has {count} intervals; the limit is {MAX_BATCH_MESSAGES}"
                 )
             return unpack(blob)
         count, rest = divmod(len(blob), LOCK_TOKEN.byte_width)
         if rest:
-            raise InvalidArgumentError("a frame cuts a lock token")
+            raise InvalidArgumentError("a frame has an incomplete lock token")
         return pa.Array.from_buffers(LOCK_TOKEN, count, [None, pa.py_buffer(bytes(blob))])
 
 
@@ -426,28 +426,28 @@ def _from_ipc(blob: memoryview) -> pa.RecordBatch:
     try:
         return pa.ipc.open_stream(pa.py_buffer(blob)).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
+        raise InvalidArgumentError(f"a frame has a damaged batch: {error}") from error
 
 
 def _read_columns(blob: memoryview, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch of a schema that both sides know; bytes that only look like one raise."""
+    """Return a batch with a schema that both sides know; raise for invalid bytes."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(blob))
         if _is_compressed(message.metadata):
-            raise InvalidArgumentError("a frame holds a compressed batch; send it uncompressed")
+            raise InvalidArgumentError("a frame has a compressed batch; send it uncompressed")
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, struct.error, EOFError) as error:
-        raise InvalidArgumentError(f"a frame holds a damaged batch: {error}") from error
+        raise InvalidArgumentError(f"a frame has a damaged batch: {error}") from error
     return batch
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether the metadata of a record batch, a flatbuffer, name a compression of its body.
+    """Return whether the metadata of a record batch, a flatbuffer, specify a compression.
 
     The root is the table Message, whose field 2 is the table RecordBatch, whose field 3 is the
-    compression. A table begins with the distance back to its vtable, which gives the place of each
-    field, 0 for one that is not there.
+    compression. A table begins with the distance back to its vtable, which has the offset of each
+    field, 0 for a missing one.
     """
     view = memoryview(metadata)
 
@@ -470,11 +470,11 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def with_columns(send: c.Send) -> c.Send:
-    """Return a send of many messages as it travels: as a batch. What cannot travel is refused."""
+    """Return a send of many messages with an Arrow batch; refuse one that cannot be sent."""
     messages = send.messages
     batch = conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
     if batch.get_total_buffer_size() > MAX_FRAME_BYTES:
-        batch = pa.concat_batches([batch])  # a slice brings the whole it was cut from
+        batch = pa.concat_batches([batch])  # a slice would encode the buffers of the complete batch
     size = batch.get_total_buffer_size()
     if size > MAX_FRAME_BYTES:
         raise MessageSizeExceededError(
@@ -486,9 +486,9 @@ def with_columns(send: c.Send) -> c.Send:
 
 
 def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
-    """Return the frame that asks for a command."""
+    """Return the ASK frame of a command."""
     if type(command) is c.Send:
-        return _encode_one(number, command) or _encode_send(number, command)
+        return _encode_single(number, command) or _encode_send(number, command)
     names = _FIELDS.get(type(command))
     if names is None:
         raise unknown_command(command)
@@ -497,10 +497,10 @@ def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
     return _bounded(writing.frame([FrameKind.ASK, number, type(command).__name__, *values]))
 
 
-def _encode_one(number: int, send: c.Send) -> Buffers | None:
-    """Return the frame of a send of one plain message of a numbered sender; None: it is another.
+def _encode_single(number: int, send: c.Send) -> Buffers | None:
+    """Return the frame of a send of one plain message of a numbered sender; None for other sends.
 
-    It is the same frame that `_encode_send` returns.
+    The frame is equal to that of `_encode_send`.
     """
     messages, origin = send.messages, send.origin
     if type(messages) is not list or len(messages) != 1 or origin is None:
@@ -551,14 +551,14 @@ def _encode_send(number: int, send: c.Send) -> Buffers:
 
 
 def _fit_as_rows(messages: Sequence[BrokeredMessage]) -> bool:
-    """Whether messages are few, and what they hold beside their bodies has room in a head."""
+    """Return whether messages are few, and their other fields fit into a head."""
     if len(messages) > ROWS_AS_ROWS:
         return False
     return sum(message.size - len(message.body) for message in messages) <= MAX_HEAD_BYTES // 4
 
 
 def _plain_origin(origin: c.Origin | None, writing: _Writing) -> Any:
-    """Return an origin as it travels; nearly every send has consecutive numbers of one sender."""
+    """Return an encoded origin; nearly every send has consecutive numbers of one sender."""
     if origin is None:
         return None
     numbers = origin.numbers
@@ -571,27 +571,27 @@ def _origin_of(plain: Any, body: memoryview) -> c.Origin | None:
     if plain is None:
         return None
     if type(plain) is not list:
-        return _Reading(body, may_hold_batches=False).load(plain)  # type: ignore[no-any-return]
-    source, first, count = plain  # of consecutive numbers, as those of nearly every send are
+        return _Reading(body, may_have_batches=False).load(plain)  # type: ignore[no-any-return]
+    source, first, count = plain  # consecutive numbers, as in nearly every send
     if type(first) is not int or type(count) is not int:
-        raise InvalidArgumentError("the numbers of an origin begin at a whole number")
+        raise InvalidArgumentError("the first number of an origin must be an integer")
     return c.Origin(source, range(first, first + count))
 
 
 def _bounded(pieces: Buffers) -> Buffers:
-    """Refuse a command that no server would read."""
+    """Refuse a command that is too large for every server."""
     head_size, body_size = _LENGTHS.unpack_from(pieces[0])
     if head_size > MAX_HEAD_BYTES or body_size > MAX_FRAME_BYTES:
         raise InvalidArgumentError(
-            f"the command takes {head_size + body_size} bytes to send, {head_size} of them beside "
-            f"messages and numbers; the limits are {MAX_FRAME_BYTES} and {MAX_HEAD_BYTES}. Ask in "
+            f"the command has {head_size + body_size} bytes, {head_size} of them without messages "
+            f"and numbers; the limits are {MAX_FRAME_BYTES} and {MAX_HEAD_BYTES}. Use several "
             "parts"
         )
     return pieces
 
 
 def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
-    """Return the command that an ASK frame holds, or raise what is wrong with it."""
+    """Return the command in an ASK frame, or raise why it is not valid."""
     name, values = head[2] if len(head) > 2 else None, head[3:]
     if name == "Send":
         return _decode_send(values, body)
@@ -599,39 +599,35 @@ def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
     if kind is None:
         raise unknown_command(name)
     if len(values) > len(_FIELDS[kind]):
-        raise InvalidArgumentError(f"{name} has {len(values)} fields; it may have fewer")
-    reading = _Reading(body, may_hold_batches=False)
+        raise InvalidArgumentError(f"{name} has {len(values)} fields, which are too many")
+    reading = _Reading(body, may_have_batches=False)
     try:
         command = kind(*map(reading.load, values))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"{name} does not have the fields it should: {error!s:.200}"
-        ) from error
+        raise InvalidArgumentError(f"the fields of {name} are not valid: {error!s:.200}") from error
     return command
 
 
 def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
     if len(values) != 3:
-        raise InvalidArgumentError("a Send has a path, messages and an origin")
+        raise InvalidArgumentError("a Send must have a path, messages and an origin")
     path, plain, origin = values
     try:
         if type(plain) is list:
             messages: Any = decode_rows(plain, body)
         else:
-            blob = _Reading(body, may_hold_batches=False).blob(plain)
+            blob = _Reading(body, may_have_batches=False).blob(plain)
             messages = _read_columns(blob, MESSAGE_SCHEMA)
         return c.Send(path, messages, _origin_of(origin, body))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidArgumentError(
-            f"Send does not have the fields it should: {error!s:.200}"
-        ) from error
+        raise InvalidArgumentError(f"the fields of Send are not valid: {error!s:.200}") from error
 
 
 # -- from server to client -------------------------------------------------------------------------
 
 
 def encode_reply(number: int, value: Any) -> Buffers:
-    """Return the frame of a reply; an error becomes a refusal."""
+    """Return the frame of a reply; an error becomes a REFUSAL."""
     if type(value) is c.SendReceipt and len(value.sequence_numbers) <= _FEW_NUMBERS:
         return frame([_REPLY, number, {"$": "receipt", "numbers": value.sequence_numbers}])
     if isinstance(value, MessagingError):
@@ -651,14 +647,14 @@ def encode_reply(number: int, value: Any) -> Buffers:
 
 
 def _compact(numbers: Sequence[int]) -> range | npt.NDArray[np.int64]:
-    """Return numbers in the form that travels best: nearly always they are consecutive."""
+    """Return numbers in their smallest form: nearly always they are consecutive."""
     run = range(numbers[0], numbers[0] + len(numbers))
     return run if list(run) == numbers else np.array(numbers, np.int64)
 
 
 def plain_error(error: MessagingError) -> list[Any]:
-    """Return an error as it travels: code, text and facts; a fact that cannot travel as text."""
-    writing = Plain(_KINDS)  # facts lie in the head: an error has no body beside it
+    """Return code, text and facts of an error; facts that cannot be encoded become text."""
+    writing = Plain(_KINDS)  # all facts are in the head, because an error has no body
     facts = {}
     for name, fact in error.facts.items():
         try:
@@ -671,24 +667,24 @@ def plain_error(error: MessagingError) -> list[Any]:
 
 
 def decode_error(plain: Sequence[Any]) -> MessagingError:
-    """Return the error of a refusal or a goodbye."""
+    """Return the error of a REFUSAL or a GOODBYE."""
     if len(plain) != 3 or type(plain[0]) is not str or type(plain[1]) is not str:
-        raise InvalidArgumentError("an error has a code, a text and facts")
+        raise InvalidArgumentError("an error must have a code, a text and facts")
     code, text, facts = plain
     if type(facts) is not dict or not all(type(name) is str for name in facts):
-        raise InvalidArgumentError("the facts of an error are not a map of names to values")
-    reading = _Reading(memoryview(b""), may_hold_batches=False)
+        raise InvalidArgumentError("the facts of an error must be a map of names to values")
+    reading = _Reading(memoryview(b""), may_have_batches=False)
     return error_of(code, text, {name: reading.load(fact) for name, fact in facts.items()})
 
 
 def decode_value(plain: Any, body: memoryview) -> Any:
-    """Return the value of a reply."""
+    """Return the value of a REPLY."""
     kind = plain.get("$") if type(plain) is dict else None
     if kind == "receipt":
         numbers = plain.get("numbers")
         if type(numbers) is list and len(numbers) == 1 and type(numbers[0]) is int:
             return c.SendReceipt(numbers)
-    reading = _Reading(body, may_hold_batches=True)
+    reading = _Reading(body, may_have_batches=True)
     try:
         if kind == "deliveries":
             if "at" not in plain:
@@ -701,4 +697,4 @@ def decode_value(plain: Any, body: memoryview) -> Any:
             return c.SendReceipt(list(numbers))
         return reading.load(plain)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidArgumentError(f"a reply lacks a part: {error!r:.200}") from error
+        raise InvalidArgumentError(f"a reply lacks a field: {error!r:.200}") from error

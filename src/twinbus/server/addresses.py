@@ -1,11 +1,11 @@
-"""Which addresses are those of this machine."""
+"""Decides which network addresses belong to this machine."""
 
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine itself has this address or name."""
+    """Return whether the host name or address is a loopback address of this machine."""
     if host == "localhost":
         return True
     try:
@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_origin(origin: str) -> bool:
-    """Whether a request comes from a page of this machine, or from no page at all."""
+    """Return whether a request was sent by a web page of this machine, or not by a web page."""
     try:
         return not origin or is_loopback(urlsplit(origin).hostname or "")
     except ValueError:

@@ -8,9 +8,9 @@
     GET               /{topic}/subscriptions/{name}/rules             $skip, $top
     PUT GET DELETE    /{topic}/subscriptions/{name}/rules/{rule}
 
-A PUT creates; with the header If-Match it updates. Each request carries a token, whose key needs
-the claim manage. A request becomes commands for the broker, which decides as for every other
-client. Everything runs in the loop of the door.
+A PUT creates an entity; with the header If-Match it updates one. Each request carries a token of a
+key with the claim manage. The server translates a request into commands for the broker, which
+checks and executes them as for every other client. Everything runs in the event loop of the door.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from twinbus.protocol.requests import Request as BrokerRequest
 from twinbus.server.addresses import is_local_origin, is_loopback
 from twinbus.server.client_connection import now_us
 from twinbus.servicebus.atom import (
-    Entry,
+    AtomEntry,
     entry_document,
     error_document,
     feed_document,
@@ -58,7 +58,12 @@ from twinbus.servicebus.atom import (
     read_description,
 )
 from twinbus.servicebus.conditions import mapped
-from twinbus.servicebus.entity_documents import Wanted, read_entity, write_entity, write_namespace
+from twinbus.servicebus.entity_documents import (
+    RequestedEntity,
+    read_entity,
+    write_entity,
+    write_namespace,
+)
 from twinbus.servicebus.rule_documents import read_rule, write_rule
 from twinbus.values import shown
 
@@ -70,21 +75,21 @@ _TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 _FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
 _ERROR_TYPE: Final = "application/xml;charset=utf-8"
 _RESOURCES: Final = {"queues": c.EntityKind.QUEUE, "topics": c.EntityKind.TOPIC}
-_SUPPLEMENTS: Final = {  # header: the setting that names the entity it is for
+_SUPPLEMENTS: Final = {  # header with a second token: the setting that names its target entity
     "servicebussupplementaryauthorization": "forward_to",
 }
 
 
 class _WrongVerbError(MessagingError):
-    """A path does not have the verb of a request."""
+    """The path of a request does not support its HTTP verb."""
 
     def __init__(self, path: str, verbs: Sequence[str]) -> None:
-        super().__init__(f"/{shown(path)} can only be asked with {', '.join(verbs)}")
+        super().__init__(f"/{shown(path)} does not support this verb; use {', '.join(verbs)}")
         self.verbs = verbs
 
 
 class _AdministrationRequest(BrokerRequest):
-    """A command whose reply goes to a future of the loop."""
+    """A command whose reply completes a future of the event loop."""
 
     __slots__ = ("_door", "_read_at", "future")
 
@@ -95,7 +100,7 @@ class _AdministrationRequest(BrokerRequest):
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def answer(self, value: Any) -> None:
-        """Take the reply, in whichever thread the turn was."""
+        """Accept the reply; the thread that ran the turn calls this."""
         turns = self._door.turns
         if get_ident() == turns.thread:
             self._take(value)
@@ -103,7 +108,7 @@ class _AdministrationRequest(BrokerRequest):
             turns.call_in_loop(partial(self._take, value))
 
     def fail(self, error: MessagingError) -> None:
-        """Take the error."""
+        """Accept the error as the reply."""
         self.answer(error)
 
     def _take(self, value: Any) -> None:
@@ -113,19 +118,19 @@ class _AdministrationRequest(BrokerRequest):
 
 
 @dataclass(frozen=True, slots=True)
-class _Sponsored:
-    """A principal that also showed tokens for the targets of forwarding."""
+class _ForwardingPrincipal:
+    """The principal of a request that also carries tokens for the targets of forwarding."""
 
     admission: Admission
-    senders: tuple[Admission, ...]  # the tokens that may allow to send: as they were signed
+    senders: tuple[Admission, ...]  # of the tokens for the targets, with all rights of the tokens
 
     @property
     def id(self) -> str:
-        """The identity of the key that manages."""
+        """The identity of the key that signed the main token."""
         return self.admission.id
 
     def may(self, claim: Claim, path: str | None) -> bool:
-        """Whether one of its tokens allows that."""
+        """Return whether one of the tokens grants the claim on the path."""
         if claim is Claim.SEND:
             return any(sender.may(claim, path) for sender in self.senders)
         return self.admission.may(claim, path)
@@ -133,27 +138,27 @@ class _Sponsored:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request of a client, with the token it showed."""
+    """A request of a client, with its verified token."""
 
     request: Request
     path: str
     version: str
-    admission: Admission  # for what the request is about
-    signed: Admission  # as the token was signed
+    admission: Admission  # limited to the entity of the request
+    signed: Admission  # with all rights of the token
     base: str  # the address of the namespace
 
     @property
     def is_update(self) -> bool:
-        """Whether the thing must exist."""
+        """Whether the request updates an entity, which must then exist."""
         return "if-match" in self.request.headers
 
     def url(self, path: str, **query: object) -> str:
-        """Return the address of something; some SDKs read its name from there."""
+        """Return the URL of an entity or page; some SDKs read the entity's name from it."""
         name = quote(path, safe="/$")
         return f"{self.base}/{name}?{urlencode({**query, 'api-version': self.version})}"
 
     def number(self, name: str, default: int) -> int:
-        """Return a number of the query."""
+        """Return the number that the query string gives for a name."""
         text = self.request.query_params.get(name, str(default))
         if not text.isdecimal() or not text.isascii() or len(text) > 9:
             raise InvalidArgumentError(f"{name} is {shown(text)}; it must be a whole number")
@@ -163,7 +168,7 @@ class _Call:
 Answer = Callable[[_Call], Any]
 
 
-class Administration:
+class AdministrationApi:
     """Answers the requests of administration clients."""
 
     def __init__(self, door: "Door", name: str) -> None:
@@ -192,6 +197,7 @@ class Administration:
         self._check_origin(request)
         version = self._version(request)
         signed = self._admit(request.headers.get("authorization", ""))
+        self._door.attendance.note_reader(request.state.connection)
         base = f"{request.url.scheme}://{request.url.netloc}"
         call = _Call(request, path, version, _about(signed, path), signed, base)
         verbs = self._verbs(path)
@@ -202,20 +208,20 @@ class Administration:
         return response
 
     def _check_origin(self, request: Request) -> None:
-        """Refuse pages of other hosts while there is a key that everybody knows."""
+        """Refuse web pages of other hosts while the server accepts a publicly known key."""
         if not self._door.has_public_key:
             return
         is_local = is_local_origin(request.headers.get("origin", ""))
         if not is_local or not is_loopback(request.url.hostname or ""):
             raise UnauthorizedError(
-                "this server has the public key of the emulator: it answers requests for localhost "
-                "only, and none of web pages of other hosts"
+                "this server accepts the public key of the emulator, so it answers only requests "
+                "for localhost and refuses web pages of other hosts"
             )
 
     def _version(self, request: Request) -> str:
         address = request.client.host if request.client is not None else ""
         if request.url.scheme != "https" and not self._door.may_be_plain(address):
-            raise InvalidArgumentError("this server speaks TLS; use https://")
+            raise InvalidArgumentError("this server requires TLS; use https://")
         version = request.query_params.get("api-version", VERSIONS[-1])
         if version not in VERSIONS:
             raise InvalidArgumentError(
@@ -232,7 +238,7 @@ class Administration:
         return self._door.admit(token)
 
     def _verbs(self, path: str) -> dict[str, Answer]:
-        """Return what can be done at a path, by verb."""
+        """Return the functions that serve a path, by HTTP verb."""
         parts = path.split("/")
         names = [part.lower() for part in parts]
         if names == ["$namespaceinfo"]:
@@ -249,7 +255,7 @@ class Administration:
         return self._verbs_of_topic("/".join(parts[:at]), parts[at + 1 :])
 
     def _verbs_of_topic(self, topic: str, parts: list[str]) -> dict[str, Answer]:
-        """Return what can be done with subscriptions and rules, by verb."""
+        """Return the functions that serve subscriptions and rules of a topic, by HTTP verb."""
         if not parts:
             kind = c.EntityKind.SUBSCRIPTION
             return {"GET": partial(self._list, title="subscriptions", kind=kind, topic=topic)}
@@ -283,7 +289,7 @@ class Administration:
     async def _ask_all(
         self, call: _Call, commands: Sequence[c.Command[Any]], principal: Principal | None = None
     ) -> list[Any]:
-        """Have commands carried out in one turn; return their replies, which may be errors."""
+        """Have commands executed in one turn; return their replies, which may be errors."""
         try:
             for command in commands:
                 call.admission.check(command)
@@ -299,18 +305,20 @@ class Administration:
 
     async def _get_namespace(self, call: _Call) -> Response:
         if not call.admission.may(Claim.MANAGE, None):
-            raise UnauthorizedError(f"key {call.admission.key.name} lacks the claim manage")
+            raise UnauthorizedError(
+                f"key {call.admission.key.name} lacks the claim manage. Use a key that has it"
+            )
         content = write_namespace(self._name, moment(self._started_at))
         times = {"published": self._started_at, "updated": self._started_at}
         url = call.url("$namespaceinfo")
-        return self._one(Entry(title=self._name, url=url, content=content, **times))
+        return self._entry_page(AtomEntry(title=self._name, url=url, content=content, **times))
 
     async def _get(self, call: _Call, path: str) -> Response:
         replies = await self._ask_all(call, [c.GetEntity(path), c.GetRuntimeProperties(path)])
         for reply in replies:
             if isinstance(reply, MessagingError):
                 raise reply
-        return self._one(self._entry(call, *replies))
+        return self._entry_page(self._entry(call, *replies))
 
     async def _put(self, call: _Call, path: str, topic: str = "", name: str = "") -> Response:
         wanted = read_entity(
@@ -319,8 +327,11 @@ class Administration:
             new_secret,
         )
         if (wanted.kind is SubscriptionDescription) != bool(topic):
-            raise InvalidArgumentError(f"{path} cannot be described by a {wanted.kind.__name__}")
-        principal = self._sponsored(call, wanted)
+            raise InvalidArgumentError(
+                f"the document describes another kind of entity than {path}; send a "
+                f"{wanted.kind.__name__}"
+            )
+        principal = self._principal_of(call, wanted)
         if call.is_update:
             current = await self._ask(call, c.GetEntity(path))
             described = wanted.update(current)
@@ -353,18 +364,18 @@ class Administration:
         entries = [
             self._entry(call, description, runtime)
             for description, runtime in zip(page, held, strict=True)
-            if not isinstance(runtime, MessagingError)  # it was deleted meanwhile
+            if not isinstance(runtime, MessagingError)  # an error: it has just been deleted
         ]
-        return self._many(call, title, entries, len(found))
+        return self._feed_page(call, title, entries, len(found))
 
     def _entry(
         self, call: _Call, description: EntityDescription, runtime: RuntimeProperties
-    ) -> Entry:
+    ) -> AtomEntry:
         keys = None
         if call.admission.may(Claim.MANAGE, None):
             keys = self._keys_of(description.path)
         limit = self._door.namespace.max_message_bytes if call.version > VERSIONS[0] else None
-        return Entry(
+        return AtomEntry(
             title=getattr(description, "name", description.path),
             url=call.url(description.path),
             published=runtime.created_at_utc,
@@ -378,8 +389,8 @@ class Administration:
         wanted = path.lower()
         return [key for key in self._door.keys.all() if (key.entity_path or "").lower() == wanted]
 
-    async def _put_keys(self, call: _Call, path: str, wanted: Wanted) -> None:
-        """Give an entity the keys of a request, and no others."""
+    async def _put_keys(self, call: _Call, path: str, wanted: RequestedEntity) -> None:
+        """Replace all keys of an entity by those of the request."""
         if wanted.keys is None:
             return
         existing = {key.name.lower(): key for key in self._keys_of(path)}
@@ -387,35 +398,36 @@ class Administration:
             current = existing.pop(key.name.lower(), None)
             claims = key.claims
             if current is not None and Claim.TRANSFER in current.claims:
-                claims = (*claims, Claim.TRANSFER)  # the API has no name for it
+                claims = (*claims, Claim.TRANSFER)  # the API has no name for this claim; keep it
             changed = replace(key, entity_path=path, claims=claims)
             if changed != current:
                 await self._ask(call, c.PutKey(changed))
         for key in existing.values():
             await self._ask(call, c.DeleteKey(key.name, key.entity_path))
 
-    def _sponsored(self, call: _Call, wanted: Wanted) -> Principal:
-        """Return who asks for an entity, with the tokens for the targets of its forwarding."""
+    def _principal_of(self, call: _Call, wanted: RequestedEntity) -> Principal:
+        """Return the principal of a request, with its tokens for the targets of forwarding."""
         senders = [call.signed]
         for header, setting in _SUPPLEMENTS.items():
             token = call.request.headers.get(header)
             target = wanted.settings.get(setting)
             if token is None or target is None:
                 continue
-            sponsor = self._door.admit(token)
-            if not sponsor.may(Claim.SEND, target):
+            admission = self._door.admit(token)
+            if not admission.may(Claim.SEND, target):
                 raise UnauthorizedError(
-                    f"the token of {header} does not allow to send to {shown(target)}",
+                    f"the token in the header {header} does not allow sending to {shown(target)}. "
+                    "Sign one with a key that has the claim send there",
                     claim=Claim.SEND.value,
                     path=target,
                 )
-            senders.append(sponsor)
-        return _Sponsored(call.admission, tuple(senders))
+            senders.append(admission)
+        return _ForwardingPrincipal(call.admission, tuple(senders))
 
     # -- rules ---------------------------------------------------------------------------------
 
     async def _rules(self, call: _Call, path: str) -> tuple[list[RuleDescription], datetime]:
-        """Return the rules of a subscription, and when it was created."""
+        """Return the rules of a subscription, and the time of its creation."""
         replies = await self._ask_all(call, [c.ListRules(path), c.GetRuntimeProperties(path)])
         for reply in replies:
             if isinstance(reply, MessagingError):
@@ -426,13 +438,13 @@ class Administration:
         rules, created_at = await self._rules(call, path)
         page = self._page(call, rules)
         entries = [_rule_entry(call, path, rule, created_at) for rule in page]
-        return self._many(call, "rules", entries, len(rules))
+        return self._feed_page(call, "rules", entries, len(rules))
 
     async def _get_rule(self, call: _Call, path: str, rule: str) -> Response:
         rules, created_at = await self._rules(call, path)
         for found in rules:
             if found.name.lower() == rule.lower():
-                return self._one(_rule_entry(call, path, found, created_at))
+                return self._entry_page(_rule_entry(call, path, found, created_at))
         raise EntityNotFoundError(f"{path} has no rule {shown(rule)}")
 
     async def _put_rule(self, call: _Call, path: str, rule: str) -> Response:
@@ -456,10 +468,12 @@ class Administration:
         first = call.number("$skip", 0)
         return found[first : first + _page_size(call)]
 
-    def _one(self, entry: Entry) -> Response:
+    def _entry_page(self, entry: AtomEntry) -> Response:
         return Response(entry_document(entry, self._name), media_type=_TYPE)
 
-    def _many(self, call: _Call, title: str, entries: Sequence[Entry], total: int) -> Response:
+    def _feed_page(
+        self, call: _Call, title: str, entries: Sequence[AtomEntry], total: int
+    ) -> Response:
         first, size = call.number("$skip", 0), _page_size(call)
         onward = None
         if first + size < total:
@@ -469,7 +483,7 @@ class Administration:
 
 
 def _about(signed: Admission, path: str) -> Admission:
-    """Return the admission for what a request is about, if the token is for that or for more."""
+    """Return the admission limited to the path, if the token covers the path."""
     scope, wanted = signed.token.path.lower(), path.lower()
     if wanted == scope or wanted.startswith(f"{scope}/subscriptions"):
         return replace(signed, token=replace(signed.token, path=""))
@@ -480,8 +494,8 @@ def _page_size(call: _Call) -> int:
     return min(max(call.number("$top", ADMINISTRATION_PAGE), 1), ADMINISTRATION_PAGE)
 
 
-def _rule_entry(call: _Call, path: str, rule: RuleDescription, created_at: datetime) -> Entry:
-    return Entry(
+def _rule_entry(call: _Call, path: str, rule: RuleDescription, created_at: datetime) -> AtomEntry:
+    return AtomEntry(
         title=rule.name,
         url=call.url(f"{path}/Rules/{rule.name}"),
         published=created_at,
@@ -495,13 +509,14 @@ def _refusal(status: int, detail: str) -> Response:
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body of a request; refuse one that is too large before it is in memory."""
+    """Return the body of a request; refuse one that is too large before all of it is read."""
     pieces, size = [], 0
     async for piece in request.stream():
         size += len(piece)
         if size > MAX_ADMINISTRATION_BYTES:
             raise MessageSizeExceededError(
-                f"the body has more than {MAX_ADMINISTRATION_BYTES} bytes, which no entity needs"
+                f"the body has more than {MAX_ADMINISTRATION_BYTES} bytes, the most that a "
+                "description of an entity may have"
             )
         pieces.append(piece)
     return b"".join(pieces)

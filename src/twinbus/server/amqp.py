@@ -1,4 +1,4 @@
-"""The Service Bus door: moves bytes between the socket of an SDK and its conversation."""
+"""The AMQP door: moves bytes between the socket of a Service Bus SDK and its conversation."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ class ServiceBusConnection(ClientConnection):
         return self._door.namespace.describe(path)
 
     def take(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Process bytes that the client sent."""
         conversation, amqp = self.conversation, self.conversation.amqp
         conversation.receive(data, now_us())
         self._hand_over()
@@ -45,7 +45,7 @@ class ServiceBusConnection(ClientConnection):
             self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """Give back what the client never heard of."""
+        """Release the locks of messages that the client did not receive."""
         self.conversation.lose()
         self._hand_over()
         self._note_incomplete(0)
@@ -67,13 +67,14 @@ class ServiceBusConnection(ClientConnection):
         self._door.has_replies(self)
 
     def flush(self) -> None:
-        """Write what there is, and hang up when all is done."""
+        """Write pending bytes, and close the connection when the conversation has ended."""
         if self._is_aborted:
             return
         amqp, transport = self.conversation.amqp, self.transport
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            self.conversation.note_buffered(transport.get_write_buffer_size())  # may bring more
+            # May allow the conversation to write more.
+            self.conversation.note_buffered(transport.get_write_buffer_size())
         self.conversation.note_buffered(transport.get_write_buffer_size())
         self._hand_over()
         if amqp.is_done and not amqp.has_outgoing:
@@ -82,7 +83,7 @@ class ServiceBusConnection(ClientConnection):
             self._read_on(may_read=self.conversation.may_read)
 
     def tick(self) -> None:
-        """Do what time brings, and what changed keys do."""
+        """Apply timeouts and changes of keys."""
         now = now_us()
         self._check_reader(now)
         self.conversation.tick(now)

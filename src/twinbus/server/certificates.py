@@ -1,12 +1,12 @@
 """A certificate for development: `twinbus dev-certificate`, and `twinbus serve --tls dev`.
 
-    ca.pem            the certificate of an authority; programs that shall trust the server read it
+    ca.pem            the certificate of an authority; programs that must trust the server read it
     certificate.pem   the server's certificate, signed by the authority
     key.pem           the server's key
 
-The authority signs one certificate, for names of this machine, and its own key is never written: no
-other certificate can be signed with it. Nothing on the machine trusts it by itself. All files are
-readable by their owner only.
+The authority signs one certificate, for names of this machine. Its private key is never written, so
+nobody can sign another certificate with it. No program trusts the authority unless it is given
+ca.pem. All files are readable by their owner only.
 """
 
 import os
@@ -25,7 +25,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.files import make_private, write_all_whole
 from twinbus.limits import CLOCK_SKEW, DEV_CERTIFICATE_LIFE
 
-DEV = "dev"  # the value of --tls that stands for the folder below
+DEV = "dev"  # the value of --tls that means the default folder
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -37,17 +37,17 @@ class DevCertificate:
 
     @property
     def ca(self) -> Path:
-        """What programs read that shall trust the server."""
+        """The file that programs read to trust the server."""
         return self.folder / "ca.pem"
 
     @property
     def certificate(self) -> Path:
-        """What the server shows."""
+        """The certificate that the server presents."""
         return self.folder / "certificate.pem"
 
     @property
     def key(self) -> Path:
-        """What the server signs with."""
+        """The private key of the server."""
         return self.folder / "key.pem"
 
     @property
@@ -56,7 +56,7 @@ class DevCertificate:
         return all(path.is_file() for path in (self.ca, self.certificate, self.key))
 
     def expires_at(self) -> datetime:
-        """Return when the certificate stops being valid."""
+        """Return when the certificate expires."""
         try:
             held = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         except (OSError, ValueError) as error:
@@ -68,18 +68,18 @@ class DevCertificate:
 
 
 def default_folder() -> Path:
-    """Return where the certificate of this user is kept."""
+    """Return the folder of this user's certificate."""
     data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(data).expanduser() / "twinbus" / "dev-certificate"
 
 
 def folder_of(wanted: str) -> Path:
-    """Return the folder that --tls names."""
+    """Return the folder that the value of --tls means."""
     return default_folder() if wanted == DEV else Path(wanted)
 
 
 def ready_certificate(folder: Path, now: datetime) -> DevCertificate:
-    """Return the certificate of a folder, a new one if there is none; refuse an expired one."""
+    """Return the certificate in a folder, creating it if missing; refuse an expired one."""
     found = DevCertificate(folder)
     if not found.is_there:
         return make_certificate(folder, LOCAL_NAMES, now)
@@ -92,7 +92,7 @@ def ready_certificate(folder: Path, now: datetime) -> DevCertificate:
 
 
 def make_certificate(folder: Path, names: Sequence[str], now: datetime) -> DevCertificate:
-    """Make an authority and a certificate for names and addresses, in place of any others."""
+    """Create an authority and a certificate for names and addresses; overwrite existing files."""
     made = DevCertificate(folder)
     alternatives = [_alternative(name) for name in names]
     subject = _name(f"Twinbus development server on {names[0]}")

@@ -1,4 +1,4 @@
-"""What the connections of all protocols have in common: the door, the socket, and its manners."""
+"""What the connections of all protocols share: the door, the socket, and reading and writing."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One client. Everything happens in the loop's thread, but for replies of other turns."""
+    """A connection of one client. Everything runs in the loop's thread, except `_deliver`."""
 
     __slots__ = (
         "_buffered",
@@ -35,97 +35,97 @@ class ClientConnection(asyncio.BufferedProtocol):
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
     ) -> None:
         self._door = door
-        self._refusal = refusal  # why nobody can be let in here
-        self._incomplete = 0  # bytes of what is unfinished, as counted by the door
+        self._refusal = refusal  # the error for every token on this connection, if any
+        self._incomplete = 0  # bytes of unfinished frames, as counted by the door
         self.address = address
-        self.admitted: Admission | None = None  # under which the door counts the connection
+        self.admitted: Admission | None = None  # the door counts the connection under this key
         self.transport: asyncio.Transport
-        self._is_full = False  # the socket takes no more for now
+        self._is_full = False  # the socket accepts no more bytes for now
         self._is_aborted = False
         self._is_reading = True
-        self._buffered = 0  # bytes that the socket had not taken at the last tick
-        self._stalled_at = now_us()  # when the client last read some of them
+        self._buffered = 0  # bytes that the socket had not accepted at the last tick
+        self._stalled_at = now_us()  # when the client last read some of these bytes
 
-    # -- what each protocol does ---------------------------------------------------------------
+    # -- what each protocol implements ---------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Process bytes that the client sent."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Write what there is, and hang up when all is done."""
+        """Write pending bytes, and close the connection when the conversation has ended."""
         raise NotImplementedError
 
     def tick(self) -> None:
-        """Do what time brings, and what changed keys do."""
+        """Apply timeouts and changes of keys."""
         raise NotImplementedError
 
     def _answer(self, request: Any, value: Any) -> None:
-        """Take a reply, in the loop's thread."""
+        """Accept a reply, in the loop's thread."""
         raise NotImplementedError
 
     def _close(self, error: MessagingError) -> None:
-        """Have the conversation end, and say why."""
+        """End the conversation, and send the client the reason."""
         raise NotImplementedError
 
     @property
     def _is_leaving(self) -> bool:
-        """Whether nothing more will be said once everything is written."""
+        """Whether the connection closes once everything is written."""
         raise NotImplementedError
 
-    # -- of the conversation: who is let in ----------------------------------------------------
+    # -- called by the conversation: access ----------------------------------------------------
 
     def admit(self, token: str) -> Admission:
-        """Check a token."""
+        """Verify a token."""
         if self._refusal is not None:
             raise self._refusal
         return self._door.admit(token)
 
     def recheck(self, admission: Admission) -> Admission:
-        """Check that an admission still holds."""
+        """Verify that the key of an admission still exists and grants it."""
         return self._door.recheck(admission)
 
     def enter(self, admission: Admission) -> None:
-        """Count the connection, or refuse it."""
+        """Count the connection under its key, or refuse it."""
         self._door.enter(self, admission)
         self.admitted = admission
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
-        """Log that a request or token was refused."""
+        """Log the refusal of a request or token."""
         self._door.note_refusal(admission, error)
 
-    # -- of asyncio ----------------------------------------------------------------------------
+    # -- called by asyncio ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._door.connection_begins(self)
+        self._door.attendance.note_stranger(self, self.transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Give the loop a buffer to read into; it is used up before the next one is needed."""
+        """Return a buffer for the loop to read into; it is emptied before the next read."""
         return self._door.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes of the client."""
+        """Process bytes that the loop has read."""
         self._door.moved_bytes += nbytes
         self.take(bytes(self._door.read_buffer[:nbytes]))
 
     def eof_received(self) -> bool:
-        """Let the connection go: the client hangs up."""
+        """Close the connection, because the client closed its end."""
         return False
 
     def pause_writing(self) -> None:
-        """Keep what is to be written: the client does not read."""
+        """Keep further bytes in memory, because the client does not read."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """Write what was kept."""
+        """Write the bytes that were kept in memory."""
         self._is_full = False
         self.flush()
 
-    # -- moving --------------------------------------------------------------------------------
+    # -- reading and writing -------------------------------------------------------------------
 
     def _write(self, content: bytes | memoryview) -> None:
         self._door.moved_bytes += len(content)
@@ -136,18 +136,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         change, self._incomplete = size - self._incomplete, size
         try:
-            self._door.note_incomplete(self.admitted, change)
+            self._door.attendance.note_incomplete(self.admitted, change)
         except MessagingError as error:
             self._close(error)
 
     def _read_on(self, *, may_read: bool) -> None:
-        """Read, or stop reading."""
+        """Start or stop reading from the socket."""
         if may_read != self._is_reading and not self.transport.is_closing():
             self._is_reading = may_read
             (self.transport.resume_reading if may_read else self.transport.pause_reading)()
 
     def _deliver(self, request: Any, value: Any) -> None:
-        """Take a reply, in whichever thread the turn was."""
+        """Accept a reply; the thread that ran the turn calls this."""
         turns = self._door.turns
         if get_ident() == turns.thread:
             self._answer(request, value)
@@ -155,9 +155,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             turns.call_in_loop(partial(self._answer, request, value))
 
     def _check_reader(self, now: int) -> None:
-        """Let a client go that reads nothing, or not soon why the connection ends.
+        """End a connection whose client reads nothing, or too slowly after an error was sent.
 
-        A client that has hung up is not waited for: the locks in what it did not read go back.
+        After the client has closed its end, the connection ends at once: the locks of messages that
+        the client did not read are released.
         """
         size = self.transport.get_write_buffer_size()
         if size and (self._is_leaving or size == self._buffered):
@@ -169,18 +170,18 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._buffered, self._stalled_at = size, now
 
     def abort(self) -> None:
-        """End the connection at once; what was not written is given back."""
+        """Close the connection at once; locks in unwritten replies are released."""
         self._is_aborted = True
         self.transport.abort()
 
     def end(self, error: MessagingError) -> None:
-        """Tell the client why the connection ends, and end it."""
+        """Send the client the reason why the connection ends, and close it."""
         self._close(error)
         self.flush()
-        if self._is_full:  # it does not read: it will not hear more either
+        if self._is_full:  # the client does not read, so it would not read the reason either
             self.abort()
 
 
 def now_us() -> int:
-    """Return the moment that silence and patience are measured by."""
+    """Return the monotonic time, by which idle times and timeouts are measured."""
     return time.monotonic_ns() // 1000

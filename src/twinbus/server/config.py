@@ -29,8 +29,9 @@
     entity_path = "orders"
 
 The server creates entities and keys that are missing, updates those whose settings differ from the
-file, and adds rules that are missing. It leaves every entity, rule and key alone that the file does
-not name. A key without `primary` and `secondary` keeps the secrets it has; a new one gets new ones.
+file, and adds rules that are missing. It does not change entities, rules and keys that the file
+does not name. An existing key without `primary` and `secondary` keeps its secrets; a new key gets
+random secrets.
 
 `read_config` checks everything that can be checked without a namespace, so that a server with a bad
 file fails before it creates anything. Each error names the file, the entity and the value.
@@ -83,27 +84,27 @@ _D = TypeVar("_D")
 
 @dataclass(frozen=True, slots=True)
 class LimitRange:
-    """Which values a limit may have: whole numbers, or any finite numbers above zero."""
+    """The values that a limit may have: whole numbers, or any finite numbers, above zero."""
 
     most: int
-    is_whole: bool = True
+    is_integer: bool = True
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value of another type or outside of the range."""
-        kinds = (int,) if self.is_whole else (int, float)
+        """Refuse a value of a wrong type or outside of the range."""
+        kinds = (int,) if self.is_integer else (int, float)
         if type(value) in kinds and 0 < value <= self.most:  # type: ignore[operator]
-            return  # not isinstance: true is an int, too; nan fails every comparison
-        wanted = "whole number from 1 to" if self.is_whole else "number above 0 and at most"
+            return  # isinstance would accept true, which is an int; nan fails every comparison
+        wanted = "whole number from 1 to" if self.is_integer else "number above 0 and at most"
         raise InvalidArgumentError(
             f"limits.{name} is {shown(value)}; it must be a {wanted} {self.most}"
         )
 
 
 _LIMITS: Mapping[str, LimitRange] = {
-    "max_message_bytes": LimitRange(MAX_RECEIVE_BYTES),  # else nobody could receive the message
+    "max_message_bytes": LimitRange(MAX_RECEIVE_BYTES),  # a larger one could not be received
     "max_connections": LimitRange(1_000_000),  # a process has no more file descriptors
-    "operations_per_second": LimitRange(10**9, is_whole=False),
-    "entity_operations_per_second": LimitRange(10**9, is_whole=False),
+    "operations_per_second": LimitRange(10**9, is_integer=False),
+    "entity_operations_per_second": LimitRange(10**9, is_integer=False),
     "memory_bytes": LimitRange(2**63 - 1),
     "storage_bytes": LimitRange(2**63 - 1),
     "open_receives": LimitRange(10**9),
@@ -111,27 +112,27 @@ _LIMITS: Mapping[str, LimitRange] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
-    """An entity of the file."""
+class DeclaredEntity:
+    """An entity that the file declares."""
 
     description: EntityDescription
     rules: tuple[RuleDescription, ...] = ()
 
     @property
     def label(self) -> str:
-        """What an error calls it, such as queue 'orders'."""
+        """The entity as errors name it, such as: queue 'orders'."""
         kind = type(self.description).__name__.removesuffix("Description").lower()
         return f"{kind} {self.description.path!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredKey:
-    """A key of the file. Its secrets are never part of a text."""
+    """A key that the file declares. Its secrets never appear in texts."""
 
     name: str
     claims: tuple[Claim, ...]
-    entity_path: str | None = None  # None: of the whole namespace
-    primary: str | None = field(default=None, repr=False)  # None: keep it, or draw a new one
+    entity_path: str | None = None  # None: a key of the namespace
+    primary: str | None = field(default=None, repr=False)  # None: keep the secret, or create one
     secondary: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -139,11 +140,11 @@ class DeclaredKey:
 
     @property
     def label(self) -> str:
-        """What an error calls it, such as key 'shop' of 'orders'."""
+        """The key as errors name it, such as: key 'shop' of 'orders'."""
         return f"key {self.name!r}" + (f" of {self.entity_path!r}" if self.entity_path else "")
 
     def over(self, existing: SharedAccessKey | None) -> SharedAccessKey:
-        """Return the key that the file wants, in place of one that exists or not."""
+        """Return the key as declared, with secrets of the existing key where the file has none."""
         return SharedAccessKey(
             name=self.name,
             claims=self.claims,
@@ -155,9 +156,9 @@ class DeclaredKey:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The content of a file."""
+    """The content of a configuration file."""
 
-    entities: tuple[Declared, ...] = ()
+    entities: tuple[DeclaredEntity, ...] = ()
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = MAX_CONNECTIONS
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -166,7 +167,7 @@ class Config:
     keys: tuple[DeclaredKey, ...] = ()
 
     def with_ledger(self, ledger: LedgerSettings) -> "Config":
-        """Return the same with other settings of the ledger."""
+        """Return the same configuration with other settings of the ledger."""
         return replace(self, ledger=ledger)
 
 
@@ -180,16 +181,16 @@ def read_config(path: Path) -> Config:
         raise InvalidArgumentError(f"{path} is not a TOML file: {error}") from error
     except RecursionError:
         raise InvalidArgumentError(
-            f"{path} has values that are nested too deeply. No setting needs more than three levels"
+            f"{path} has values that are nested too deeply. Use at most three levels"
         ) from None
-    except ValueError:  # Python does not parse numbers of thousands of digits
+    except ValueError:  # Python refuses to parse numbers of thousands of digits
         raise InvalidArgumentError(
-            f"{path} has a number of thousands of digits, which no setting needs"
+            f"{path} has a number of thousands of digits. Write a shorter number"
         ) from None
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a configuration file, or raise why it cannot be read."""
+    """Return the text of a configuration file, or raise an error with the reason."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
@@ -229,12 +230,12 @@ def _config(found: Mapping[str, Any]) -> Config:
 def _tables(found: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
     tables = found.get(kind, [])
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InvalidArgumentError(f"write [[{kind}]], with two brackets, for each {kind}")
+        raise InvalidArgumentError(f"declare each {kind} under [[{kind}]], with two brackets")
     return tables
 
 
 def _key(table: dict[str, Any]) -> DeclaredKey:
-    """Return a key of the file; no error shows a value that may be a secret."""
+    """Return a key of the file; errors do not show values that may be secrets."""
     name = table.get("name")
     named = f"key {name!r}" if isinstance(name, str) and is_key_name(name) else "a key"
     settings = dict(table)
@@ -243,7 +244,7 @@ def _key(table: dict[str, Any]) -> DeclaredKey:
         settings["claims"] = tuple(Claim(claim) for claim in claims)
     except (TypeError, ValueError):
         known = ", ".join(claim.value for claim in Claim)
-        raise InvalidArgumentError(f"{named}: claims must be a list out of {known}") from None
+        raise InvalidArgumentError(f"{named}: claims must be a list of some of {known}") from None
     try:
         return settings_from(DeclaredKey, settings)
     except InvalidArgumentError as error:
@@ -276,11 +277,11 @@ def _ledger(table: Any) -> LedgerSettings:
         raise InvalidArgumentError(f"ledger: {error.text}") from error
 
 
-def _declared(kind: str, table: dict[str, Any]) -> Declared:
+def _declared(kind: str, table: dict[str, Any]) -> DeclaredEntity:
     settings = dict(table)
     rules = settings.pop("rules", [])
     try:
-        return Declared(settings_from(_KINDS[kind], settings), _rules(kind, rules))
+        return DeclaredEntity(settings_from(_KINDS[kind], settings), _rules(kind, rules))
     except InvalidArgumentError as error:
         name = table.get("path") or table.get("name")
         named = f"{kind} {shown(name)}" if name else f"a {kind} without a name"
@@ -339,7 +340,7 @@ _RULE_SHAPE = (
 
 def _rules(kind: str, rules: Any) -> tuple[RuleDescription, ...]:
     if rules and kind != "subscription":
-        raise InvalidArgumentError(f"a {kind} has no rules; only a subscription has")
+        raise InvalidArgumentError(f"a {kind} cannot have rules; only a subscription can")
     if not isinstance(rules, list):
         raise InvalidArgumentError(_RULE_SHAPE)
     return tuple(_rule(at, table) for at, table in enumerate(rules, 1))
@@ -367,7 +368,7 @@ def apply(
 ) -> None:
     """Create the entities and keys of a file, and update those whose settings differ.
 
-    `note` is called with each change, after it was made.
+    `note` is called with a text after each change.
     """
     _apply_entities(config, namespace, note)
     keys = {key.id: key for key in namespace.ask(ListKeys())} if config.keys else {}
@@ -383,9 +384,9 @@ def apply(
         note(f"{declared.label} {'created' if existing is None else 'changed'}")
 
 
-def _is_same_key(one: SharedAccessKey, other: SharedAccessKey) -> bool:
-    secrets = (one.primary, one.secondary) == (other.primary, other.secondary)
-    return secrets and set(one.claims) == set(other.claims)
+def _is_same_key(first: SharedAccessKey, second: SharedAccessKey) -> bool:
+    secrets = (first.primary, first.secondary) == (second.primary, second.secondary)
+    return secrets and set(first.claims) == set(second.claims)
 
 
 def _apply_entities(config: Config, namespace: Namespace, note: Callable[[str], None]) -> None:
@@ -395,8 +396,8 @@ def _apply_entities(config: Config, namespace: Namespace, note: Callable[[str], 
         reasons = []
         for declared in left:
             try:
-                _apply_one(declared, namespace, note)
-            except EntityNotFoundError as error:  # it forwards to an entity later in the file
+                _apply_entity(declared, namespace, note)
+            except EntityNotFoundError as error:  # it may forward to an entity later in the file
                 postponed.append(declared)
                 reasons.append(_located(error, config, declared.label))
             except MessagingError as error:
@@ -407,12 +408,14 @@ def _apply_entities(config: Config, namespace: Namespace, note: Callable[[str], 
 
 
 def _located(error: MessagingError, config: Config, label: str) -> MessagingError:
-    """Return an error that also names the file and the entity or key."""
+    """Return the error with the names of the file and of the entity or key added."""
     file = f"{config.file}: " if config.file else ""
     return type(error)(f"{file}{label}: {error.text}", **error.facts)
 
 
-def _apply_one(declared: Declared, namespace: Namespace, note: Callable[[str], None]) -> None:
+def _apply_entity(
+    declared: DeclaredEntity, namespace: Namespace, note: Callable[[str], None]
+) -> None:
     wanted = declared.description
     try:
         found = namespace.ask(GetEntity(wanted.path))
@@ -433,7 +436,7 @@ def _apply_one(declared: Declared, namespace: Namespace, note: Callable[[str], N
 
 
 def _same_case(wanted: Any, found: Any) -> Any:
-    """Return a description under the path the entity was created with: case does not matter."""
+    """Return a description with the path as the entity was created, because case is ignored."""
     if isinstance(found, SubscriptionDescription):
         return replace(wanted, topic_path=found.topic_path, name=found.name)
     return replace(wanted, path=found.path)

@@ -1,4 +1,4 @@
-"""Reads the configuration file of the official emulator of Service Bus, and stands in for it.
+"""Reads the configuration file of the official Service Bus emulator, so that we can replace it.
 
     {"UserConfig": {"Namespaces": [{
         "Name": "sbemulatorns",
@@ -9,9 +9,9 @@
                 "Action": {"SqlExpression": "SET seen = 1"}}}]}]}]
     }]}}
 
-Properties have the names and the texts of the administration API (entity_documents.py). A name that
-is not known is an error that names it. Each namespace gets the emulator's fixed root key, which is
-public: a server with it listens on addresses of this machine only.
+Properties have the names and value formats of the administration API (entity_documents.py). The
+error for an unknown name shows that name. Each namespace gets the emulator's fixed root key, which
+is publicly known: a server with this key listens on loopback addresses only.
 """
 
 import json
@@ -36,7 +36,7 @@ from twinbus.entities import (
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.protocol.keys import EMULATOR_SECRET, ROOT_KEY, Claim
-from twinbus.server.config import Config, Declared, DeclaredKey, text_of
+from twinbus.server.config import Config, DeclaredEntity, DeclaredKey, text_of
 from twinbus.servicebus.entity_documents import read_setting
 from twinbus.servicebus.rule_documents import CORRELATION_FIELDS
 from twinbus.values import shown
@@ -66,7 +66,7 @@ def read_emulator_config(path: Path) -> list[EmulatedNamespace]:
     names = [one.name.lower() for one in found]
     if not found or len(set(names)) < len(names):
         raise InvalidArgumentError(
-            f"{path}: UserConfig.Namespaces must name at least one namespace, and each once"
+            f"{path}: UserConfig.Namespaces must have at least one namespace, and no name twice"
         )
     return found
 
@@ -76,12 +76,12 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidArgumentError(f"{shown(twice)} is given twice in one object")
+        raise InvalidArgumentError(f"{shown(twice)} is given twice in one object; remove one")
     return table
 
 
 class _Table:
-    """An object of the file, which knows where it is."""
+    """An object of the file, with its position for error texts."""
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, dict):
@@ -90,36 +90,36 @@ class _Table:
         self.where = where
 
     def only(self, *known: str) -> None:
-        """Refuse names that mean nothing here."""
+        """Refuse unknown names."""
         unknown = [shown(name) for name in self.values if name not in known]
         if unknown:
             raise InvalidArgumentError(
-                f"{self.where} has the unknown {', '.join(unknown)}. Known are {', '.join(known)}"
+                f"{self.where} has the unknown {', '.join(unknown)}. Use {', '.join(known)}"
             )
 
     def table(self, name: str, *, required: bool = False) -> Any:
-        """Return the object of a name; an empty one where it is left out."""
+        """Return the object with a name, or an empty one if it is missing."""
         if required and name not in self.values:
-            raise InvalidArgumentError(f"{self.where} has no {name}")
+            raise InvalidArgumentError(f"{self.where} has no {name}. Add it")
         return self.values.get(name, {})
 
     def text(self, name: str) -> str:
-        """Return the text of a name."""
+        """Return the text with a name."""
         value = self.values.get(name)
         if not isinstance(value, str) or not value:
-            raise InvalidArgumentError(f"{self.where} needs a text {name}")
+            raise InvalidArgumentError(f"{self.where} needs a {name}, a text that is not empty")
         return value
 
     def tables(self, name: str) -> list["_Table"]:
-        """Return the objects of a list; none where it is left out or null."""
+        """Return the objects of a list, or none if it is missing or null."""
         values = self.values.get(name) or []
         if not isinstance(values, list):
             raise InvalidArgumentError(f"{name} of {self.where} must be a list")
         kind = name.removesuffix("s").lower()
-        return [_Table(one, f"{kind} {at} of {self.where}") for at, one in enumerate(values, 1)]
+        return [_Table(value, f"{kind} {at} of {self.where}") for at, value in enumerate(values, 1)]
 
     def named(self) -> str:
-        """Return its name, and call it by its name from now on."""
+        """Return the object's own name, and use that name in later error texts."""
         name = self.text("Name")
         kind, _, rest = self.where.partition(" ")
         self.where = f"{kind} {shown(name)} {rest.partition(' ')[2]}".strip()
@@ -134,19 +134,24 @@ def _namespace(path: Path, table: _Table) -> EmulatedNamespace:
         made = _entity(TopicDescription, topic, "Subscriptions")
         entities.append(made)
         path_of_topic = made.description.path
-        entities.extend(_subscription(path_of_topic, one) for one in topic.tables("Subscriptions"))
+        entities.extend(
+            _subscription(path_of_topic, table) for table in topic.tables("Subscriptions")
+        )
     return EmulatedNamespace(name, Config(tuple(entities), keys=(_ROOT,), file=path))
 
 
 def _settings(table: _Table, kind: type[Any]) -> dict[str, Any]:
-    """Return the settings of an entity."""
+    """Return the settings of an entity by their names in Twinbus."""
     properties = _Table(table.table("Properties") or {}, f"Properties of {table.where}")
     settings: dict[str, Any] = {}
     for name, value in properties.values.items():
         if value is None or value == "":
             continue
         if not isinstance(value, str | int):
-            raise InvalidArgumentError(f"{name} of {properties.where} is {shown(value)}")
+            raise InvalidArgumentError(
+                f"{name} of {properties.where} is {shown(value)}; it must be text, a whole number, "
+                "true or false"
+            )
         text = str(value).lower() if isinstance(value, bool) else str(value)
         try:
             settings |= read_setting(kind, name, text, MAX_MESSAGE_BYTES)
@@ -157,10 +162,10 @@ def _settings(table: _Table, kind: type[Any]) -> dict[str, Any]:
 
 def _entity(
     kind: type[QueueDescription] | type[TopicDescription], table: _Table, *more: str
-) -> Declared:
+) -> DeclaredEntity:
     path = table.named()
     table.only("Name", "Properties", *more)
-    return Declared(_made(kind, table, path=path))
+    return DeclaredEntity(_made(kind, table, path=path))
 
 
 def _made(kind: type[Any], table: _Table, **names: str) -> Any:
@@ -170,11 +175,11 @@ def _made(kind: type[Any], table: _Table, **names: str) -> Any:
         raise InvalidArgumentError(f"{table.where}: {error.text}") from error
 
 
-def _subscription(topic: str, table: _Table) -> Declared:
+def _subscription(topic: str, table: _Table) -> DeclaredEntity:
     name = table.named()
     table.only("Name", "Properties", "Rules")
     made = _made(SubscriptionDescription, table, topic_path=topic, name=name)
-    return Declared(made, tuple(_rule(rule) for rule in table.tables("Rules")))
+    return DeclaredEntity(made, tuple(_rule(rule) for rule in table.tables("Rules")))
 
 
 def _rule(table: _Table) -> RuleDescription:

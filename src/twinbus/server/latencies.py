@@ -1,7 +1,7 @@
-"""How long requests take, from the moment the server has read one to the moment its reply is ready.
+"""Measures how long requests take, from reading a request to having its reply.
 
-The loop counts when it takes a reply, so that counting needs no lock; a scrape reads a copy.
-Requests that may wait for a message are counted apart: their time is mostly waiting.
+Only the loop's thread counts, so counting needs no lock; a scrape reads a copy. Requests that may
+wait for a message are counted separately, because their time is mostly waiting.
 """
 
 from bisect import bisect_left
@@ -21,10 +21,10 @@ class Latencies:
     __slots__ = ("counts",)
 
     def __init__(self) -> None:
-        self.counts: dict[_Key, list[int]] = {}  # one count per bucket, then the sum of times
+        self.counts: dict[_Key, list[int]] = {}  # one count per bucket, then the sum of durations
 
     def observe(self, command: Command[Any], duration_us: int) -> None:
-        """Count a request that was answered."""
+        """Count a request that has its reply."""
         key = type(command), bool(getattr(command, "wait", False))
         counts = self.counts.get(key)
         if counts is None:
@@ -33,7 +33,7 @@ class Latencies:
         counts[_BUCKETS] += duration_us
 
     def histograms(self) -> Iterator[tuple[list[str], list[tuple[str, float]], float]]:
-        """Yield labels, cumulative buckets and the sum in seconds, as Prometheus reads them."""
+        """Yield labels, cumulative buckets and the sum in seconds, in the form of Prometheus."""
         bounds = [f"{bound / SECOND_US:g}" for bound in LATENCY_BOUNDS_US] + ["+Inf"]
         for (kind, may_wait), counts in list(self.counts.items()):
             total = 0

@@ -1,4 +1,4 @@
-"""The native door: moves the bytes of one connection between a socket and its conversation."""
+"""The native door: moves bytes between the socket of a Twinbus client and its conversation."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,12 @@ class NativeConnection(ClientConnection):
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
     ) -> None:
         super().__init__(door, address, refusal=refusal)
-        self._hangs_up = False  # when everything is written
-        self._reads_frame = False  # the loop reads to where a large frame is put together
+        self._hangs_up = False  # close the connection when everything is written
+        self._reads_frame = False  # the loop reads into the buffer of a large frame
         self.conversation = ServerConversation(self, self._deliver, door.namespace.id, now_us())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Let the loop read to where a large frame is put together, or into the common buffer."""
+        """Return the buffer of an unfinished large frame, or else the shared buffer."""
         reader = self.conversation.reader
         self._reads_frame = reader.own is not None
         if not self._reads_frame:
@@ -38,7 +38,7 @@ class NativeConnection(ClientConnection):
         return reader.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes of the client."""
+        """Process bytes that the loop has read."""
         door, conversation = self._door, self.conversation
         door.moved_bytes += nbytes
         if self._reads_frame:
@@ -48,11 +48,11 @@ class NativeConnection(ClientConnection):
         self._took(events)
 
     def take(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Process bytes that the client sent."""
         self._took(self.conversation.receive(data, now_us()))
 
     def _took(self, events: list[Event]) -> None:
-        """Act on what bytes have brought."""
+        """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
             self._apply(events, may_turn=True)
@@ -63,9 +63,9 @@ class NativeConnection(ClientConnection):
             self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Give back what the client never heard of."""
+        """Release the locks of messages that the client did not receive."""
         if error is None and self._hangs_up and not self._is_aborted:
-            self.conversation.note_buffered(0)  # everything was written before
+            self.conversation.note_buffered(0)  # everything had been written
         self._apply(self.conversation.lose())
         self._note_incomplete(0)
         self._door.connection_ends(self)
@@ -88,8 +88,8 @@ class NativeConnection(ClientConnection):
         door.has_replies(self)
 
     def flush(self) -> None:
-        """Write what there is, hand over what has credit, and hang up when all is done."""
-        if self._is_aborted:  # its buffer is gone, but not because the client has read it
+        """Write pending bytes and replies within credit; close when the conversation has ended."""
+        if self._is_aborted:  # its write buffer is empty, but the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
         if conversation.has_outgoing and not self._is_full and not transport.is_closing():
@@ -105,14 +105,14 @@ class NativeConnection(ClientConnection):
             self._read_on(may_read=conversation.may_read)
 
     def tick(self) -> None:
-        """Do what time brings, and what changed keys do."""
+        """Apply timeouts and changes of keys."""
         conversation = self.conversation
         now = now_us()
         self._check_reader(now)
         if now >= conversation.next_event:
             self._apply(conversation.tick(now))
             self.flush()
-        elif conversation.unread_bytes:  # asyncio does not report that the socket took them
+        elif conversation.unread_bytes:  # asyncio does not report when the socket accepts bytes
             self.flush()
         events = conversation.check_admission(now)
         if events:

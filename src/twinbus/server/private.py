@@ -1,13 +1,13 @@
-"""A private door: lets other processes of this user reach a namespace that is embedded in this one.
+"""A private door: other processes of this user reach a namespace embedded in this process.
 
-The workers of Spark need it: they are processes, and the directory is open in the application. The
-door is a socket of mode 600 in a new folder of mode 700, so that only this user gets there. Who
-gets there must also show a token of the door's only key. The key is random, is held in memory and
-nowhere else, allows what the caller names, and ends with the door. The keys of the namespace do
-not open this door, and the key of this door does not open another.
+Spark's workers need it: they are separate processes, while the application has the directory open.
+The door is a Unix socket of mode 600 in a new folder of mode 700, so that only this user can
+connect. A client must also show a token of the door's only key. The key is random, exists only in
+memory, has the claims that the caller chose, and becomes invalid when the door closes. The keys of
+the namespace are not valid at this door, and the key of this door is not valid at another.
 
-The door closes with the namespace, if it was not closed before. A process that is killed leaves the
-folder behind: nobody listens there any more.
+The door closes with the namespace at the latest. A process that is killed leaves the folder behind,
+with a socket on which nobody listens.
 """
 
 import os
@@ -33,15 +33,15 @@ from twinbus.server.door import Door, PrivateEntrance
 _KEY_NAME = "private-door"
 _PREFIX = "twinbus-door-"
 _SOCKET = "door"
-_ELSEWHERE = "/tmp"  # noqa: S108 - short everywhere; the folder made there has an unknown name
+_ELSEWHERE = "/tmp"  # noqa: S108 - short on every system; the folder created there is random
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What those who come through a private door may do."""
+    """The claims of clients that use a private door."""
 
     claims: tuple[Claim, ...]
-    entity_path: str | None = None  # an entity or a folder of backlog queues; None: everywhere
+    entity_path: str | None = None  # an entity or a folder of backlog queues; None: all
 
 
 class PrivateDoor(Closable):
@@ -76,7 +76,7 @@ class PrivateDoor(Closable):
         except OSError as error:
             self._remove_folder()
             raise MessagingError(
-                f"no socket can be made at {folder / _SOCKET}: {error.strerror or error}. Set "
+                f"cannot create a socket at {folder / _SOCKET}: {error.strerror or error}. Set "
                 "TMPDIR to a folder on a local disk"
             ) from error
         self._forget: Callable[[], None] = lambda: None
@@ -89,35 +89,35 @@ class PrivateDoor(Closable):
 
     @property
     def is_open(self) -> bool:
-        """Whether it lets anybody in."""
+        """Whether clients can connect."""
         return not self._door.is_stopping
 
     def close(self) -> None:
-        """Let every client know, stop, and remove the socket; the namespace stays open."""
+        """Notify every client, stop, and remove the socket; the namespace stays open."""
         self._forget()
         self._door.close()
         self._remove_folder()
 
     def _after_fork(self) -> None:
-        """Leave the socket to the process that this one was forked from."""
+        """Detach from the socket in a forked process, because the parent still uses it."""
         self._remove_folder.detach()
 
 
 def _make_folder() -> Path:
-    """Make a folder that only this user can enter, with a path short enough for a socket in it."""
+    """Create a folder for this user only, with a path short enough for a socket in it."""
     for parent in _parents():
         try:
-            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # of mode 700
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # has mode 700
         except OSError as error:
             trouble = error
     raise MessagingError(
-        f"no folder for a socket can be made: {trouble.strerror or trouble}. Set TMPDIR to a "
+        f"cannot create a folder for a socket: {trouble.strerror or trouble}. Set TMPDIR to a "
         "folder with a short path where this process may write"
     ) from trouble
 
 
 def _parents() -> Iterator[str]:
-    """Give the folders that may hold it, the best first."""
+    """Yield the folders in which to create it, the preferred one first."""
     usual = tempfile.gettempdir()
     rest = len(f"/{_PREFIX}12345678/{_SOCKET}")
     if len(os.fsencode(usual)) + rest <= MAX_SOCKET_PATH_BYTES:

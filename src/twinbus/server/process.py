@@ -1,4 +1,4 @@
-"""A namespace as a process: opens the directory, opens the doors, and closes them in order."""
+"""A namespace server process: opens the directory and the doors, and closes them in order."""
 
 import logging
 import ssl
@@ -30,19 +30,19 @@ _log = logging.getLogger("twinbus.server")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where a server keeps its namespace and where it listens."""
+    """Which directory a server uses and where it listens."""
 
     directory: Path
     name: str
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT  # 0: any free one
+    port: int = DEFAULT_PORT  # 0: any free port
     admin_host: str = "127.0.0.1"
-    admin_port: int | None = None  # another port for health and metrics; 0: any free one
+    admin_port: int | None = None  # a second port for health and metrics; 0: any free port
     config: Path | None = None
-    emulated: Config | None = None  # in place of that file: stand in for the official emulator
+    emulated: Config | None = None  # replaces the file: the configuration of the emulator
     tls_certificate: Path | None = None
     tls_key: Path | None = None
-    tls_folder: Path | None = None  # of a certificate for development, in place of both
+    tls_folder: Path | None = None  # of a development certificate; replaces the two files
 
     @property
     def has_tls(self) -> bool:
@@ -73,9 +73,9 @@ class Server(Closable):
                 _check_public_key(namespace, host)
             self.door = _open_door(namespace, settings, tls, config)
             opened.callback(self.door.close)
-            self.root_key = _make_root_key(namespace)  # None: it was made at an earlier start
+            self.root_key = _make_root_key(namespace)  # None: an earlier start created it
             if settings.emulated is not None:
-                self.root_key = namespace.keys.get(ROOT_KEY, None)  # everybody knows it
+                self.root_key = namespace.keys.get(ROOT_KEY, None)  # publicly known: may be shown
             self.namespace_id = namespace.id
             self._reloader = Reloader(settings.config, config, namespace, self.door)
             opened.callback(self._reloader.close)
@@ -83,7 +83,7 @@ class Server(Closable):
         self._log_start(namespace)
 
     def reload(self) -> None:
-        """Apply the configuration file again, soon; the log says what came of it."""
+        """Request a reload of the configuration file; the log reports its result."""
         self._reloader.request()
 
     def _log_start(self, namespace: EmbeddedNamespace) -> None:
@@ -122,13 +122,13 @@ class Server(Closable):
 
     @property
     def service_bus_connection_string(self) -> str:
-        """How SDKs of Azure Service Bus reach it; with the root key at the first start.
+        """The connection string for SDKs of Azure Service Bus; has the root key at first start.
 
-        Their clients for messages then do without TLS, those for administration need it.
+        With it, messaging clients of the SDKs connect without TLS; administration needs TLS.
         """
         host, key = _reachable(self._settings.host), self.root_key
         if self._settings.tls_folder is not None and is_loopback(host):
-            host = "localhost"  # a name that its certificate has
+            host = "localhost"  # the certificate contains this name
         at = f"[{host}]" if ":" in host else host
         name, secret = (key.name, key.primary) if key else ("", "")
         return (
@@ -138,7 +138,7 @@ class Server(Closable):
 
     @property
     def connection_string(self) -> str:
-        """How to reach it; with the root key at the first start."""
+        """The connection string for Twinbus clients; has the root key at the first start."""
         key, dev = self.root_key, self._settings.tls_folder
         return ConnectionString(
             place=Place.SERVER,
@@ -153,7 +153,7 @@ class Server(Closable):
         ).to_text()
 
     def close(self) -> None:
-        """Refuse what is new, finish what is under way, let go of the directory."""
+        """Refuse new requests, finish those in progress, and release the directory."""
         name, directory = self._settings.name, self._settings.directory
         identity = {"name": name, "directory": str(directory)}
         _log.info(
@@ -171,7 +171,7 @@ class Server(Closable):
 
 
 def _reachable(host: str) -> str:
-    """Return the address a client on this machine can use."""
+    """Return an address that a client on this machine can connect to."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
 
 
@@ -187,7 +187,9 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise InvalidArgumentError("TLS needs both a certificate and its key")
+        raise InvalidArgumentError(
+            "TLS needs a certificate and its key. Give both --tls-certificate and --tls-key"
+        )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -201,13 +203,13 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
 
 
 def _check_public_key(namespace: EmbeddedNamespace, host: str) -> None:
-    """Refuse to let other machines in with a key that everybody knows."""
+    """Refuse to listen for other machines with a publicly known key."""
     public = [
         key.name for key in namespace.keys.all() if EMULATOR_SECRET in (key.primary, key.secondary)
     ]
     if public and not is_loopback(host):
         raise InvalidArgumentError(
-            f"the key {public[0]} has the secret of the official emulator, which everybody knows, "
+            f"the key {public[0]} has the secret of the official emulator, which is public, "
             f"and {host} can be reached from other machines. Listen on 127.0.0.1, or start once "
             f"without --emulator-config and replace the secret: twinbus keys regenerate "
             f"{public[0]} primary"
@@ -215,7 +217,7 @@ def _check_public_key(namespace: EmbeddedNamespace, host: str) -> None:
 
 
 def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
-    """Make the key that opens everything, if there is none yet."""
+    """Create the key with all claims, if it does not exist."""
     if any(key.entity_path is None and key.has(Claim.MANAGE) for key in namespace.keys.all()):
         return None
     key = SharedAccessKey(

@@ -1,8 +1,8 @@
 """Applies the configuration file of a running server again, after SIGHUP.
 
 Limits, ledger settings, entities and keys of the file take effect at once; TLS files, addresses and
-the settings in FIXED_SETTINGS need a restart. A file with a mistake changes nothing. Whatever
-happens, the server goes on: every outcome is one log line. A thread of its own reloads, because a
+the settings in FIXED_SETTINGS need a restart. A file with a mistake changes nothing. The server
+keeps running in every case, and logs one line per reload. A separate thread reloads, because a
 command may wait for the disk and the process must still react to SIGTERM.
 """
 
@@ -25,13 +25,13 @@ _log = logging.getLogger("twinbus.server")
 
 
 class Reloader:
-    """Reloads in a thread of its own; requests that arrive during a reload share the next one."""
+    """Reloads in its own thread; requests during a reload are combined into one more reload."""
 
     def __init__(
         self, file: Path | None, config: Config, namespace: EmbeddedNamespace, door: Door
     ) -> None:
         self._file = file
-        self._config = config  # the one in effect
+        self._config = config  # the configuration in effect
         self._namespace = namespace
         self._door = door
         self._wanted = threading.Event()
@@ -40,11 +40,11 @@ class Reloader:
         self._thread.start()
 
     def request(self) -> None:
-        """Have the file reloaded soon; returns at once."""
+        """Request a reload of the file; returns at once."""
         self._wanted.set()
 
     def close(self) -> None:
-        """Reload no more; one that is under way ends with its commands."""
+        """Stop reloading; a reload in progress finishes its commands."""
         self._closed = True
         self._wanted.set()
 
@@ -56,14 +56,14 @@ class Reloader:
                 return
             try:
                 self.reload()
-            except Exception:  # noqa: BLE001 - a reload must never harm the server
+            except Exception:  # noqa: BLE001 - a failed reload must not stop the server
                 _log.exception("The configuration was not reloaded because of an internal error")
 
     def reload(self) -> None:
         """Read the file and apply what has changed."""
         if self._file is None:
             _log.warning(
-                "There is nothing to reload: the server was started without --config",
+                "The configuration was not reloaded: the server was started without --config",
                 extra=facts(event="reload_skipped"),
             )
             return
@@ -96,7 +96,7 @@ class Reloader:
         )
 
     def _apply_settings(self, wanted: Config) -> tuple[list[str], list[str]]:
-        """Apply limits and ledger settings; return what changed, and what would at a restart."""
+        """Apply limits and ledger settings; return what changed, and what needs a restart."""
         before, after = _settings_of(self._config), _settings_of(wanted)
         changes: list[str] = []
         restarts: list[str] = []
@@ -109,13 +109,13 @@ class Reloader:
             max_message_bytes=wanted.max_message_bytes, thresholds=wanted.thresholds
         )
         self._namespace.reconfigure(limits, wanted.ledger)
-        self._door.max_connections = wanted.max_connections
+        self._door.attendance.max_connections = wanted.max_connections
         self._config = wanted.with_ledger(self._namespace.settings.ledger)
         return changes, restarts
 
 
 def _settings_of(config: Config) -> Mapping[str, Any]:
-    """Return the limits and ledger settings by the names they have in the file."""
+    """Return the limits and ledger settings by their names in the file."""
     limits = {
         "max_message_bytes": config.max_message_bytes,
         "max_connections": config.max_connections,

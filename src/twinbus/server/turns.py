@@ -1,9 +1,9 @@
-"""Where the requests of a server's connections meet the broker: one turn for all that arrived.
+"""Hands the requests of a server's connections to the broker: one turn for all that arrived.
 
-The event loop reads every socket that is ready and then has one turn: everything that arrived is
-decided together, flushed once, and answered. That is group commit, and no thread is woken. While
-flushes are slow, the broker's own thread has the turns instead, so that the loop goes on reading,
-answering pings and health checks.
+The event loop reads every socket that is ready and then runs one turn: the broker decides all
+requests that arrived, flushes once, and answers. That is group commit, and no thread is woken.
+While flushes are slow, the broker's own thread runs the turns instead, so that the loop keeps
+reading and answers pings and health checks.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ _log = logging.getLogger("twinbus.server")
 
 
 class CountingSelector(selectors.DefaultSelector):
-    """A selector that knows how many sockets were ready when it last looked."""
+    """A selector that remembers how many sockets were ready at the last call."""
 
     ready = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait until some are ready."""
+        """Wait until sockets are ready, and count them."""
         found = super().select(timeout)
         self.ready = len(found)
         return found
 
 
 class TurnPlace:
-    """Decides whether the loop may have the turn, from how long flushes take. Pure.
+    """Decides from the duration of flushes whether the loop may run the turns. Pure.
 
-    It follows a moving average. One slow flush is a hiccup, such as the beginning of a new segment
-    of the log; two in a row are a slow disk.
+    It uses a moving average. One slow flush is an exception, such as the start of a new segment of
+    the log; two in a row mean a slow disk.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TurnPlace:
         self._average_us = 0.0
 
     def observe(self, flush_us: int) -> None:
-        """Note how long the last flush took."""
+        """Record how long the last flush took."""
         self._average_us += (min(flush_us, 3 * SLOW_TURN_US) - self._average_us) / 4
         if self._average_us > SLOW_TURN_US:
             self.is_loop = False
@@ -54,19 +54,19 @@ class TurnPlace:
 
 
 class Interceptor(Protocol):
-    """Stands between the clients of a server and its broker, as fault injection does."""
+    """Receives requests before the broker does, as fault injection needs."""
 
     def arrived(self, requests: Iterable[Request]) -> list[Request]:
-        """Take requests out; return those that are to be carried out."""
+        """Remove or delay requests; return those that the broker executes now."""
         ...
 
     def attaching(self, path: str) -> None:
-        """Raise why a client of Service Bus may not attach a link to an entity."""
+        """Raise an error if a Service Bus client must not attach a link to the entity."""
         ...
 
 
 class Turns:
-    """Collects what arrives in the loop, and has it carried out."""
+    """Collects requests that arrive in the loop, and has the broker execute them."""
 
     def __init__(
         self,
@@ -75,35 +75,35 @@ class Turns:
         after_turn: Callable[[], None],
     ) -> None:
         self._namespace = namespace
-        self._selector = selector  # of the loop
-        self._after_turn = after_turn  # called in the loop when replies may be there
+        self._selector = selector  # the loop's
+        self._after_turn = after_turn  # called in the loop when there may be replies
         self._loop = asyncio.get_running_loop()
-        self.thread = threading.get_ident()  # of the loop
+        self.thread = threading.get_ident()  # the loop's
         self._arrivals: list[Request] = []
         self._is_due = False
-        self._expected = 0  # requests of the last turn: as many may come back
-        self._elsewhere: deque[Callable[[], None]] = deque()  # replies given in other threads
+        self._expected = 0  # requests of the last turn: their clients may send as many again
+        self._elsewhere: deque[Callable[[], None]] = deque()  # replies from other threads
         self._flushes = namespace.flushes
         self.place = TurnPlace()
         self.interceptor: Interceptor | None = None
 
     def add(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
-        """Have requests of clients carried out, together with others that arrive now.
+        """Execute requests of clients, together with others that arrive now.
 
-        `may_turn` says that they come straight from a socket. If no other socket is ready, and
-        nobody else was answered with the last turn, then nobody can share this turn: it begins at
-        once, and saves a round of the loop.
+        `may_turn` says that they come directly from a socket. If no other socket is ready, and the
+        last turn answered nobody else, then no other request can share this turn. The turn starts
+        at once and saves a round of the loop.
         """
         if self.interceptor is not None:
             requests = self.interceptor.arrived(requests)
         self.carry_out(requests, may_turn=may_turn)
 
     def call_later(self, seconds: float, requests: Iterable[Request]) -> None:
-        """Have requests carried out after some time."""
+        """Execute requests after a delay."""
         self._loop.call_later(seconds, self.carry_out, requests)
 
     def carry_out(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
-        """Have requests carried out, whoever asks; see `add`."""
+        """Execute requests of clients or of other callers; see `add`."""
         self._arrivals.extend(requests)
         if self._is_due:
             return
@@ -114,16 +114,16 @@ class Turns:
         self._loop.call_soon(self._gather, 0)
 
     def withdraw(self, requests: Iterable[Request]) -> None:
-        """Let requests that wait go unanswered."""
+        """Remove waiting requests; they get no reply."""
         gone = set(map(id, requests))
         self._arrivals = [request for request in self._arrivals if id(request) not in gone]
         self._namespace.withdraw(requests)
 
     def _gather(self, seen: int) -> None:
-        """Have the turn, unless those of the last turn are still coming back.
+        """Run the turn, unless clients of the last turn are still sending their next requests.
 
-        Clients that were answered together ask again together. As long as each round of the loop
-        brings more of them, they share a flush.
+        Clients that were answered together tend to send again together. While each round of the
+        loop brings more of their requests, the turn waits, so that they share a flush.
         """
         count = len(self._arrivals)
         if seen < count < self._expected:
@@ -146,7 +146,7 @@ class Turns:
             self.place.observe(flushes.last_us)
 
     def call_in_loop(self, deliver: Callable[[], None]) -> None:
-        """Call something in the loop, from another thread."""
+        """Call a function in the loop, from another thread."""
         self._elsewhere.append(deliver)
         if len(self._elsewhere) == 1:
             self._call_soon(self._deliver_elsewhere)
@@ -154,7 +154,7 @@ class Turns:
     def _call_soon(self, callback: Callable[[], Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop has ended, and its connections with it
+        except RuntimeError:  # the loop has ended, and so have its connections
             self._elsewhere.clear()
 
     def _deliver_elsewhere(self) -> None:
@@ -162,7 +162,7 @@ class Turns:
             deliver = self._elsewhere.popleft()
             try:
                 deliver()
-            except Exception:  # noqa: BLE001 - one bad reply must not hold up the others
-                _log.exception("a reply could not be delivered")
+            except Exception:  # noqa: BLE001 - one bad reply must not stop the others
+                _log.exception("A reply could not be delivered because of an internal error")
         self._look_at_flushes()
         self._after_turn()

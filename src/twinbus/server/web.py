@@ -1,15 +1,16 @@
-"""HTTP: health, readiness and metrics for monitoring; administration (administration.py).
+"""HTTP: health, readiness and metrics for monitoring, and the administration API.
 
-    /health    200 while the namespace works, with `status` "ok" or what is wrong; 503 while it
+    /health    200 while the namespace works, with `status` "ok" or the problem; 503 while it
                restarts and after it has stopped
-    /ready     200 while the namespace takes every command; 503 with `reason` while it restarts,
-               after it has stopped, and while the log refuses records
+    /ready     200 while the namespace accepts every command; 503 with `reason` while it restarts,
+               after it has stopped, and while the log refuses writes
     /metrics   for Prometheus; a page is at most METRICS_AGE_S old
 
-HEAD answers like GET, without a body. Everybody may ask whether a server works. Why it does not,
-and metrics, which name every entity, are for readers on the same machine and those with a token of
-a key that manages the namespace. A request that names an `api-version`, or a path that begins with
-`/$`, is for the administration API. All of this is an ASGI application behind uvicorn's protocol.
+HEAD answers like GET, without a body. Every client may read whether a server works. Reasons, and
+metrics, which name every entity, need a client on the same machine or a token of a key that manages
+the namespace. A request with an `api-version`, or with a path that begins with `/$`, goes to the
+administration API (administration.py). All of this is an ASGI application behind uvicorn's
+protocol.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ from twinbus.limits import AUTHENTICATION_US, MAX_GREETING_BYTES, METRICS_AGE_S,
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.keys import Claim
 from twinbus.server.addresses import is_loopback
-from twinbus.server.administration import Administration
+from twinbus.server.administration import AdministrationApi
 from twinbus.server.websocket import WebsocketConnection
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ _COUNTS = {
 
 
 class _Metrics(Collector):
-    """What Prometheus is told, read at each scrape."""
+    """The metrics for Prometheus, read at each scrape."""
 
     def __init__(self, namespace: EmbeddedNamespace, door: "Door") -> None:
         self._namespace = namespace
@@ -71,7 +72,7 @@ class _Metrics(Collector):
         self._ledger = LedgerSize(namespace.directory)
 
     def collect(self) -> Iterable[Metric]:
-        """Give every metric."""
+        """Yield every metric."""
         snapshot = self._namespace.snapshot()
         labels = ["path", "operation", "outcome"]
         counted = {
@@ -82,16 +83,16 @@ class _Metrics(Collector):
         }
         rows = snapshot.meter.to_pylist()
         for name, family in counted.items():
-            sums: Counter[tuple[str, ...]] = Counter()  # over purposes, which are no label
+            sums: Counter[tuple[str, ...]] = Counter()  # over all purposes; purpose is no label
             for row in rows:
                 sums[tuple(row[label] for label in labels)] += row[name]
             for values, total in sums.items():
                 family.add_metric(values, total)
         yield from counted.values()
         waiting = GaugeMetricFamily(
-            "twinbus_waiting_messages", "Messages an entity holds", labels=["path", "state"]
+            "twinbus_waiting_messages", "Messages in an entity", labels=["path", "state"]
         )
-        size = GaugeMetricFamily("twinbus_entity_bytes", "Bytes an entity holds", labels=["path"])
+        size = GaugeMetricFamily("twinbus_entity_bytes", "Bytes in an entity", labels=["path"])
         for entity in snapshot.entities:
             for state, name in _COUNTS.items():
                 waiting.add_metric([entity.path, state], getattr(entity, name))
@@ -99,7 +100,7 @@ class _Metrics(Collector):
         yield from (waiting, size)
         oldest = GaugeMetricFamily(
             "twinbus_oldest_message_seconds",
-            "Age of the oldest message of an entity that is not scheduled; 0: it holds none",
+            "Age of the oldest message of an entity that is not scheduled; 0: it has none",
             labels=["path"],
         )
         for path, age_s in snapshot.oldest_ages_s.items():
@@ -108,7 +109,7 @@ class _Metrics(Collector):
         door = self._door
         latencies = HistogramMetricFamily(
             "twinbus_request_seconds",
-            "Time from reading a request to its reply, by operation; apart if it may wait",
+            "Time from reading a request to its reply, by operation and whether it may wait",
             labels=["operation", "may_wait"],
         )
         for labels, buckets, total_s in door.latencies.histograms():
@@ -116,10 +117,10 @@ class _Metrics(Collector):
         yield latencies
         yield CounterMetricFamily("twinbus_connections", "Connections accepted", door.accepted)
         yield CounterMetricFamily("twinbus_refused", "Connections and tokens refused", door.refused)
-        yield CounterMetricFamily("twinbus_restarts", "Times it healed itself", snapshot.restarts)
+        yield CounterMetricFamily("twinbus_restarts", "Restarts to heal itself", snapshot.restarts)
         yield CounterMetricFamily(
             "twinbus_failed_commands",
-            "Commands and timers that met an internal error, and failed alone",
+            "Commands and timers that failed because of an internal error",
             snapshot.failed_commands,
         )
         yield CounterMetricFamily(
@@ -132,20 +133,20 @@ class _Metrics(Collector):
         storage_bytes = ledger_bytes + _bytes_without_ledger(self._namespace)
         for name, text, value in (
             ("open_connections", "Connections open", door.connections),
-            ("open_receives", "Receives that wait", snapshot.open_receives),
+            ("open_receives", "Receives that wait for messages", snapshot.open_receives),
             ("storage_bytes", "Bytes of all files of the namespace", storage_bytes),
             ("log_bytes", "Bytes of the records of the log", snapshot.storage_bytes),
             ("ledger_bytes", "Bytes of the ledgers", ledger_bytes),
             ("spilled_sends", "Sends that wait in the spill store", snapshot.spilled_sends),
-            ("degraded", "1 while sends wait there for too long", int(degradation is not None)),
-            ("spilling", "1 while the log's disk is in trouble", int(snapshot.is_spilling)),
-            ("up", "1 while it takes commands", int(snapshot.is_open)),
+            ("degraded", "1 while a spilled send is too old", int(degradation is not None)),
+            ("spilling", "1 while the log refuses writes", int(snapshot.is_spilling)),
+            ("up", "1 while it accepts commands", int(snapshot.is_open)),
         ):
             yield GaugeMetricFamily(f"twinbus_{name}", text, value)
 
 
 def _bytes_without_ledger(namespace: EmbeddedNamespace) -> int:
-    """Return the size of all files of a namespace but its ledgers."""
+    """Return the size of all files of a namespace without its ledgers."""
     directory, spill = namespace.directory, namespace.spill_directory
     total = tree_bytes(directory, leave_out=FOLDER)
     return total if _is_inside(spill, directory) else total + tree_bytes(spill)
@@ -156,7 +157,7 @@ def _is_inside(folder: Path, other: Path) -> bool:
 
 
 def _health(vitals: Vitals) -> tuple[bool, dict[str, Any]]:
-    """Return whether a namespace works, and what /health says about it."""
+    """Return whether a namespace works, and the content of /health."""
     state = "ok" if vitals.is_open else "stopped"
     if vitals.is_open and vitals.is_healing:
         state = "restarting"
@@ -174,40 +175,44 @@ def _health(vitals: Vitals) -> tuple[bool, dict[str, Any]]:
 
 
 def _readiness(vitals: Vitals) -> tuple[bool, dict[str, Any]]:
-    """Return whether a namespace takes every command, and why it does not."""
+    """Return whether a namespace accepts every command, and the content of /ready."""
     reason = ""
     if not vitals.is_open:
         reason = f"the namespace has stopped: {vitals.trouble}"
     elif vitals.is_healing:
-        reason = f"the broker restarts from its log: {vitals.trouble}"
+        reason = f"the broker is restarting from its log: {vitals.trouble}"
     elif vitals.refusal:
         reason = vitals.refusal
     return not reason, {"ready": False, "reason": reason} if reason else {"ready": True}
 
 
 class _WebConnection(H11Protocol):
-    """A reader. It counts as a stranger, and has as much time as one for each request."""
+    """An HTTP connection. It counts as a stranger until it shows a token.
 
-    def __init__(self, door: "Door", *options: Any) -> None:
-        super().__init__(*options)
+    Each request has the same time limit as a stranger's first bytes.
+    """
+
+    def __init__(self, door: "Door", config: Config, state: ServerState, loop: Any) -> None:
+        # The application finds its connection in the state of the request.
+        super().__init__(config, state, {"connection": self}, loop)
         self._door = door
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._door.note_stranger(self, transport)
+        self._door.attendance.note_stranger(self, transport)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Unregister the connection."""
         super().connection_lost(exc)
-        self._door.forget_stranger(self)
+        self._door.attendance.forget(self)
         if self._timer is not None:
             self._timer.cancel()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Start the timeout of the next request."""
         super().on_response_complete()
         self._wait()
 
@@ -218,7 +223,7 @@ class _WebConnection(H11Protocol):
 
 
 class Web:
-    """Serves health, readiness and metrics to connections that speak HTTP."""
+    """Serves health, readiness, metrics and administration to HTTP connections."""
 
     def __init__(self, namespace: EmbeddedNamespace, door: "Door", name: str) -> None:
         self._namespace = namespace
@@ -227,7 +232,7 @@ class Web:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Metrics(namespace, door))
         self._registry = registry
-        self._page = b""  # of metrics, as it was rendered last
+        self._page = b""  # the metrics as last rendered
         self._rendered_at = -METRICS_AGE_S
         self._rendering = asyncio.Lock()
         self._state = ServerState()
@@ -237,7 +242,7 @@ class Web:
             Route("/metrics", self._metrics, methods=["GET"]),
         ]
         self._pages = Starlette(routes=routes, exception_handlers={404: _not_found})
-        self._administration = Administration(door, name)
+        self._administration = AdministrationApi(door, name)
         self._config = Config(
             self._answer,
             interface="asgi3",
@@ -252,20 +257,20 @@ class Web:
         self._config.load()
 
     def websocket(self, address: str, refusal: MessagingError | None) -> asyncio.Protocol:
-        """Return the protocol of one connection that asks for a websocket."""
+        """Return the protocol for a connection that requests a websocket."""
         return WebsocketConnection(self._door, address, refusal=refusal)
 
     def protocol(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
-        """Return the protocol of one connection."""
-        return _WebConnection(self._door, self._config, self._state, {}, loop)
+        """Return the protocol for an HTTP connection."""
+        return _WebConnection(self._door, self._config, self._state, loop)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; what names a version of the administration API is for that."""
+        """Answer a request, or pass it to the administration API."""
         is_page = b"api-version=" not in scope["query_string"] and scope["path"][:2] != "/$"
         await (self._pages if is_page else self._administration)(scope, receive, send)
 
     async def close(self) -> None:
-        """Hang up on everyone."""
+        """Close every connection."""
         for connection in list(self._state.connections):
             connection.shutdown()
             connection.transport.abort()
@@ -282,7 +287,7 @@ class Web:
         return self._state_page(request, *_readiness(self._namespace.vitals()))
 
     def _state_page(self, request: Request, is_well: bool, found: dict[str, Any]) -> Response:  # noqa: FBT001
-        """Answer with a state; why it is so is for those who may read metrics."""
+        """Return the page of a state; only readers of metrics may see the reason."""
         if not self._is_trusted(request):
             found = {name: value for name, value in found.items() if name in _PUBLIC}
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
@@ -304,17 +309,19 @@ class Web:
         return Response(self._page, media_type=CONTENT_TYPE_LATEST)
 
     def _is_trusted(self, request: Request) -> bool:
-        """Whether a reader may see names and reasons.
+        """Return whether the client may see names and reasons.
 
-        A page in a browser can reach this machine's own ports under another name, so the Host
-        header must name the machine itself.
+        A web page can reach the ports of this machine under another host name, so the Host header
+        must name this machine.
         """
         token = request.headers.get("authorization", "")
         if token:
             try:
-                return self._door.admit(token).may(Claim.MANAGE, None)
+                admission = self._door.admit(token)
             except UnauthorizedError:
                 return False
+            self._door.attendance.note_reader(request.state.connection)
+            return admission.may(Claim.MANAGE, None)
         client = request.client
         try:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""

@@ -1,4 +1,4 @@
-"""AMQP inside of a websocket, for clients behind proxies: GET /$servicebus/websocket.
+"""AMQP inside a websocket, for clients behind proxies: GET /$servicebus/websocket.
 
     client                                      server
     GET /$servicebus/websocket                  101 Switching Protocols
@@ -6,9 +6,8 @@
     binary messages, each any piece of          binary messages, each any piece of
     the bytes of an AMQP connection             the bytes of an AMQP connection
 
-The handshake and the frames are those of wsproto. What is inside of them goes to the same
-connection that serves AMQP on a plain socket: it writes to a transport that puts its bytes into
-frames.
+wsproto implements the handshake and the frames. Their content goes to the same kind of connection
+that serves AMQP on a plain socket; its transport puts the bytes into frames.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ _PATH: Final = "/$servicebus/websocket"
 
 
 class _FramingTransport(asyncio.Transport):
-    """The transport of the connection inside: puts what is written into frames."""
+    """The transport of the AMQP connection inside: puts written bytes into websocket frames."""
 
     def __init__(self, outside: asyncio.Transport, frames: WSConnection) -> None:
         super().__init__()
@@ -56,42 +55,42 @@ class _FramingTransport(asyncio.Transport):
             self._outside.write(self._frames.send(BytesMessage(data=bytes(data))))
 
     def close(self) -> None:
-        """Say that there is nothing more, and hang up when everything is written."""
+        """Send a close frame, and close the socket when everything is written."""
         if self._frames.state is ConnectionState.OPEN:
             self._outside.write(self._frames.send(CloseConnection(CloseReason.NORMAL_CLOSURE)))
         self._outside.close()
 
     def abort(self) -> None:
-        """Hang up at once."""
+        """Close the socket at once."""
         self._outside.abort()
 
     def is_closing(self) -> bool:
-        """Whether nothing can be written any more."""
+        """Return whether the transport is closing or closed."""
         return self._outside.is_closing() or self._frames.state is not ConnectionState.OPEN
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when writing is paused."""
+        """Set the buffer sizes at which writing pauses and resumes."""
         self._outside.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        """Return how much was not written yet."""
+        """Return the number of unwritten bytes."""
         return self._outside.get_write_buffer_size()
 
     def pause_reading(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._outside.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on."""
+        """Read again."""
         self._outside.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return what the socket knows."""
+        """Return a property of the socket."""
         return self._outside.get_extra_info(name, default)
 
 
 class WebsocketConnection(asyncio.Protocol):
-    """A client that speaks AMQP inside of a websocket."""
+    """A client that speaks AMQP inside a websocket."""
 
     def __init__(self, door: "Door", address: str, *, refusal: MessagingError | None) -> None:
         self._door = door
@@ -101,16 +100,16 @@ class WebsocketConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the handshake."""
+        """Start the timeout of the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._door.note_stranger(self, transport)
+        self._door.attendance.note_stranger(self, transport)
         seconds = AUTHENTICATION_US / SECOND_US
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of the client."""
-        idle = 0  # frames that bring nothing
+        """Process bytes that the client sent."""
+        idle = 0  # frames without content
         try:
             self._frames.receive_data(data)
             for event in self._frames.events():
@@ -125,9 +124,9 @@ class WebsocketConnection(asyncio.Protocol):
                 self._take(event)
         except RemoteProtocolError as error:
             self._refuse(error)
-        except ValueError as error:  # of wsproto, for headers that are no text
+        except ValueError as error:  # wsproto raises it for headers that are not text
             self._refuse(RemoteProtocolError(str(error)))
-        except LocalProtocolError:  # the client broke off, and there is nothing to answer
+        except LocalProtocolError:  # the client has closed the websocket; no reply is possible
             self._transport.abort()
 
     def _take(self, event: Event) -> None:
@@ -148,11 +147,11 @@ class WebsocketConnection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         """Answer the handshake."""
         if self._door.has_public_key and not is_local_origin(_origin_of(request)):
-            self._reject(403, "Pages of other hosts have no access to this server.\n")
+            self._reject(403, "Web pages of other hosts have no access to this server.\n")
         elif request.target.partition("?")[0].rstrip("/") != _PATH:
-            self._reject(404, f"There is no websocket here but {_PATH}.\n")
+            self._reject(404, f"The only websocket of this server is {_PATH}.\n")
         elif SUBPROTOCOL not in request.subprotocols:
-            self._reject(400, f"The websocket must ask for the subprotocol {SUBPROTOCOL}.\n")
+            self._reject(400, f"The websocket must request the subprotocol {SUBPROTOCOL}.\n")
         else:
             self._transport.write(self._frames.send(AcceptConnection(subprotocol=SUBPROTOCOL)))
             self._leave()
@@ -167,14 +166,14 @@ class WebsocketConnection(asyncio.Protocol):
         self._transport.close()
 
     def _refuse(self, error: RemoteProtocolError) -> None:
-        """Answer a handshake or a frame that breaks the rules, and hang up."""
+        """Answer an invalid handshake or frame, and close the connection."""
         hint = error.event_hint
         if self._has_begun:
             code = hint.code if isinstance(hint, CloseConnection) else CloseReason.PROTOCOL_ERROR
             self._end(CloseReason(code))
             return
         status = hint.status_code if isinstance(hint, RejectConnection) else 400
-        text = f"This is no handshake of a websocket: {error}\n".encode()
+        text = f"This is not a valid websocket handshake: {error}\n".encode()
         head = f"HTTP/1.1 {status} Refused\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
         if status == 426:
             head += "Upgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
@@ -187,27 +186,27 @@ class WebsocketConnection(asyncio.Protocol):
         self._transport.close()
 
     def pause_writing(self) -> None:
-        """Keep what is to be written."""
+        """Keep further bytes in memory, because the client does not read."""
         self._inside.pause_writing()
 
     def resume_writing(self) -> None:
-        """Write what was kept."""
+        """Write the bytes that were kept in memory."""
         if self._has_begun:
             self._inside.resume_writing()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the connection."""
+        """Unregister the connection."""
         self._leave()
         if self._has_begun:
             self._inside.connection_lost(error)
 
     def _leave(self) -> None:
-        self._door.forget_stranger(self)
+        self._door.attendance.forget(self)
         if self._timer is not None:
             self._timer.cancel()
 
 
 def _origin_of(request: Request) -> str:
-    """Return the page that a browser asks for; empty: it is no browser."""
+    """Return the origin of the web page that sends the request, or an empty text."""
     found = [value for name, value in request.extra_headers if name.lower() == b"origin"]
     return found[0].decode("latin-1") if found else ""

@@ -1,1 +1,1 @@
-"""The Service Bus dialect: what SDKs of Azure Service Bus say over AMQP, and what they expect."""
+"""The Service Bus dialect: what SDKs of Azure Service Bus send over AMQP, and what they expect."""

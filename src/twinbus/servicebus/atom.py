@@ -1,11 +1,11 @@
 """The documents of the administration API: entries, feeds and errors as XML, without IO.
 
-    request    entry > content > one description (QueueDescription, RuleDescription ...)
+    request    entry > content > a description (QueueDescription, RuleDescription ...)
     reply      the same entry with id, title and times; a feed of entries; an Error
 
-Some SDKs parse XML without looking at namespaces, so that every name is written with the prefix
-that Service Bus uses. What clients send is read by defusedxml, which refuses entities and document
-types.
+Some SDKs ignore XML namespaces and compare prefixed names, so every name is written with the prefix
+that Service Bus uses. Documents of clients are parsed by defusedxml, which refuses entities and
+document types.
 """
 
 import re
@@ -34,23 +34,23 @@ _SHOWN: Final = 60
 
 
 def text_of(value: object) -> str:
-    """Return a value as the text of an element; characters that XML cannot have are replaced."""
+    """Return a value as the text of an element; characters that XML forbids are replaced."""
     return escape(_UNWRITABLE.sub("\ufffd", str(value)))
 
 
 def element(name: str, value: object, attributes: str = "") -> str:
-    """Return an element with a text."""
+    """Return an element that contains a text."""
     return f"<{name}{attributes}>{text_of(value)}</{name}>"
 
 
 def moment(value: datetime) -> str:
-    """Return a time as Service Bus writes it."""
+    """Return a time in the format of Service Bus."""
     return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One thing that is described, and where it is found."""
+class AtomEntry:
+    """A described entity, rule or namespace, with its URL."""
 
     title: str
     url: str
@@ -75,27 +75,27 @@ class Entry:
 _DEFAULT = f' xmlns="{ATOM}"'
 
 
-def entry_document(entry: Entry, author: str) -> bytes:
-    """Return the document of one entry."""
+def entry_document(entry: AtomEntry, author: str) -> bytes:
+    """Return the document with a single entry."""
     return entry.to_xml(author, namespace=_DEFAULT).encode()
 
 
 def feed_document(
-    title: str, url: str, next_url: str | None, entries: Iterable[Entry], author: str
+    title: str, url: str, next_url: str | None, entries: Iterable[AtomEntry], author: str
 ) -> bytes:
-    """Return the document of one page of entries; `next_url` is None on the last."""
-    held = list(entries)
+    """Return the document with a page of entries; `next_url` is None on the last page."""
+    page = list(entries)
     links = f'<link rel="self" href="{text_of(url)}"/>'
     if next_url is not None:
         links += f'<link rel="next" href="{text_of(next_url)}"/>'
-    updated = max((entry.updated for entry in held), default=None)
+    updated = max((entry.updated for entry in page), default=None)
     return (
         f"<feed{_DEFAULT}>"
         + element("title", title, ' type="text"')
         + element("id", url)
         + (element("updated", moment(updated)) if updated else "")
         + links
-        + "".join(entry.to_xml(author) for entry in held)
+        + "".join(entry.to_xml(author) for entry in page)
         + "</feed>"
     ).encode()
 
@@ -128,26 +128,26 @@ def read_description(document: bytes) -> Element:
             f"the document is {_shown(root.tag)}; it must be an entry of the namespace {ATOM}"
         )
     contents = root.findall(f"{{{ATOM}}}content")
-    held = [child for content in contents for child in content]
-    if len(held) != 1:
-        raise InvalidArgumentError("an entry must have one content with one description")
-    name_of(held[0])
-    described: Element = held[0]
+    descriptions = [child for content in contents for child in content]
+    if len(descriptions) != 1:
+        raise InvalidArgumentError("an entry must have one content element with one description")
+    name_of(descriptions[0])
+    described: Element = descriptions[0]
     return described
 
 
 def name_of(found: Element) -> str:
-    """Return the name of an element of Service Bus; refuse one of another namespace."""
+    """Return the name of a Service Bus element; refuse an element of another XML namespace."""
     namespace, _, name = found.tag.rpartition("}")
     if namespace != f"{{{SERVICE_BUS}":
         raise InvalidArgumentError(
-            f"the element {_shown(found.tag)} is not of the namespace {SERVICE_BUS}"
+            f"the element {_shown(found.tag)} must be in the XML namespace {SERVICE_BUS}"
         )
     return name
 
 
 def children_of(parent: Element) -> Iterator[tuple[str, Element]]:
-    """Return the elements inside of another by name; refuse a name that is there twice."""
+    """Yield the child elements with their names; refuse a name that occurs twice."""
     seen = set()
     for child in parent:
         name = name_of(child)
@@ -158,7 +158,7 @@ def children_of(parent: Element) -> Iterator[tuple[str, Element]]:
 
 
 def type_of(found: Element) -> str:
-    """Return the type that an element states, without its prefix."""
+    """Return the value of an element's type attribute, without its prefix."""
     return found.get(f"{{{INSTANCE}}}type", "").rpartition(":")[2]
 
 

@@ -1,7 +1,7 @@
-"""How errors travel to SDKs of Service Bus: a condition on links, and a status for requests.
+"""How errors are reported to SDKs of Service Bus: a condition on links, a status on requests.
 
-The SDKs choose the exception they raise, and whether they try again, by the condition. All three
-fields of an error are always there: some SDKs wait for ever when one is missing.
+An SDK decides by the condition which exception it raises and whether it retries. Every error has
+all three fields, because some SDKs wait for ever when one is missing.
 """
 
 from typing import Final, NamedTuple
@@ -30,41 +30,41 @@ from twinbus.errors import (
 )
 
 MICROSOFT: Final = "com.microsoft:"
-_MOST_CHARACTERS: Final = 1000  # of a description; a frame of the peer must hold it
+_MOST_CHARACTERS: Final = 1000  # of a description; it must fit into a frame of the peer
 
 
-class Mapped(NamedTuple):
-    """How one kind of error travels."""
+class ReportedAs(NamedTuple):
+    """The condition and the status of a kind of error."""
 
     condition: str
     status: int
 
 
-_INTERNAL = Mapped(Condition.INTERNAL_ERROR, 500)
-_TABLE: Final[dict[type[MessagingError], Mapped]] = {  # the first that fits counts
-    MessageSizeExceededError: Mapped(Condition.MESSAGE_SIZE_EXCEEDED, 400),
-    QuotaExceededError: Mapped(Condition.RESOURCE_LIMIT_EXCEEDED, 403),
-    UnauthorizedError: Mapped(Condition.UNAUTHORIZED_ACCESS, 401),
-    EntityNotFoundError: Mapped(Condition.NOT_FOUND, 404),
-    EntityAlreadyExistsError: Mapped(f"{MICROSOFT}entity-already-exists", 409),
-    EntityDisabledError: Mapped(f"{MICROSOFT}entity-disabled", 403),
-    MessageNotFoundError: Mapped(f"{MICROSOFT}message-not-found", 404),
-    MessageLockLostError: Mapped(f"{MICROSOFT}message-lock-lost", 410),
-    SessionLockLostError: Mapped(f"{MICROSOFT}session-lock-lost", 410),
-    SessionCannotBeLockedError: Mapped(f"{MICROSOFT}session-cannot-be-locked", 409),
-    ServerBusyError: Mapped(f"{MICROSOFT}server-busy", 503),
-    OperationTimeoutError: Mapped(f"{MICROSOFT}timeout", 408),
-    InvalidArgumentError: Mapped(f"{MICROSOFT}argument-error", 400),
-    InvalidOperationError: Mapped(Condition.NOT_ALLOWED, 400),
-    CommandFailedError: Mapped(Condition.ILLEGAL_STATE, 500),
-    NamespaceClosedError: Mapped(Condition.CONNECTION_FORCED, 503),
+_INTERNAL = ReportedAs(Condition.INTERNAL_ERROR, 500)
+_TABLE: Final[dict[type[MessagingError], ReportedAs]] = {  # the first matching row is used
+    MessageSizeExceededError: ReportedAs(Condition.MESSAGE_SIZE_EXCEEDED, 400),
+    QuotaExceededError: ReportedAs(Condition.RESOURCE_LIMIT_EXCEEDED, 403),
+    UnauthorizedError: ReportedAs(Condition.UNAUTHORIZED_ACCESS, 401),
+    EntityNotFoundError: ReportedAs(Condition.NOT_FOUND, 404),
+    EntityAlreadyExistsError: ReportedAs(f"{MICROSOFT}entity-already-exists", 409),
+    EntityDisabledError: ReportedAs(f"{MICROSOFT}entity-disabled", 403),
+    MessageNotFoundError: ReportedAs(f"{MICROSOFT}message-not-found", 404),
+    MessageLockLostError: ReportedAs(f"{MICROSOFT}message-lock-lost", 410),
+    SessionLockLostError: ReportedAs(f"{MICROSOFT}session-lock-lost", 410),
+    SessionCannotBeLockedError: ReportedAs(f"{MICROSOFT}session-cannot-be-locked", 409),
+    ServerBusyError: ReportedAs(f"{MICROSOFT}server-busy", 503),
+    OperationTimeoutError: ReportedAs(f"{MICROSOFT}timeout", 408),
+    InvalidArgumentError: ReportedAs(f"{MICROSOFT}argument-error", 400),
+    InvalidOperationError: ReportedAs(Condition.NOT_ALLOWED, 400),
+    CommandFailedError: ReportedAs(Condition.ILLEGAL_STATE, 500),
+    NamespaceClosedError: ReportedAs(Condition.CONNECTION_FORCED, 503),
 }
 
 
-def mapped(error: MessagingError) -> Mapped:
-    """Return how an error travels."""
+def mapped(error: MessagingError) -> ReportedAs:
+    """Return the condition and the status of an error."""
     if isinstance(error, AmqpError):
-        return Mapped(error.condition, 400)
+        return ReportedAs(error.condition, 400)
     for kind, found in _TABLE.items():
         if isinstance(error, kind):
             return found
@@ -72,7 +72,7 @@ def mapped(error: MessagingError) -> Mapped:
 
 
 def text_of(error: MessagingError) -> str:
-    """Return what an error says; JavaScript's SDK knows a missing entity by the words."""
+    """Return the text of an error; JavaScript's SDK detects a missing entity by these words."""
     text = error.text
     if isinstance(error, EntityNotFoundError):
         text = f"The messaging entity {error.facts.get('path', '')} could not be found: {text}"
@@ -80,13 +80,13 @@ def text_of(error: MessagingError) -> str:
 
 
 def condition_of(error: MessagingError) -> ErrorCondition:
-    """Return an error as a link carries it."""
+    """Return an error in the form that links use."""
     condition = Symbol(mapped(error).condition)
     return ErrorCondition(condition=condition, description=text_of(error), info={})
 
 
 NO_TRANSACTIONS: Final = ErrorCondition(
     condition=Symbol(Condition.NOT_IMPLEMENTED),
-    description="transactions are not supported; a batch is atomic: send messages together in one",
+    description="transactions are not supported; send the messages in one batch, which is atomic",
     info={},
 )

@@ -1,18 +1,18 @@
 """The server's end of a connection of a Service Bus client, without IO.
 
-The driver (server/amqp.py, or a simulation) hands in what it has read, hands over the requests that
-`take_requests` returns, reports their replies with `answer`, writes what `amqp.take_outgoing`
-returns, and calls `tick` every now and then.
+The driver (server/amqp.py, or a simulation) passes in the bytes that it has read, submits the
+requests that `take_requests` returns, passes in their replies with `answer`, writes the bytes that
+`amqp.take_outgoing` returns, and calls `tick` periodically.
 
-A client shows tokens to `$cbs`; which links it may attach, and what it may ask for on them, follows
-from these tokens, each time. The address of a link says what it is for:
+A client shows tokens to `$cbs`. They decide which links it may attach and which requests it may
+make; they are checked at each request. The address of a link selects its purpose:
 
     $cbs                      tokens (nodes.py)
     <entity>/$management      operations (management.py)
-    anything else             an entity: its client sends (sending.py) or receives (receiving.py)
+    anything else             an entity: the client sends (sending.py) or receives (receiving.py)
 
-Transactions are not supported: a link to a coordinator is refused with `amqp:not-implemented`, and
-so are deliveries and outcomes that claim to belong to a transaction.
+Transactions are not supported: the server refuses a link to a coordinator with
+`amqp:not-implemented`, and also deliveries and outcomes that belong to a transaction.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sasl import ANONYMOUS, EXTERNAL, MSSBCBS, SaslServer
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.types import Described, Symbol
-from twinbus.clock import moment_us
+from twinbus.clock import moment_us, to_us
 from twinbus.entities import DEAD_LETTER_SUFFIX, EntityDescription
 from twinbus.errors import (
     InvalidArgumentError,
@@ -70,7 +70,7 @@ from twinbus.servicebus.management import MANAGEMENT, ManagementNode
 from twinbus.servicebus.nodes import CBS, Answer, Answers, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import NO_WAIT, Receiving
 from twinbus.servicebus.sending import Sending
-from twinbus.servicebus.work import Deliver, Guard, LinkRequest, Work
+from twinbus.servicebus.work import Deliver, LinkRequest, ServiceBusGuard, Work
 
 _CBS_NAMES: Final = ("status-code", "status-description", "error-condition")
 _SESSION_FILTER: Final = f"{MICROSOFT}session-filter"
@@ -81,22 +81,29 @@ def _refused(condition: str, text: str) -> ErrorCondition:
     return ErrorCondition(condition=condition, description=text, info={})
 
 
-_NO_ADDRESS: Final = _refused(Condition.NOT_IMPLEMENTED, "a link needs the address of an entity")
+_NO_ADDRESS: Final = _refused(
+    Condition.NOT_IMPLEMENTED, "the link has no address; attach it to the address of an entity"
+)
 
 
 class ServiceBusConversation:
     """One connection, from its first byte to its end."""
 
     def __init__(
-        self, guard: Guard, deliver: Deliver, container_id: str, now: int, max_message_bytes: int
+        self,
+        guard: ServiceBusGuard,
+        deliver: Deliver,
+        container_id: str,
+        now: int,
+        max_message_bytes: int,
     ) -> None:
         options = ConnectionOptions(
             container_id,
             idle_timeout_us=SERVICE_BUS_IDLE_US,
             tolerates_overrun=True,
-            rejects_too_large=True,  # SDKs take a link that ends for a lost connection
+            rejects_too_large=True,  # SDKs treat a link that ends as a lost connection
         )
-        sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens follow
+        sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens come later
         self.amqp = AmqpConnection(options, now, sasl=sasl)
         self._work = Work(guard, deliver, now, lambda: self.amqp.unread_bytes)
         self._began_at = now
@@ -105,26 +112,26 @@ class ServiceBusConversation:
         self._management: dict[str, ManagementNode] = {}  # by the path of the entity
         self._accepting: dict[SenderLink, LinkRequest | None] = {}  # links that wait for a session
 
-    # -- what the driver calls -----------------------------------------------------------------
+    # -- called by the driver ------------------------------------------------------------------
 
     def receive(self, data: bytes, now: int) -> None:
-        """Take bytes that have arrived."""
+        """Process bytes that have arrived."""
         self._work.now = now
         self._take(self.amqp.receive(data, now))
 
     def answer(self, request: LinkRequest, value: Any, now: int) -> None:
-        """Take a reply of the broker."""
+        """Process a reply of the broker."""
         self._work.now = now
         self._work.answer(request, value)
         self._take(self.amqp.take_events())
 
     @property
     def has_requests(self) -> bool:
-        """Whether `take_requests` has something to return."""
+        """Whether `take_requests` has requests to return."""
         return bool(self._work.arrived or self._work.withdrawn)
 
     def take_requests(self) -> tuple[list[Request], list[Request]]:
-        """Return the requests for the broker, and those that nobody waits for any more."""
+        """Return new requests for the broker, and requests whose reply is no longer needed."""
         work = self._work
         arrived, work.arrived = work.arrived, []
         withdrawn, work.withdrawn = work.withdrawn, []
@@ -132,13 +139,13 @@ class ServiceBusConversation:
 
     @property
     def may_read(self) -> bool:
-        """Whether the driver shall read more."""
+        """Whether the driver may read more bytes."""
         return self.amqp.may_read and not self._work.is_behind
 
     def note_buffered(self, size: int) -> None:
-        """Note how many bytes the driver has not written yet; deliver more if these are few."""
+        """Record the number of unwritten bytes of the driver; deliver more if they are few."""
         self.amqp.note_buffered(size)
-        self._work.release_held()
+        self._work.submit_deferred()
         if self._work.is_stalled and self.amqp.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
             self._work.is_stalled = False
             for session in self.amqp.sessions:
@@ -147,37 +154,42 @@ class ServiceBusConversation:
                         link.context.pump()
 
     def lose(self) -> None:
-        """Take note that the connection is gone."""
+        """Handle the loss of the connection."""
         self._take(self.amqp.lose())
 
     def end(self, error: MessagingError, now: int) -> None:
-        """Close the connection, and say why."""
+        """Close the connection with an error."""
         self.amqp.close(now, condition_of(error))
         self._take(self.amqp.take_events())
 
     def end_links(self, path: str, error: MessagingError) -> None:
-        """End the links to an entity, and say why."""
+        """End the links to an entity with an error."""
         for session in self.amqp.sessions:
             for link in session.links:
-                held = link.context
-                if isinstance(held, Sending | Receiving) and held.path.lower() == path.lower():
-                    held.stop(error)
+                endpoint = link.context
+                if (
+                    isinstance(endpoint, Sending | Receiving)
+                    and endpoint.path.lower() == path.lower()
+                ):
+                    endpoint.stop(error)
 
     def tick(self, now: int) -> None:
-        """Do what time brings, and end the links that the client's tokens no longer allow."""
+        """Apply timeouts, and end the links that the client's tokens no longer allow."""
         self._work.now = now
         if not self._work.is_admitted and now >= self._began_at + AUTHENTICATION_US:
-            text = "the connection has shown no token in time; send one to $cbs"
+            text = "the connection has not shown a token in time; send one to $cbs"
             self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
         for session in self.amqp.sessions:
             for link in session.links:
-                held = link.context
-                if link.state is EndpointState.ACTIVE and isinstance(held, Sending | Receiving):
-                    claim = Claim.SEND if isinstance(held, Sending) else Claim.LISTEN
+                endpoint = link.context
+                if link.state is EndpointState.ACTIVE and isinstance(endpoint, Sending | Receiving):
+                    claim = Claim.SEND if isinstance(endpoint, Sending) else Claim.LISTEN
                     try:
-                        self._work.check_right(claim, held.path)
+                        self._work.check_right(claim, endpoint.path)
                     except MessagingError as error:
-                        held.stop(error)
+                        endpoint.stop(error)
+                    if isinstance(endpoint, Receiving):
+                        endpoint.check_session()
         self._take(self.amqp.tick(now))
 
     # -- events --------------------------------------------------------------------------------
@@ -185,10 +197,10 @@ class ServiceBusConversation:
     def _take(self, events: list[Event]) -> None:
         while events:
             for event in events:
-                self._take_one(event)
+                self._take_event(event)
             events = self.amqp.take_events()
 
-    def _take_one(self, event: Event) -> None:
+    def _take_event(self, event: Event) -> None:
         if isinstance(event, Delivery):
             self._take_delivery(event)
         elif isinstance(event, OutcomeReported):
@@ -206,38 +218,38 @@ class ServiceBusConversation:
             self._take_detach(event)
 
     def _take_delivery(self, event: Delivery) -> None:
-        held = event.link.context
+        endpoint = event.link.context
         if isinstance(event.state, TransactionalState):
             event.link.settle(event.number, Rejected(error=NO_TRANSACTIONS), is_settled=True)
-        elif isinstance(held, Sending):
-            held.take(event)
-        elif isinstance(held, RequestNode):
-            request = held.read(event)
-            if request is not None and isinstance(held, ManagementNode):
-                held.carry_out(request)
+        elif isinstance(endpoint, Sending):
+            endpoint.take(event)
+        elif isinstance(endpoint, RequestNode):
+            request = endpoint.read(event)
+            if request is not None and isinstance(endpoint, ManagementNode):
+                endpoint.carry_out(request)
             elif request is not None:
                 self._cbs.answer(request, self._put_token(request))
 
     def _take_credit(self, event: CreditGiven) -> None:
-        held = event.link.context
-        if isinstance(held, Receiving):
-            held.take_credit(event)
-        elif isinstance(held, Answers):
-            held.pump()
+        endpoint = event.link.context
+        if isinstance(endpoint, Receiving):
+            endpoint.take_credit(event)
+        elif isinstance(endpoint, Answers):
+            endpoint.pump()
             if event.is_draining:
                 event.link.drained()
 
     def _take_detach(self, event: LinkDetached) -> None:
-        link, held = event.link, event.link.context
+        link, endpoint = event.link, event.link.context
         link.context = None
-        if isinstance(held, Sending | Receiving):
-            held.end()
-        elif isinstance(held, RequestNode):
-            held.end_requests()
-            self._forget_unused(held)
-        elif isinstance(held, Answers):
-            held.node.end_answers(held.link)
-            self._forget_unused(held.node)
+        if isinstance(endpoint, Sending | Receiving):
+            endpoint.end()
+        elif isinstance(endpoint, RequestNode):
+            endpoint.end_requests()
+            self._forget_unused(endpoint)
+        elif isinstance(endpoint, Answers):
+            endpoint.node.end_answers(endpoint.link)
+            self._forget_unused(endpoint.node)
         elif isinstance(link, SenderLink) and link in self._accepting:
             self._work.drop(self._accepting.pop(link))
 
@@ -253,7 +265,7 @@ class ServiceBusConversation:
                 raise InvalidArgumentError(f"$cbs has no operation {request.operation!r:.60}")
             audience, token = request.properties.get("name"), request.body
             if not isinstance(audience, str) or not isinstance(token, str):
-                raise InvalidArgumentError("put-token needs a name and a token, both text")
+                raise InvalidArgumentError("put-token needs a name and a token; both must be text")
             self._work.show(str(token), path_in(audience).removesuffix(MANAGEMENT))
         except MessagingError as error:
             return failed(error)
@@ -294,21 +306,23 @@ class ServiceBusConversation:
             return
         node = self._management.get(path.lower())
         if node is None:
-            node = self._management[path.lower()] = ManagementNode(self._work, path, self._held)
+            node = self._management[path.lower()] = ManagementNode(
+                self._work, path, self._link_of_session
+            )
         self._attach_node(link, node)
 
-    def _held(self, path: str, session_id: str) -> Receiving | None:
-        """Return the link of this connection that holds a session."""
+    def _link_of_session(self, path: str, session_id: str) -> Receiving | None:
+        """Return the link of this connection that has locked a session."""
         for session in self.amqp.sessions:
             for link in session.links:
-                held = link.context
+                endpoint = link.context
                 if (
-                    isinstance(held, Receiving)
-                    and held.session is not None
-                    and held.session.session_id == session_id
-                    and held.path.lower() == path.lower()
+                    isinstance(endpoint, Receiving)
+                    and endpoint.session is not None
+                    and endpoint.session.session_id == session_id
+                    and endpoint.path.lower() == path.lower()
                 ):
-                    return held
+                    return endpoint
         return None
 
     def _attach_entity(self, link: SenderLink | ReceiverLink, path: str) -> None:
@@ -338,34 +352,37 @@ class ServiceBusConversation:
                 path=path,
             )
         if needs:
-            self._accept_session(link, path, filters[_SESSION_FILTER])
+            lock_us = to_us(getattr(description, "lock_duration", timedelta.max))
+            self._accept_session(link, path, filters[_SESSION_FILTER], lock_us)
         elif link.accept():
             link.context = Receiving(self._work, link, path)
             link.context.pump()
 
-    def _accept_session(self, link: SenderLink, path: str, wanted: Any) -> None:
-        """Lock a session; the answer to the attach waits until it is there."""
+    def _accept_session(self, link: SenderLink, path: str, wanted: Any, lock_us: int) -> None:
+        """Lock a session; the reply to the attach is sent when the session is locked."""
         name = wanted.value if isinstance(wanted, Described) else wanted
         if name is not None and not isinstance(name, str):
-            raise InvalidArgumentError("a session filter names a session by text, or any by null")
+            raise InvalidArgumentError(
+                "a session filter must be the id of a session as text, or null for any session"
+            )
         wait = NO_WAIT if name is not None else self._accept_wait(link)
         command = AcceptSession(path, None if name is None else str(name), wait)
-        then = partial(self._take_session, link, path)
+        then = partial(self._take_session, link, path, lock_us)
         self._accepting[link] = None
         self._accepting[link] = self._work.ask(path, command, then)
 
     def _accept_wait(self, link: SenderLink) -> timedelta:
-        """Return how long a client waits for a session."""
+        """Return how long a client wants to wait for a session."""
         assert link.peer is not None
         wanted_ms = (link.peer.properties or {}).get(f"{MICROSOFT}timeout")
         if isinstance(wanted_ms, int) and wanted_ms > 0:
             return min(timedelta(milliseconds=int(wanted_ms)), MAX_WAIT)
         return SERVICE_BUS_ACCEPT_WAIT
 
-    def _take_session(self, link: SenderLink, path: str, value: Any) -> None:
+    def _take_session(self, link: SenderLink, path: str, lock_us: int, value: Any) -> None:
         self._accepting.pop(link, None)
         if isinstance(value, SessionCannotBeLockedError) and value.session_id is None:
-            value = OperationTimeoutError(value.text)  # nothing to receive is no failure
+            value = OperationTimeoutError(value.text)  # SDKs expect a timeout if no session is free
         if isinstance(value, MessagingError):
             link.refuse(condition_of(value))
             return
@@ -374,7 +391,7 @@ class ServiceBusConversation:
         assert isinstance(link.peer.source, Source)
         granted = {Symbol(_SESSION_FILTER): value.lock.session_id}
         ticks = moment_us(value.locked_until_utc) * 10 + _EPOCH_TICKS
-        receiving = Receiving(self._work, link, path, value.lock)
+        receiving = Receiving(self._work, link, path, value.lock, lock_us)
         if link.accept(
             source=replace(link.peer.source, filter=granted),
             properties={Symbol(f"{MICROSOFT}locked-until-utc"): ticks},
@@ -386,7 +403,7 @@ class ServiceBusConversation:
 
 
 def path_in(address: str) -> str:
-    """Return the path that an address names, with or without scheme and host."""
+    """Return the entity path in an address, which may have a scheme and a host."""
     try:
         path = urlsplit(address).path if "://" in address else address
     except ValueError:  # no entity has such a path

@@ -1,8 +1,8 @@
 """Queues, topics and subscriptions as the administration API describes them.
 
-The tables say which element stands for which setting. Elements that only replies have, and those
-that say something that is always so here, are known by name and ignored in requests. An update
-replaces all settings: what it leaves out gets its default, but for what is fixed at creation.
+The tables map elements to settings. Elements that only replies have, and elements whose value is
+fixed in this broker, are known by name and ignored in requests. An update replaces all settings: a
+setting that it leaves out gets its default, except for settings that are fixed at creation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,14 +45,14 @@ _STATUSES: Final = {
 
 
 def read_boolean(name: str, text: str) -> bool:
-    """Return a truth value."""
+    """Return a truth value from its text."""
     found = {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower())
     if found is None:
         raise InvalidArgumentError(f"{name} is {shown(text)}; it must be true or false")
     return found
 
 
-def _whole(name: str, text: str) -> int:
+def _integer(name: str, text: str) -> int:
     digits = text.strip()
     if not digits.removeprefix("-").isdecimal() or not digits.isascii() or len(digits) > 20:
         raise InvalidArgumentError(f"{name} is {shown(text)}; it must be a whole number")
@@ -76,33 +76,35 @@ def _status(name: str, text: str) -> EntityStatus:
 
 
 def _target(_: str, text: str) -> str:
-    """Return the path of an entity that is given by its path or its address."""
+    """Return the path of an entity from its path or its address."""
     text = text.strip()
     try:
         path = urlsplit(text).path if "://" in text else text
     except ValueError:
-        raise InvalidArgumentError(f"{shown(text)} is not the address of an entity") from None
+        raise InvalidArgumentError(
+            f"{shown(text)} is not the path or the address of an entity"
+        ) from None
     return (unquote(path) if "://" in text else path).strip("/")
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a value is read and written."""
+    """How a value is read from and written as text."""
 
     read: Callable[[str, str], Any]
     write: Callable[[Any], object] = str
 
 
 _BOOLEAN: Final = _Kind(read_boolean, lambda value: str(value).lower())
-_WHOLE: Final = _Kind(_whole)
+_INTEGER: Final = _Kind(_integer)
 _SPAN: Final = _Kind(_span, format_iso_span)
 _STATUS: Final = _Kind(_status, lambda value: _STATUSES[value])
 _TARGET: Final = _Kind(_target)
 _TEXT: Final = _Kind(lambda _, text: text)
 
-_SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting, and its kind
+_SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting and its kind
     "LockDuration": ("lock_duration", _SPAN),
-    "MaxSizeInMegabytes": ("max_size_in_megabytes", _WHOLE),
+    "MaxSizeInMegabytes": ("max_size_in_megabytes", _INTEGER),
     "RequiresDuplicateDetection": ("requires_duplicate_detection", _BOOLEAN),
     "RequiresSession": ("requires_session", _BOOLEAN),
     "DefaultMessageTimeToLive": ("default_message_time_to_live", _SPAN),
@@ -112,7 +114,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting
         _BOOLEAN,
     ),
     "DuplicateDetectionHistoryTimeWindow": ("duplicate_detection_history_time_window", _SPAN),
-    "MaxDeliveryCount": ("max_delivery_count", _WHOLE),
+    "MaxDeliveryCount": ("max_delivery_count", _INTEGER),
     "EnableBatchedOperations": ("enable_batched_operations", _BOOLEAN),
     "Status": ("status", _STATUS),
     "AutoDeleteOnIdle": ("auto_delete_on_idle", _SPAN),
@@ -158,20 +160,20 @@ _ELEMENTS: Final[Mapping[str, tuple[type[EntityDescription], Sequence[str]]]] = 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request wants an entity to be."""
+class RequestedEntity:
+    """The entity that a request describes."""
 
     kind: type[EntityDescription]
-    settings: Mapping[str, Any]  # by the names that descriptions have
-    keys: Sequence[SharedAccessKey] | None = None  # None: the request says nothing about them
-    rule: RuleDescription | None = None  # of a new subscription, in place of the catch-all
+    settings: Mapping[str, Any]  # by the names of the description's fields
+    keys: Sequence[SharedAccessKey] | None = None  # None: the request does not change the keys
+    rule: RuleDescription | None = None  # of a new subscription, instead of the catch-all rule
 
     def create(self, **names: Any) -> EntityDescription:
-        """Return the description of a new entity of a path, or of a topic and a name."""
+        """Return the description of a new entity; `names` is its path, or its topic and name."""
         return self.kind(**names, **self.settings)
 
     def update(self, current: EntityDescription) -> EntityDescription:
-        """Return the description that is to take the place of another."""
+        """Return the description that replaces the current one."""
         if not isinstance(current, self.kind):
             raise InvalidArgumentError(
                 f"{current.path} is described by a {type(current).__name__}, and not by a "
@@ -185,8 +187,10 @@ class Wanted:
         return self.kind(**{**kept, **self.settings})
 
 
-def read_entity(found: Element, max_message_bytes: int, new_secret: Callable[[], str]) -> Wanted:
-    """Return what the description of an entity in a request says."""
+def read_entity(
+    found: Element, max_message_bytes: int, new_secret: Callable[[], str]
+) -> RequestedEntity:
+    """Return the entity that the document of a request describes."""
     name = name_of(found)
     if name not in _ELEMENTS:
         raise InvalidArgumentError(
@@ -201,15 +205,15 @@ def read_entity(found: Element, max_message_bytes: int, new_secret: Callable[[],
             keys = read_keys(child, new_secret)
         elif child_name == "DefaultRuleDescription":
             rule = read_rule(child)
-    return Wanted(kind, settings, keys, rule)
+    return RequestedEntity(kind, settings, keys, rule)
 
 
 def read_setting(
     kind: type[EntityDescription], name: str, text: str, max_message_bytes: int
 ) -> dict[str, Any]:
-    """Return the setting that an element stands for; nothing if it is empty or sets nothing."""
+    """Return the setting of an element; nothing if the element is empty or is ignored."""
     if name not in _ELEMENTS[kind.__name__][1]:
-        raise InvalidArgumentError(f"a {kind.__name__} has no {shown(name)}")
+        raise InvalidArgumentError(f"a {kind.__name__} has no setting {shown(name)}; remove it")
     if text and name in _SETTINGS:
         setting, how = _SETTINGS[name]
         return {setting: how.read(name, text)}
@@ -220,22 +224,22 @@ def read_setting(
 
 def _check_size(name: str, text: str, max_message_bytes: int) -> None:
     largest = max_message_bytes // 1024
-    if _whole(name, text) not in (0, largest):
+    if _integer(name, text) not in (0, largest):
         raise InvalidArgumentError(
-            f"{name} is {shown(text)}; it is {largest} for all entities of this namespace, by its "
+            f"{name} is {shown(text)}; all entities of this namespace have {largest}, from its "
             "setting max_message_bytes"
         )
 
 
 def _check_false(name: str, text: str, _: int) -> None:
     if read_boolean(name, text):
-        raise InvalidArgumentError(f"{name} is true, which this broker does not support")
+        raise InvalidArgumentError(f"{name} is true, which this broker does not support; use false")
 
 
 def _refuse_dead_letter_target(name: str, text: str, _: int) -> None:
     raise InvalidArgumentError(
-        f"{name} is {shown(text)}; dead-letter queues of this broker do not forward. Receive from "
-        "the dead-letter queue, and leave the setting out"
+        f"{name} is {shown(text)}; dead-letter queues of this broker cannot forward. Remove the "
+        "setting, and receive from the dead-letter queue"
     )
 
 
@@ -257,7 +261,7 @@ def write_entity(
     keys: Sequence[SharedAccessKey] | None,
     max_message_bytes: int | None,
 ) -> str:
-    """Return an entity as a reply describes it; keys and size may be left out."""
+    """Return the description of an entity for a reply; keys and size may be missing."""
     name = type(description).__name__
     facts = _facts(runtime, keys, max_message_bytes)
     pieces = []
@@ -277,7 +281,7 @@ def _facts(
     keys: Sequence[SharedAccessKey] | None,
     max_message_bytes: int | None,
 ) -> dict[str, str]:
-    """Return the elements that are no settings."""
+    """Return the elements that are not settings."""
     total = (
         runtime.active_message_count
         + runtime.dead_letter_message_count
@@ -321,7 +325,7 @@ def _counts(runtime: RuntimeProperties) -> str:
 
 
 def write_namespace(name: str, created_at: str) -> str:
-    """Return the properties of a namespace as a reply describes them."""
+    """Return the description of a namespace for a reply."""
     values = {
         "Alias": "",
         "CreatedTime": created_at,

@@ -12,25 +12,28 @@ from twinbus.servicebus.atom import children_of, element, moment, name_of
 from twinbus.values import shown
 
 _RIGHTS: Final = {Claim.MANAGE: "Manage", Claim.SEND: "Send", Claim.LISTEN: "Listen"}
-_OTHERS: Final = ("ClaimType", "ClaimValue", "CreatedTime", "ModifiedTime")  # say nothing new
+_IGNORED: Final = ("ClaimType", "ClaimValue", "CreatedTime", "ModifiedTime")  # ignored
 
 
 def read_keys(found: Element, new_secret: Callable[[], str]) -> list[SharedAccessKey]:
-    """Return the keys of a request; they have no path yet, and new secrets where it gives none."""
+    """Return the keys of a request, still without a path; missing secrets are created."""
     keys = [_read_key(rule, new_secret) for rule in found]
     if len(keys) > MAX_AUTHORIZATION_RULES:
         raise InvalidArgumentError(
-            f"an entity has {len(keys)} authorization rules; the limit is {MAX_AUTHORIZATION_RULES}"
+            f"the entity has {len(keys)} authorization rules; at most {MAX_AUTHORIZATION_RULES} "
+            "are allowed"
         )
     if len({key.id for key in keys}) < len(keys):
-        raise InvalidArgumentError("two authorization rules of an entity have the same KeyName")
+        raise InvalidArgumentError(
+            "two authorization rules of the entity have the same KeyName; rename or remove one"
+        )
     return keys
 
 
 def _read_key(found: Element, new_secret: Callable[[], str]) -> SharedAccessKey:
-    """Return one key; no error shows a value that may be a secret."""
+    """Return a key; errors do not show values that may be secrets."""
     if name_of(found) != "AuthorizationRule":
-        raise InvalidArgumentError("AuthorizationRules must hold elements AuthorizationRule")
+        raise InvalidArgumentError("AuthorizationRules must contain AuthorizationRule elements")
     values = {"KeyName": "", "PrimaryKey": "", "SecondaryKey": ""}
     claims: list[Claim] = []
     for name, child in children_of(found):
@@ -38,7 +41,7 @@ def _read_key(found: Element, new_secret: Callable[[], str]) -> SharedAccessKey:
             values[name] = child.text or ""
         elif name == "Rights":
             claims = [_claim(right) for right in child]
-        elif name not in _OTHERS:
+        elif name not in _IGNORED:
             raise InvalidArgumentError(f"an AuthorizationRule has no element {shown(name)}")
     return SharedAccessKey(
         name=values["KeyName"],
@@ -60,7 +63,7 @@ def _claim(found: Element) -> Claim:
 
 
 def write_keys(keys: Sequence[SharedAccessKey], runtime: RuntimeProperties) -> str:
-    """Return the keys of an entity as a reply describes them."""
+    """Return the keys of an entity for a reply."""
     rules = "".join(_write_key(key, runtime) for key in keys)
     return f"<AuthorizationRules>{rules}</AuthorizationRules>"
 

@@ -1,7 +1,7 @@
 """Operations on an entity by request and answer: `<entity>/$management`.
 
-The table OPERATIONS has what a client can ask for. Each operation makes one command of a request,
-and an answer of its reply. Lock tokens are ordinary UUIDs here.
+The table OPERATIONS lists the operations. Each operation turns a request into a command, and the
+reply of the broker into an answer. Lock tokens are plain UUIDs here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +35,8 @@ from twinbus.servicebus.work import Work
 
 MANAGEMENT: Final = "/$management"
 _NAMES: Final = ("statusCode", "statusDescription", "errorCondition")
-_ANSWER_HEAD_BYTES: Final = 2048  # of an answer, beside its messages
-_ENTRY_BYTES: Final = 32  # of a message in an answer, beside its content
+_ANSWER_HEAD_BYTES: Final = 2048  # of an answer, in addition to its messages
+_ENTRY_BYTES: Final = 32  # of a message in an answer, in addition to its content
 _NOTHING: Final = Answer(204, "No Content")
 _DISPOSITIONS: Final = {
     "completed": c.Disposition.COMPLETE,
@@ -44,26 +44,26 @@ _DISPOSITIONS: Final = {
     "defered": c.Disposition.DEFER,
     "suspended": c.Disposition.DEAD_LETTER,
 }
-HeldSession = Callable[[str, str], Receiving | None]
+SessionLinks = Callable[[str, str], Receiving | None]
 
 
 class ManagementNode(RequestNode):
-    """The node of one entity."""
+    """The management node of an entity."""
 
-    def __init__(self, work: Work, path: str, held: HeldSession) -> None:
+    def __init__(self, work: Work, path: str, link_of_session: SessionLinks) -> None:
         super().__init__(path + MANAGEMENT, _NAMES)
         self._work = work
         self.path = path
-        self._held = held
+        self._link_of_session = link_of_session
 
     def carry_out(self, request: NodeRequest) -> None:
-        """Ask the broker for an operation; the answer follows when the reply is there."""
+        """Submit the command of an operation; the answer is sent when the reply arrives."""
         operation = OPERATIONS.get(request.operation.removeprefix(MICROSOFT))
         try:
             if operation is None:
                 raise InvalidOperationError(f"there is no operation {request.operation!r:.60}")
             values = request.body if isinstance(request.body, Mapping) else {}
-            body = _Body(values, self.largest_answer(request))
+            body = _RequestBody(values, self.largest_answer(request))
             command = operation.command(self, body)
         except MessagingError as error:
             self.answer(request, failed(error))
@@ -73,8 +73,8 @@ class ManagementNode(RequestNode):
     def _reply(
         self,
         request: NodeRequest,
-        operation: "Operation",
-        body: "_Body",
+        operation: "ManagementOperation",
+        body: "_RequestBody",
         command: c.Command[Any],
         value: Any,
     ) -> None:
@@ -83,32 +83,34 @@ class ManagementNode(RequestNode):
         elif not self.answer(request, operation.answer(body, value)):
             self._work.give_back(self.path, command, value)
 
-    def session(self, body: "_Body") -> c.SessionLock | None:
-        """Return the lock on the session that a request names; None: it names none."""
+    def session(self, body: "_RequestBody") -> c.SessionLock | None:
+        """Return the lock on the session that a request names, or None."""
         name = body.get("session-id", str)
-        return None if name is None else self.held_session(name)
+        return None if name is None else self.locked_session(name)
 
-    def held_session(self, name: str) -> c.SessionLock:
-        """Return the lock on a session of this connection."""
-        held = self._held(self.path, name)
-        if held is None or held.session is None:
+    def locked_session(self, name: str, *, is_renewed: bool = False) -> c.SessionLock:
+        """Return the lock on a session that this connection has locked and may be renewing."""
+        link = self._link_of_session(self.path, name)
+        if link is None or link.session is None:
             raise SessionLockLostError(
-                f"this connection does not hold session {name!r:.60} of {self.path}; accept it",
+                f"this connection has not locked session {name!r:.60} of {self.path}; accept it",
                 path=self.path,
                 session_id=name,
             )
-        return held.session
+        if is_renewed:
+            link.note_renewal()
+        return link.session
 
 
-class _Body:
-    """The values of a request, by name, and how large its answer may be."""
+class _RequestBody:
+    """The values of a request, by name, and the maximum size of its answer."""
 
     def __init__(self, values: Mapping[Any, Any], most_bytes: int) -> None:
         self._values = values
         self.most_bytes = most_bytes
 
     def get(self, name: str, kind: type[Any]) -> Any:
-        """Return a value of this type, or None."""
+        """Return a value of this type, or None if it is missing."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -117,57 +119,57 @@ class _Body:
         return str(value) if kind is str else int(value) if kind is int else value
 
     def need(self, name: str, kind: type) -> Any:
-        """Return a value that must be there."""
+        """Return a value of this type; raise if it is missing."""
         value = self.get(name, kind)
         if value is None:
             raise InvalidArgumentError(f"the request needs {name}")
         return value
 
     def many(self, name: str, kind: type) -> list[Any]:
-        """Return the items of an array or list, all of one type."""
-        held = self._values.get(name)
-        items: Sequence[Any] | None = held.items if isinstance(held, Array) else held
-        if not isinstance(items, list | tuple) or not all(isinstance(one, kind) for one in items):
+        """Return the items of an array or list, which must all have this type."""
+        value = self._values.get(name)
+        items: Sequence[Any] | None = value.items if isinstance(value, Array) else value
+        if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
             raise InvalidArgumentError(f"{name} must be an array of {kind.__name__}")
         return list(items)
 
 
-Make = Callable[[ManagementNode, _Body], c.Command[Any]]
-Tell = Callable[[_Body, Any], Answer]
+CommandMaker = Callable[[ManagementNode, _RequestBody], c.Command[Any]]
+AnswerMaker = Callable[[_RequestBody, Any], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """How a request becomes a command, and its reply an answer."""
+class ManagementOperation:
+    """How a request becomes a command, and how the reply becomes an answer."""
 
-    command: Make
-    answer: Tell = lambda _, __: Answer(body={})
+    command: CommandMaker
+    answer: AnswerMaker = lambda _, __: Answer(body={})
 
 
 # -- messages ----------------------------------------------------------------------------------
 
 
-def _renew(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _renew(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     return c.RenewLocks(node.path, tokens_of(body.many("lock-tokens", UUID)))
 
 
-def _renewed(body: _Body, value: Any) -> Answer:
+def _renewed(body: _RequestBody, value: Any) -> Answer:
     until = [timestamp_of(value)] * len(body.many("lock-tokens", UUID))
     return Answer(body={"expirations": Array(Timestamp, tuple(until))})
 
 
-def _peek(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _peek(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     count = min(max(body.need("message-count", int), 1), MAX_RECEIVE_MESSAGES)
     first, session = body.need("from-sequence-number", int), body.get("session-id", str)
     return c.Peek(node.path, first, count, min(SERVICE_BUS_FETCH_BYTES, body.most_bytes), session)
 
 
-def _peeked(body: _Body, value: Any) -> Answer:
-    """Answer with the messages that fit; the client goes on behind the last one."""
+def _peeked(body: _RequestBody, value: Any) -> Answer:
+    """Return an answer with the messages that fit; the client continues after the last."""
     found: list[dict[str, Any]] = []
     room = body.most_bytes - _ANSWER_HEAD_BYTES
     for message in to_messages(value):
-        content = _whole(message, is_browsed=True)
+        content = _encoded_message(message, is_browsed=True)
         room -= len(content) + _ENTRY_BYTES
         if found and room < 0:
             break
@@ -175,46 +177,48 @@ def _peeked(body: _Body, value: Any) -> Answer:
     return Answer(body={"messages": found}) if found else _NOTHING
 
 
-def _schedule(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _schedule(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     messages = []
     for entry in body.many("messages", Mapping):
         content = entry.get("message")
         if not isinstance(content, bytes):
-            raise InvalidArgumentError("each of messages needs a binary value `message`")
+            raise InvalidArgumentError("each of `messages` needs a binary value `message`")
         messages.append(read_message(AmqpMessage(content)))
     return c.Send(node.path, messages)
 
 
-def _scheduled(_: _Body, value: Any) -> Answer:
+def _scheduled(_: _RequestBody, value: Any) -> Answer:
     return Answer(body={"sequence-numbers": Array(int, tuple(value.sequence_numbers))})
 
 
-def _cancel(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _cancel(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     return c.CancelScheduled(node.path, [int(n) for n in body.many("sequence-numbers", int)])
 
 
-def _receive(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     is_locked = body.get("receiver-settle-mode", int) != 0
     mode = c.ReceiveMode.PEEK_LOCK if is_locked else c.ReceiveMode.RECEIVE_AND_DELETE
     numbers = [int(number) for number in body.many("sequence-numbers", int)]
     return c.ReceiveDeferred(node.path, numbers, mode, node.session(body))
 
 
-def _received(_: _Body, value: Any) -> Answer:
+def _received(_: _RequestBody, value: Any) -> Answer:
     found = []
     for message in to_messages(value):
-        entry: dict[str, Any] = {"message": _whole(message)}
+        entry: dict[str, Any] = {"message": _encoded_message(message)}
         if message.lock_token is not None:
             entry["lock-token"] = message.lock_token
         found.append(entry)
     return Answer(body={"messages": found})
 
 
-def _settle(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     status = body.need("disposition-status", str)
     disposition = _DISPOSITIONS.get(status)
     if disposition is None:
-        raise InvalidArgumentError(f"there is no disposition-status {status!r:.60}")
+        raise InvalidArgumentError(
+            f"there is no disposition-status {status!r:.60}; use one of {', '.join(_DISPOSITIONS)}"
+        )
     return c.Settle(
         node.path,
         tokens_of(body.many("lock-tokens", UUID)),
@@ -224,13 +228,13 @@ def _settle(node: ManagementNode, body: _Body) -> c.Command[Any]:
     )
 
 
-def _delete(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _delete(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     count = min(body.need("message-count", int), MAX_BATCH_MESSAGES)
     before = moment_of(body.get("enqueued-time-utc", int))
     return c.DeleteMessages(node.path, count, before, node.session(body))
 
 
-def _deleted(_: _Body, value: Any) -> Answer:
+def _deleted(_: _RequestBody, value: Any) -> Answer:
     if not value:
         return replace(_NOTHING, condition=f"{MICROSOFT}message-not-found")
     return Answer(body={"message-count": Int(value)})
@@ -239,34 +243,36 @@ def _deleted(_: _Body, value: Any) -> Answer:
 # -- sessions ----------------------------------------------------------------------------------
 
 
-def _renew_session(node: ManagementNode, body: _Body) -> c.Command[Any]:
-    return c.RenewSession(node.path, node.held_session(body.need("session-id", str)))
+def _renew_session(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
+    lock = node.locked_session(body.need("session-id", str), is_renewed=True)
+    return c.RenewSession(node.path, lock)
 
 
-def _renewed_session(_: _Body, value: Any) -> Answer:
+def _renewed_session(_: _RequestBody, value: Any) -> Answer:
     return Answer(body={"expiration": timestamp_of(value)})
 
 
-def _get_state(node: ManagementNode, body: _Body) -> c.Command[Any]:
-    return c.GetSessionState(node.path, node.held_session(body.need("session-id", str)))
+def _get_state(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
+    return c.GetSessionState(node.path, node.locked_session(body.need("session-id", str)))
 
 
-def _state(_: _Body, value: Any) -> Answer:
+def _state(_: _RequestBody, value: Any) -> Answer:
     return Answer(body={"session-state": value})
 
 
-def _set_state(node: ManagementNode, body: _Body) -> c.Command[Any]:
-    lock = node.held_session(body.need("session-id", str))
+def _set_state(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
+    lock = node.locked_session(body.need("session-id", str))
     return c.SetSessionState(node.path, lock, body.get("session-state", bytes))
 
 
-def _list_sessions(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _list_sessions(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     skip, top = max(body.get("skip", int) or 0, 0), max(body.need("top", int), 1)
-    after = moment_of(body.get("last-updated-time", int))  # beyond all years: any session
+    # A time after all years means: sessions of any time.
+    after = moment_of(body.get("last-updated-time", int))
     return c.ListSessions(node.path, skip, min(top, MAX_LISTED_SESSIONS), after)
 
 
-def _listed_sessions(body: _Body, value: Any) -> Answer:
+def _listed_sessions(body: _RequestBody, value: Any) -> Answer:
     if not value:
         return replace(_NOTHING, condition=f"{MICROSOFT}session-not-found")
     end = max(body.get("skip", int) or 0, 0) + len(value)
@@ -276,43 +282,43 @@ def _listed_sessions(body: _Body, value: Any) -> Answer:
 # -- rules -------------------------------------------------------------------------------------
 
 
-def _add_rule(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _add_rule(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     description = body.need("rule-description", Mapping)
     return c.CreateRule(node.path, read_rule(body.need("rule-name", str), description))
 
 
-def _remove_rule(node: ManagementNode, body: _Body) -> c.Command[Any]:
+def _remove_rule(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     return c.DeleteRule(node.path, body.need("rule-name", str))
 
 
-def _list_rules(node: ManagementNode, _: _Body) -> c.Command[Any]:
+def _list_rules(node: ManagementNode, _: _RequestBody) -> c.Command[Any]:
     return c.ListRules(node.path)
 
 
-def _listed_rules(body: _Body, value: Any) -> Answer:
+def _listed_rules(body: _RequestBody, value: Any) -> Answer:
     first, most = max(body.get("skip", int) or 0, 0), body.get("top", int)
     rules = value[first : None if most is None else first + max(most, 0)]
     found = [{"rule-description": write_rule(rule)} for rule in rules]
     return Answer(body={"rules": found}) if found else _NOTHING
 
 
-OPERATIONS: Final[Mapping[str, Operation]] = {
-    "renew-lock": Operation(_renew, _renewed),
-    "peek-message": Operation(_peek, _peeked),
-    "schedule-message": Operation(_schedule, _scheduled),
-    "cancel-scheduled-message": Operation(_cancel),
-    "receive-by-sequence-number": Operation(_receive, _received),
-    "update-disposition": Operation(_settle),
-    "batch-delete-messages": Operation(_delete, _deleted),
-    "renew-session-lock": Operation(_renew_session, _renewed_session),
-    "get-session-state": Operation(_get_state, _state),
-    "set-session-state": Operation(_set_state),
-    "get-message-sessions": Operation(_list_sessions, _listed_sessions),
-    "add-rule": Operation(_add_rule),
-    "remove-rule": Operation(_remove_rule),
-    "enumerate-rules": Operation(_list_rules, _listed_rules),
+OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
+    "renew-lock": ManagementOperation(_renew, _renewed),
+    "peek-message": ManagementOperation(_peek, _peeked),
+    "schedule-message": ManagementOperation(_schedule, _scheduled),
+    "cancel-scheduled-message": ManagementOperation(_cancel),
+    "receive-by-sequence-number": ManagementOperation(_receive, _received),
+    "update-disposition": ManagementOperation(_settle),
+    "batch-delete-messages": ManagementOperation(_delete, _deleted),
+    "renew-session-lock": ManagementOperation(_renew_session, _renewed_session),
+    "get-session-state": ManagementOperation(_get_state, _state),
+    "set-session-state": ManagementOperation(_set_state),
+    "get-message-sessions": ManagementOperation(_list_sessions, _listed_sessions),
+    "add-rule": ManagementOperation(_add_rule),
+    "remove-rule": ManagementOperation(_remove_rule),
+    "enumerate-rules": ManagementOperation(_list_rules, _listed_rules),
 }
 
 
-def _whole(message: BrokeredMessage, *, is_browsed: bool = False) -> bytes:
+def _encoded_message(message: BrokeredMessage, *, is_browsed: bool = False) -> bytes:
     return b"".join(write_message(message, is_browsed=is_browsed))

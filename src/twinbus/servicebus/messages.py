@@ -1,20 +1,20 @@
-"""Messages between AMQP and Twinbus, in both directions, without loss.
+"""Converts messages between AMQP and Twinbus, in both directions, without loss.
 
-A message that comes over AMQP becomes a native one: its fields are what native clients read, and
-what filters, schedules, sessions and duplicate detection look at. Its sections are kept beside them
-byte for byte (`BrokeredMessage.amqp`), so that an AMQP receiver gets the types, annotations and ids
-that the sender wrote:
+A message that arrives over AMQP becomes a native message. Native clients, filters, schedules,
+sessions and duplicate detection use its fields. Its AMQP sections are kept byte for byte in
+`BrokeredMessage.amqp`, so that an AMQP receiver gets the types, annotations and ids that the sender
+wrote:
 
-    +0   1  what the body was: see BodyKind
-    +1   8  fingerprint of the native fields that were made of the sections
-    +9      the sections, without a body that the native one holds
+    +0   1  kind of the body: see BodyKind
+    +1   8  fingerprint of the native fields that were made from the sections
+    +9      the sections, without the body if the native body contains it
 
-As long as the native fields have that fingerprint, the sections are delivered as they are; the
-broker only replaces the header and adds its annotations. Where somebody has changed a field (an
-action of a rule, a native client that sends the message on), that field wins over its section.
+While the native fields match the fingerprint, the sections are delivered as they are; the broker
+only replaces the header and adds its annotations. If a field was changed (by the action of a rule,
+or by a native client that sends the message again), the field takes precedence over its section.
 
-`write_sent` and `read_delivered` are the client's side of the same: a message as a client of a
-Service Bus sends it, and what it makes of a delivery.
+`write_sent` and `read_delivered` are the client's side: they encode a message as a Service Bus
+client sends it, and decode a delivery.
 """
 
 import struct
@@ -58,52 +58,53 @@ _BESIDE: Final = (
 _TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
 _DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
-_MOST_TICKS: Final = 2**63 - 1  # of a span: for ever
+_MOST_TICKS: Final = 2**63 - 1  # of a time span: unlimited
 _MOST_TTL_MS: Final = 2**32 - 1
-_AMQP: Final = 13  # the place of the sections in a row
+_AMQP: Final = 13  # the index of the sections in a row
 _HEAD = struct.Struct("<B8s")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class BodyKind(IntEnum):
-    """What the body of an AMQP message was, and where it is now."""
+    """What the body of an AMQP message is, and where it is stored."""
 
-    DATA = 0  # one data section: the native body
-    TEXT = 1  # a value that is text: the native body, in UTF-8
-    BINARY = 2  # a value that is binary: the native body
-    OTHER = 3  # anything else: among the sections; the native body is empty
+    DATA = 0  # a data section, stored as the native body
+    TEXT = 1  # a text value, stored as the native body in UTF-8
+    BINARY = 2  # a binary value, stored as the native body
+    OTHER = 3  # anything else, stored among the sections; the native body is empty
 
 
 # -- from AMQP ---------------------------------------------------------------------------------
 
 
 def read_messages(payload: Buffer, message_format: int) -> list[BrokeredMessage]:
-    """Return the messages of a transfer: one, or those of a batch."""
+    """Return the messages of a transfer: a single one, or those of a batch."""
     message = AmqpMessage(payload)
     if message_format != BATCH_FORMAT:
         return [read_message(message)]
-    return [read_message(AmqpMessage(bytes(one))) for one in message.data_sections]
+    return [read_message(AmqpMessage(bytes(section))) for section in message.data_sections]
 
 
 def read_message(message: AmqpMessage) -> BrokeredMessage:
-    """Return an AMQP message as a native one that remembers how it came."""
+    """Return an AMQP message as a native message that keeps its sections."""
     properties = message.properties or Properties()
     annotations = message.message_annotations or {}
     kind, body = _read_body(message)
-    held = message.application_properties or {}
+    application = message.application_properties or {}
     native = BrokeredMessage(
-        body=body, **_native_fields(properties, annotations, message.header, held)
+        body=body, **_native_fields(properties, annotations, message.header, application)
     )
     given = {}
-    if properties.message_id is None:  # some SDKs cannot do without one
+    if properties.message_id is None:  # some SDKs fail without a message id
         given[SectionKind.PROPERTIES] = replace(properties, message_id=native.message_id).encode()
     if kind is BodyKind.OTHER:
         kept = [bytes(piece) for piece in message.spliced(given)]
     else:
-        found = (given.get(one) or message.raw(one) for one in _BESIDE)
+        found = (given.get(section) or message.raw(section) for section in _BESIDE)
         kept = [section for section in found if section is not None]
     sections = _HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
-    object.__setattr__(native, "amqp", sections)  # nobody has seen it yet; a copy takes 50 us
+    # No other code has the message yet, so it may be changed; a copy would take 50 us.
+    object.__setattr__(native, "amqp", sections)
     return native
 
 
@@ -111,9 +112,9 @@ def _native_fields(
     properties: Properties,
     annotations: Mapping[Any, Any],
     header: Header | None,
-    held: Mapping[Any, Any],
+    application: Mapping[Any, Any],
 ) -> dict[str, Any]:
-    """Return the fields of a native message, apart from its body."""
+    """Return the fields of a native message, except its body."""
     return {
         "message_id": _text(properties.message_id) or uuid4().hex,
         "session_id": properties.group_id,
@@ -126,7 +127,7 @@ def _native_fields(
         "partition_key": _text(annotations.get(PARTITION_KEY)),
         "time_to_live": _life(header),
         "scheduled_enqueue_time_utc": moment_of(annotations.get(SCHEDULED)),
-        "application_properties": dict(_native_properties(held)),
+        "application_properties": dict(_native_properties(application)),
     }
 
 
@@ -154,14 +155,14 @@ def _text(value: Any) -> str | None:
 
 
 def _life(header: Header | None) -> timedelta | None:
-    """Return a time to live; the largest that AMQP can say means for ever."""
+    """Return a time to live; the largest value of AMQP means unlimited."""
     if header is None or header.ttl is None or header.ttl == _MOST_TTL_MS:
         return None
     return timedelta(milliseconds=max(header.ttl, 1))
 
 
 def moment_of(ms: Any) -> datetime | None:
-    """Return a timestamp; what is beyond the years of a datetime is as good as none."""
+    """Return a timestamp; None if it is outside of the range of datetime."""
     if not isinstance(ms, int):
         return None
     try:
@@ -170,16 +171,16 @@ def moment_of(ms: Any) -> datetime | None:
         return None
 
 
-def _native_properties(held: Mapping[Any, Any]) -> Iterator[tuple[str, PropertyValue]]:
-    """Give the properties whose types native messages have; the others stay in the sections."""
-    for name, value in held.items():
+def _native_properties(application: Mapping[Any, Any]) -> Iterator[tuple[str, PropertyValue]]:
+    """Yield the properties whose types native messages support."""
+    for name, value in application.items():
         native = native_value(value)
         if native is not None and isinstance(name, str):
             yield str(name), native
 
 
 def native_value(value: Any) -> PropertyValue | None:
-    """Return a value as native properties have it; None: they have no such type."""
+    """Return a value in a type of native properties; None if there is no such type."""
     if isinstance(value, Timestamp):
         return moment_of(value)
     if isinstance(value, bool | bytes | UUID):
@@ -203,7 +204,7 @@ def native_value(value: Any) -> PropertyValue | None:
 
 
 def fingerprint(message: BrokeredMessage) -> bytes:
-    """Return what tells whether the native fields are those that were made of the sections."""
+    """Return a hash of the native fields, which shows later whether any of them was changed."""
     [row], _ = encode_rows([message])
     fields = row[1:_AMQP]
     while fields and fields[-1] is None:
@@ -215,7 +216,7 @@ def fingerprint(message: BrokeredMessage) -> bytes:
 
 
 def write_message(message: BrokeredMessage, *, is_browsed: bool = False) -> list[Buffer]:
-    """Return a delivered message in pieces, with what the broker knows about it."""
+    """Return a delivered message in pieces, with the broker's annotations."""
     kind, sent = _sections_of(message)
     header = sent.header or Header(ttl=_ttl(message))
     pieces: list[Buffer] = [
@@ -235,7 +236,7 @@ def write_message(message: BrokeredMessage, *, is_browsed: bool = False) -> list
 def _sections_of(
     message: BrokeredMessage, *, is_exact: bool = False
 ) -> tuple[BodyKind, AmqpMessage]:
-    """Return the sections that fit the native fields; `is_exact` keeps parts of a millisecond."""
+    """Return the sections that match the native fields; `is_exact` keeps microseconds."""
     if message.amqp is None:
         return BodyKind.DATA, AmqpMessage(_native_sections(message, AmqpMessage(b""), is_exact))
     kind, known = BodyKind.DATA, b""
@@ -244,7 +245,7 @@ def _sections_of(
         try:
             number, known = _HEAD.unpack_from(message.amqp)
             kind, sent = BodyKind(number), AmqpMessage(message.amqp[_HEAD.size :])
-        except (ValueError, AmqpError):  # a native client wrote something else there
+        except (ValueError, AmqpError):  # a native client wrote other bytes there
             known = b""
     if known != fingerprint(message):
         sent = AmqpMessage(_native_sections(message, sent, is_exact))
@@ -252,7 +253,7 @@ def _sections_of(
 
 
 def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool) -> bytes:  # noqa: FBT001
-    """Return sections made of the native fields; what these cannot say is taken from `sent`."""
+    """Return sections made from native fields; `sent` provides what these cannot express."""
     before = sent.properties or Properties()
     properties = replace(
         before,
@@ -272,17 +273,17 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
         annotations[Symbol(PARTITION_KEY)] = message.partition_key
     if message.scheduled_enqueue_time_utc is not None:
         annotations[Symbol(SCHEDULED)] = timestamp_of(message.scheduled_enqueue_time_utc)
-    held = sent.application_properties or {}
+    application = sent.application_properties or {}
     own = {
-        name: held[name]
-        if name in held and native_value(held[name]) == value
+        name: application[name]
+        if name in application and native_value(application[name]) == value
         else amqp_value(value, is_exact=is_exact)
         for name, value in message.application_properties.items()
     }
     header = replace(sent.header or Header(), ttl=_ttl(message))
     kept = (SectionKind.DELIVERY_ANNOTATIONS, SectionKind.FOOTER)
     pieces: list[Buffer] = [header.encode(), properties.encode()]
-    pieces += [section for one in kept if (section := sent.raw(one)) is not None]
+    pieces += [section for name in kept if (section := sent.raw(name)) is not None]
     if annotations:
         pieces.append(encode_section(SectionKind.MESSAGE_ANNOTATIONS, annotations))
     if own:
@@ -293,15 +294,15 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
 
 
 def _same_or(typed: Any, text: str | None) -> Any:
-    """Return an id with the type it was sent with, unless the text is another."""
+    """Return the id with the type of the sender, unless its text was changed."""
     return typed if _text(typed) == text else text
 
 
 def amqp_value(value: PropertyValue, *, is_exact: bool = False) -> Any:
-    """Return the value of a native property as it travels; `is_exact` keeps microseconds."""
+    """Return the value of a native property as an AMQP value; `is_exact` keeps microseconds."""
     if isinstance(value, datetime):
         us = moment_us(value)
-        if is_exact and us % 1000:  # a timestamp of AMQP has whole milliseconds
+        if is_exact and us % 1000:  # an AMQP timestamp has milliseconds only
             return Described(_DATETIME_OFFSET, us * 10 + _EPOCH_TICKS)
         return timestamp_of(value)
     if isinstance(value, timedelta):
@@ -310,7 +311,7 @@ def amqp_value(value: PropertyValue, *, is_exact: bool = False) -> Any:
 
 
 def timestamp_of(moment: datetime) -> Timestamp:
-    """Return a moment as it travels."""
+    """Return a time as an AMQP timestamp."""
     return Timestamp(moment_us(moment) // 1000)
 
 
@@ -329,7 +330,7 @@ def _delivery_annotations(message: BrokeredMessage, sent: AmqpMessage) -> list[B
 
 
 def _annotations(message: BrokeredMessage, is_browsed: bool) -> dict[str, Any]:  # noqa: FBT001
-    """Return what the broker tells about a message."""
+    """Return the annotations that the broker adds to a message."""
     added: dict[str, Any] = {}
     if message.sequence_number is not None:
         added["x-opt-sequence-number"] = message.sequence_number
@@ -362,13 +363,13 @@ def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[B
     if kind is BodyKind.TEXT:
         try:
             return [encode_section(SectionKind.VALUE, message.body.decode())]
-        except UnicodeDecodeError:  # somebody has replaced the body
+        except UnicodeDecodeError:  # the body was replaced
             pass
     section = SectionKind.VALUE if kind is BodyKind.BINARY else SectionKind.DATA
     return [bytes((0x00, 0x53, section)), write_binary(message.body)]
 
 
-# -- the client's side -------------------------------------------------------------------------
+# -- the client's side ---------------------------------------------------------------------------
 
 _ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
     (
@@ -383,7 +384,7 @@ _ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
 )
 _DEATH: Final = ("DeadLetterReason", "DeadLetterErrorDescription")
 _NATIVE_ANNOTATIONS: Final = frozenset((PARTITION_KEY, SCHEDULED))
-_NOT_NATIVE: Final = (  # properties that no native field has
+_NOT_NATIVE: Final = (  # properties without a native field
     "user_id",
     "content_encoding",
     "absolute_expiry_time",
@@ -394,27 +395,27 @@ _NATIVE_TYPES: Final = (str, int, float, bool, bytes, UUID, Timestamp, Described
 
 
 def write_sent(message: BrokeredMessage) -> bytes:
-    """Return a message as a client sends it."""
+    """Return a message as a Service Bus client sends it."""
     kind, sent = _sections_of(message, is_exact=True)
-    before = [section for one in _BESIDE[:-1] if (section := sent.raw(one)) is not None]
+    before = [section for name in _BESIDE[:-1] if (section := sent.raw(name)) is not None]
     footer = sent.raw(SectionKind.FOOTER) or b""
     return b"".join([*before, *_body(message, kind, sent), footer])
 
 
 def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage:
-    """Return a delivered message with what the broker tells about it, apart from its lock token.
+    """Return a delivered message with the values that the broker added, except its lock token.
 
-    `is_dead` says that it comes from a dead-letter queue: the reasons are then no properties of the
-    application.
+    `is_dead` says that the message comes from a dead-letter queue: the reason and the description
+    are then not returned as application properties.
     """
     delivered = AmqpMessage(payload)
-    told = delivered.message_annotations or {}
+    annotations = delivered.message_annotations or {}
     header = delivered.header or Header()
     properties = delivered.properties or Properties()
-    held = delivered.application_properties or {}
-    own = {key: value for key, value in told.items() if str(key) not in _ADDED}
-    if _is_native(delivered, header, properties, own, held):
-        native = _native_fields(properties, own, header, held)
+    application = delivered.application_properties or {}
+    own = {key: value for key, value in annotations.items() if str(key) not in _ADDED}
+    if _is_native(delivered, header, properties, own, application):
+        native = _native_fields(properties, own, header, application)
         native["body"] = bytes(delivered.data_sections[0])
     else:
         sent = _as_sent(delivered, header, own)
@@ -422,23 +423,23 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
     death: list[str | None] = [None, None]
     if is_dead:
         death = [_text(native["application_properties"].pop(name, None)) for name in _DEATH]
-    enqueued = moment_of(told.get("x-opt-enqueued-time"))
+    enqueued = moment_of(annotations.get("x-opt-enqueued-time"))
     life = native["time_to_live"]
     return BrokeredMessage(
         **native,
-        sequence_number=_whole(told.get("x-opt-sequence-number")),
+        sequence_number=_integer(annotations.get("x-opt-sequence-number")),
         enqueued_time_utc=enqueued,
         expires_at_utc=None if enqueued is None or life is None else enqueued + life,
         delivery_count=int(header.delivery_count or 0),
-        locked_until_utc=moment_of(told.get("x-opt-locked-until")),
-        state=MessageState(int(told.get("x-opt-message-state") or 0)),
+        locked_until_utc=moment_of(annotations.get("x-opt-locked-until")),
+        state=MessageState(int(annotations.get("x-opt-message-state") or 0)),
         dead_letter_reason=death[0],
         dead_letter_error_description=death[1],
-        dead_letter_source=_text(told.get("x-opt-deadletter-source")),
+        dead_letter_source=_text(annotations.get("x-opt-deadletter-source")),
     )
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
@@ -458,9 +459,9 @@ def _is_native(
     header: Header,
     properties: Properties,
     own: Mapping[Any, Any],
-    held: Mapping[Any, Any],
+    application: Mapping[Any, Any],
 ) -> bool:
-    """Whether the native fields say all that the sender wrote."""
+    """Return whether the native fields contain everything that the sender wrote."""
     return (
         not any(map(properties.__getattribute__, _NOT_NATIVE))
         and type(properties.message_id) is str
@@ -469,7 +470,8 @@ def _is_native(
         and header.priority in (None, 4)
         and all(str(key) in _NATIVE_ANNOTATIONS for key in own)
         and all(
-            type(one) in _NATIVE_TYPES and native_value(one) is not None for one in held.values()
+            type(value) in _NATIVE_TYPES and native_value(value) is not None
+            for value in application.values()
         )
         and delivered.body_kind is SectionKind.DATA
         and len(delivered.data_sections) == 1

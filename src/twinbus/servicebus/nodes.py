@@ -1,7 +1,7 @@
-"""Nodes that answer requests: `$cbs` takes tokens, `<entity>/$management` carries out operations.
+"""Nodes that answer requests: `$cbs` accepts tokens, `<entity>/$management` executes operations.
 
-A client attaches a pair of links to a node. A request comes on one of them, and its answer goes out
-on the other one of the same session; where there are several, `reply-to` names the right one.
+A client attaches two links to a node. It sends requests on one link, and receives the answers on
+the other link of the same session. If there are several, `reply-to` selects the link.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ _REQUEST_CREDIT: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a node answers with."""
+    """The answer of a node to a request."""
 
     status: int = 200
     description: str = "OK"
@@ -46,7 +46,7 @@ def failed(error: MessagingError) -> Answer:
 
 @dataclass(slots=True)
 class NodeRequest:
-    """A request, with what is needed to answer it."""
+    """A request, with the facts that its answer needs."""
 
     operation: str
     properties: dict[Any, Any]
@@ -58,7 +58,7 @@ class NodeRequest:
 
 @dataclass(slots=True)
 class Answers:
-    """The link that answers go out on, and those that wait for its credit."""
+    """The link for answers, and the answers that wait for its credit."""
 
     node: "RequestNode"
     link: SenderLink
@@ -66,20 +66,23 @@ class Answers:
     waiting_bytes: int = 0
 
     def send(self, message: bytes) -> None:
-        """Send an answer as soon as the link takes it; one that takes none is ended."""
+        """Send an answer when the link has credit; end a link with too many waiting answers."""
         self.waiting.append(message)
         self.waiting_bytes += len(message)
         self.pump()
         unread = self.waiting_bytes + self.link.session.connection.unread_bytes
-        # Large answers are held back before they are twice the bound, if the client has credit.
+        # work.py defers requests with large answers, so a client that gives credit stays below.
         if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > MAX_AMQP_UNSETTLED:
+            error = QuotaExceededError(
+                f"the client has not taken {len(self.waiting)} answers with {self.waiting_bytes} "
+                "bytes, and sends more requests. Give the link of the answers credit"
+            )
             self.waiting.clear()
             self.waiting_bytes = 0
-            error = QuotaExceededError("the client asks, and does not take the answers")
             self.link.detach(condition_of(error))
 
     def pump(self) -> None:
-        """Send what the link takes."""
+        """Send waiting answers as far as the link has credit."""
         while self.waiting and self.link.may_send:
             message = self.waiting.popleft()
             self.waiting_bytes -= len(message)
@@ -87,47 +90,49 @@ class Answers:
 
 
 class RequestNode:
-    """One node, as far as requests and answers go."""
+    """A node: receives requests and sends answers."""
 
     def __init__(self, address: str, status_names: tuple[str, str, str]) -> None:
         self.address = address
         self._status_names = status_names
-        self.links = 0  # attached to the node
+        self.links = 0  # number of attached links
         self._answers: dict[AmqpSession, list[Answers]] = {}
 
     def begin_requests(self, link: ReceiverLink) -> None:
-        """Let a client send requests."""
+        """Give the client credit to send requests."""
         self.links += 1
         link.grant(_REQUEST_CREDIT)
 
     def begin_answers(self, link: SenderLink) -> Answers:
-        """Take a link that answers go out on."""
+        """Register a link for answers."""
         self.links += 1
         answers = Answers(self, link)
         self._answers.setdefault(link.session, []).append(answers)
         return answers
 
     def end_requests(self) -> None:
-        """Forget a link that requests came on."""
+        """Unregister a link for requests."""
         self.links -= 1
 
     def end_answers(self, link: SenderLink) -> None:
-        """Forget a link that answers went out on."""
+        """Unregister a link for answers."""
         self.links -= 1
-        held = [one for one in self._answers.pop(link.session, []) if one.link is not link]
-        if held:
-            self._answers[link.session] = held
+        remaining = [
+            answers for answers in self._answers.pop(link.session, []) if answers.link is not link
+        ]
+        if remaining:
+            self._answers[link.session] = remaining
 
     def read(self, delivery: Delivery) -> NodeRequest | None:
-        """Return a request, or None: it was refused."""
+        """Return the request in a delivery; None if it was refused."""
         link = delivery.link
         try:
             message = AmqpMessage(delivery.payload)
-            held = message.application_properties or {}
+            properties_given = message.application_properties or {}
             properties = message.properties or Properties()
-            operation = held.get("operation")
+            operation = properties_given.get("operation")
             if not isinstance(operation, str):
-                raise InvalidArgumentError("a request has the property `operation`, a text")
+                raise InvalidArgumentError("a request needs the property `operation`, as text")
             body = message.value if message.body_kind is SectionKind.VALUE else None
         except MessagingError as error:
             link.settle(delivery.number, Rejected(error=condition_of(error)), is_settled=True)
@@ -136,11 +141,11 @@ class RequestNode:
         if link.credit < _REQUEST_CREDIT // 2:
             link.grant(_REQUEST_CREDIT)
         return NodeRequest(
-            str(operation), held, body, properties.message_id, properties.reply_to, link
+            str(operation), properties_given, body, properties.message_id, properties.reply_to, link
         )
 
     def answer(self, request: NodeRequest, answer: Answer) -> bool:
-        """Answer a request on the link that the client reads; false: it cannot take the answer."""
+        """Send an answer on the client's link; return false if the link cannot take it."""
         answers = self._answers_to(request)
         if answers is None:
             return False
@@ -150,7 +155,7 @@ class RequestNode:
             answers.send(message)
             return True
         error = MessageSizeExceededError(
-            f"the answer has {len(message)} bytes; the link takes {most}. Ask for fewer messages",
+            f"the answer has {len(message)} bytes; the link allows {most}. Ask for fewer messages",
             size=len(message),
             limit=most,
         )
@@ -158,14 +163,14 @@ class RequestNode:
         return False
 
     def largest_answer(self, request: NodeRequest) -> int:
-        """Return how many bytes an answer to a request may have."""
+        """Return the maximum size in bytes of an answer to a request."""
         answers = self._answers_to(request)
         most = 0 if answers is None else answers.link.max_message_bytes
         return min(most or MAX_UNREAD_BYTES, MAX_UNREAD_BYTES)
 
     def _answers_to(self, request: NodeRequest) -> Answers | None:
         found = self._answers.get(request.link.session, [])
-        fitting = [one for one in found if _address(one.link) == request.reply_to]
+        fitting = [answers for answers in found if _address(answers.link) == request.reply_to]
         return next(iter(fitting or found), None)
 
     def _encoded(self, request: NodeRequest, answer: Answer) -> bytes:

@@ -1,9 +1,13 @@
-"""A link on which a client receives.
+"""A link on which a client receives messages.
 
-The credit of the client becomes receives that wait at the queue. A reply is delivered as far as the
-link and its session take it; what they do not take waits here, and no more is asked for meanwhile.
-When the link ends, what waits here is given back; what was delivered stays locked until the lock
-lapses, because SDKs settle it on another link then.
+The client's credit becomes receives that wait at the queue. A reply is delivered as far as the link
+and its session have room. The rest waits here, and no further receive starts until it is delivered.
+When the link ends, messages that wait here are released. Delivered messages stay locked until their
+lock expires, because SDKs may settle them on another link.
+
+A link with a session ends when the lock of the session expires. The broker refuses a receive that
+waits at that moment. For an idle link `check_session` measures the time and asks the broker when
+the lock should have expired, because only the broker's clock decides.
 """
 
 from collections import deque
@@ -26,10 +30,16 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.amqp.sender_link import SenderLink
-from twinbus.errors import InvalidArgumentError, MessageLockLostError, MessagingError
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageLockLostError,
+    MessagingError,
+    SessionLockLostError,
+)
 from twinbus.limits import (
     MAX_REASON_CHARACTERS,
     MAX_WAIT,
+    NEVER_US,
     SERVICE_BUS_FETCH_BYTES,
     SERVICE_BUS_FETCH_MESSAGES,
     SHOWN_LOST,
@@ -37,6 +47,7 @@ from twinbus.limits import (
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
 from twinbus.protocol.commands import (
     Disposition,
+    GetSessionState,
     Receive,
     ReceiveMode,
     ReleaseSession,
@@ -52,32 +63,39 @@ _DEAD_LETTER: Final = "DeadLetterReason", "DeadLetterErrorDescription"
 
 
 class Receiving:
-    """The broker's end of such a link."""
+    """The broker's end of a link on which a client receives."""
 
     def __init__(
-        self, work: Work, link: SenderLink, path: str, session: SessionLock | None = None
+        self,
+        work: Work,
+        link: SenderLink,
+        path: str,
+        session: SessionLock | None = None,
+        lock_us: int = NEVER_US,
     ) -> None:
         self._work = work
+        self._lock_us = lock_us  # how long the lock of a session lasts
+        self._session_expires_at = work.now + lock_us
         self._link = link
         self.path = path
         self.session = session
         is_settled = link.snd_settle_mode is SenderSettleMode.SETTLED
         self._mode = ReceiveMode.RECEIVE_AND_DELETE if is_settled else ReceiveMode.PEEK_LOCK
         self._asked: LinkRequest | None = None
-        self._ready: deque[BrokeredMessage] = deque()  # received, and not yet delivered
+        self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
         self._is_ended = False
-        self._has_looked = False  # what the queue has, since the client began to drain the link
+        self._has_looked = False  # an immediate receive was made since the client began to drain
 
     # -- delivering ----------------------------------------------------------------------------
 
     def take_credit(self, given: CreditGiven) -> None:
-        """Take what the client lets us send."""
+        """Process the credit that the client gives."""
         if given.is_draining and not self._has_looked:
-            self._drop_asked()  # it waits; what the queue has now is asked for by the pump
+            self._drop_asked()  # it may wait for long; the pump asks again without waiting
         self.pump()
 
     def pump(self) -> None:
-        """Deliver what there is, and ask for more as long as there is credit."""
+        """Deliver received messages, and receive more while there is credit."""
         link = self._link
         while self._ready and link.may_send and not self._is_unread():
             self._deliver(self._ready.popleft())
@@ -95,13 +113,13 @@ class Receiving:
             self._ask(MAX_WAIT)
 
     def _release_ready(self) -> None:
-        """Give back messages that the client has taken its credit from: others may have some."""
+        """Release messages for which the client withdrew its credit, so that others get them."""
         if self._ready and self._link.credit <= 0 and self._mode is ReceiveMode.PEEK_LOCK:
             self._give_back([*self._ready], Disposition.RELEASE)
             self._ready.clear()
 
     def _is_unread(self) -> bool:
-        """Whether the client has not read what was delivered: it gets no more until it has."""
+        """Return whether the client has too many unread bytes to get further messages."""
         if self._link.session.connection.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
             return False
         self._work.is_stalled = True
@@ -130,13 +148,13 @@ class Receiving:
         tag = message.lock_token.bytes_le if message.lock_token is not None else None
         try:
             self._link.send(write_message(message), tag=tag)
-        except MessagingError:  # larger than the client takes: it gets what comes behind
+        except MessagingError:  # too large for the client: continue with the next message
             self._give_back([message], Disposition.ABANDON)
 
     # -- settling ------------------------------------------------------------------------------
 
     def take_outcome(self, reported: OutcomeReported) -> None:
-        """Settle messages as the client says, and answer with the same outcome."""
+        """Settle messages as the client requests, and confirm with the same outcome."""
         if isinstance(reported.state, TransactionalState):
             self._refuse(reported, NO_TRANSACTIONS)
             return
@@ -148,7 +166,9 @@ class Receiving:
                 then = _forget if reported.is_settled else partial(self._answer, part)
                 self._work.ask(self.path, command, then)
         except (MessagingError, ValueError) as error:
-            wrong = InvalidArgumentError(f"a message cannot be settled so: {error}")
+            wrong = InvalidArgumentError(
+                f"the outcome of a delivery cannot be carried out: {error}"
+            )
             self._refuse(reported, condition_of(wrong))
 
     def _answer(self, reported: OutcomeReported, value: Any) -> None:
@@ -168,6 +188,24 @@ class Receiving:
         for number, _ in reported.deliveries:
             self._link.settle(number, Rejected(error=error))
 
+    # -- the session ---------------------------------------------------------------------------
+
+    def note_renewal(self) -> None:
+        """Take note that the client renews the lock of the session."""
+        self._session_expires_at = self._work.now + self._lock_us
+
+    def check_session(self) -> None:
+        """Ask whether the session is still locked, if its lock should have expired by now."""
+        if self.session is None or self._is_ended or self._work.now < self._session_expires_at:
+            return
+        self.note_renewal()  # whatever the answer is, it holds for a while
+        if self._asked is None:
+            self._work.ask(self.path, GetSessionState(self.path, self.session), self._take_check)
+
+    def _take_check(self, value: Any) -> None:
+        if isinstance(value, SessionLockLostError) and not self._is_ended:
+            self.stop(value)
+
     # -- the end -------------------------------------------------------------------------------
 
     def _drop_asked(self) -> None:
@@ -175,17 +213,17 @@ class Receiving:
         self._asked = None
 
     def _give_back(self, messages: list[BrokeredMessage], how: Disposition) -> None:
-        tokens = [one.lock_token for one in messages if one.lock_token is not None]
+        tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if tokens:
             self._work.ask(self.path, Settle(self.path, tokens_of(tokens), how), _forget)
 
     def stop(self, error: MessagingError) -> None:
-        """End the link, and say why. The client has no part in that: it may never answer."""
+        """End the link with an error, without waiting for the client to confirm."""
         self._link.detach(condition_of(error))
         self.end()
 
     def end(self) -> None:
-        """Give back what the client has not got, and its session."""
+        """Release undelivered messages, and the session."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -198,7 +236,7 @@ class Receiving:
 
 
 def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:
-    """Give an outcome in parts so small that an error can name every lock that was lost."""
+    """Split an outcome into parts so small that an error can list every lost lock."""
     for at in range(0, len(reported.deliveries), SHOWN_LOST):
         yield reported._replace(deliveries=reported.deliveries[at : at + SHOWN_LOST])
 
@@ -206,7 +244,7 @@ def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:
 def disposition_of(
     state: DeliveryState | None,
 ) -> tuple[Disposition, str | None, str | None]:
-    """Return what a client wants done with a message: how, and why."""
+    """Return the disposition that a client requests, with reason and description."""
     if isinstance(state, Accepted):
         return Disposition.COMPLETE, None, None
     if isinstance(state, Released):
@@ -216,7 +254,10 @@ def disposition_of(
         return how, None, None
     if isinstance(state, Rejected):
         return (Disposition.DEAD_LETTER, *_reasons(state.error))
-    raise InvalidArgumentError(f"an outcome of the type {type(state).__name__} settles nothing")
+    raise InvalidArgumentError(
+        f"an outcome of the type {type(state).__name__} settles nothing; send accepted, rejected, "
+        "released or modified"
+    )
 
 
 def _reasons(error: ErrorCondition | None) -> tuple[str | None, str | None]:
@@ -225,17 +266,17 @@ def _reasons(error: ErrorCondition | None) -> tuple[str | None, str | None]:
     if error is not None and found[1] is None:
         found[1] = error.description
     reason, description = (
-        None if one is None else str(one)[:MAX_REASON_CHARACTERS] for one in found
+        None if text is None else str(text)[:MAX_REASON_CHARACTERS] for text in found
     )
     return reason, description
 
 
 def _echo(state: DeliveryState | None) -> DeliveryState:
-    """Return the outcome that SDKs expect back; a rejected one with an error would be a failure."""
+    """Return the outcome that SDKs expect as confirmation: `rejected` without its error."""
     if isinstance(state, Rejected):
         return Rejected()
     return state if isinstance(state, Modified | Released) else ACCEPTED
 
 
 def _forget(_: object) -> None:
-    """Take a reply that nobody waits for."""
+    """Ignore a reply."""

@@ -48,9 +48,11 @@ _TRUE, _FALSE = "1=1", "1=0"
 
 
 def read_rule(found: Element, name: str = DEFAULT_RULE) -> RuleDescription:
-    """Return the rule of a request; `name` is its name where the request gives none."""
+    """Return the rule of a request; `name` is the default of its name."""
     if name_of(found) not in ("RuleDescription", "DefaultRuleDescription"):
-        raise InvalidArgumentError(f"a rule cannot be described by a {shown(name_of(found))}")
+        raise InvalidArgumentError(
+            f"the document is a {shown(name_of(found))}; it must be a RuleDescription"
+        )
     chosen: RuleFilter = TrueFilter()
     action: SqlAction | None = None
     for part, child in children_of(found):
@@ -119,13 +121,13 @@ def _read_values(found: Element) -> dict[str, Any]:
     values = {}
     for pair in found:
         if name_of(pair) != "KeyValueOfstringanyType":
-            raise InvalidArgumentError("named values must be elements KeyValueOfstringanyType")
+            raise InvalidArgumentError("named values must be KeyValueOfstringanyType elements")
         parts = dict(children_of(pair))
         if set(parts) != {"Key", "Value"}:
             raise InvalidArgumentError("a named value must have a Key and a Value")
         key = parts["Key"].text or ""
         if key in values:
-            raise InvalidArgumentError(f"the value {shown(key)} is given twice")
+            raise InvalidArgumentError(f"the value {shown(key)} is given twice; remove one")
         values[key] = _read_value(key, parts["Value"])
     return values
 
@@ -148,7 +150,7 @@ def _read_value(key: str, found: Element) -> Any:
             return parse_iso_span(text)
     except (ValueError, KeyError, InvalidArgumentError):
         raise InvalidArgumentError(
-            f"the value of {shown(key)} is {shown(text)}, which is no {kind}"
+            f"the value of {shown(key)} is {shown(text)}, which is not a valid {kind}"
         ) from None
     raise InvalidArgumentError(
         f"the type of the value {shown(key)} is {shown(kind)}; it must be string, int, long, "
@@ -160,7 +162,7 @@ def _read_value(key: str, found: Element) -> Any:
 
 
 def write_rule(rule: RuleDescription, created_at: datetime) -> str:
-    """Return a rule as a reply describes it."""
+    """Return the description of a rule for a reply."""
     content = (
         _write_filter(rule.filter)
         + _write_action(rule.action)
@@ -216,7 +218,7 @@ def _write_value(value: Any) -> str:
 
 
 def _typed(value: Any) -> tuple[str, object]:
-    """Return a value of a rule as the name of a type and a text."""
+    """Return a value of a rule as the name of its type and its text."""
     if isinstance(value, bool):
         return "boolean", str(value).lower()
     if isinstance(value, int):

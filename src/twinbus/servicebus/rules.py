@@ -9,8 +9,8 @@ A client adds a rule as a map of maps, and reads rules as described lists:
                                 correlation [eight fields, properties]
                        actions: sql [expression, level], none []
 
-The fields of a correlation filter have the same order in both. Parameters of SQL expressions do not
-travel: SDKs have no place for them here.
+The fields of a correlation filter have the same order in both. Parameters of SQL expressions are
+not supported here, because the SDKs have no field for them.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ _SQL_FILTER: Final = ULong(0x0000001370000006)  # filters have one zero less
 _TRUE_FILTER: Final = ULong(0x0000001370000007)
 _FALSE_FILTER: Final = ULong(0x0000001370000008)
 _CORRELATION_FILTER: Final = ULong(0x0000001370000009)
-_LEVEL: Final = Int(20)  # of the SQL dialect: what Service Bus says since 2012
+_LEVEL: Final = Int(20)  # of the SQL dialect; Service Bus has used this value since 2012
 _CONSTANT: Final[Mapping[str, RuleFilter]] = {"1=1": TrueFilter(), "1=0": FalseFilter()}
 _CORRELATED: Final = {  # name on the wire -> field, in the order of the described list
     "correlation-id": "correlation_id",
@@ -69,7 +69,7 @@ def _read_filter(description: Mapping[Any, Any]) -> RuleFilter:
         properties = _part(correlation, "properties") or {}
         fields = {field: _text(correlation, name) for name, field in _CORRELATED.items()}
         return CorrelationFilter(**fields, properties=_read_properties(properties))
-    raise InvalidArgumentError("a rule-description has a sql-filter or a correlation-filter")
+    raise InvalidArgumentError("a rule-description needs a sql-filter or a correlation-filter")
 
 
 def _read_properties(properties: Mapping[Any, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _read_properties(properties: Mapping[Any, Any]) -> dict[str, Any]:
         found[str(name)] = native_value(value)
         if found[str(name)] is None:
             raise InvalidArgumentError(
-                f"property {name!r:.60} of a rule has a type nobody compares"
+                f"property {name!r:.60} of a rule has a type that filters cannot compare"
             )
     return found
 
@@ -105,21 +105,21 @@ def _expression(part: Mapping[Any, Any]) -> str:
 
 
 def write_rule(rule: RuleDescription) -> Described:
-    """Return a rule as clients read it."""
+    """Return a rule in the form that clients read."""
     action = Described(_NO_ACTION, [])
     if rule.action is not None:
         action = Described(_SQL_ACTION, [rule.action.expression, _LEVEL])
-    # When a rule was made is not known; clients that read it want a time.
+    # The creation time of a rule is not stored; clients require a time.
     return Described(_RULE, [_write_filter(rule.filter), action, rule.name, Timestamp(0)])
 
 
-def _write_filter(held: RuleFilter) -> Described:
-    if isinstance(held, TrueFilter):
+def _write_filter(rule_filter: RuleFilter) -> Described:
+    if isinstance(rule_filter, TrueFilter):
         return Described(_TRUE_FILTER, [])
-    if isinstance(held, FalseFilter):
+    if isinstance(rule_filter, FalseFilter):
         return Described(_FALSE_FILTER, [])
-    if isinstance(held, SqlFilter):
-        return Described(_SQL_FILTER, [held.expression, _LEVEL])
-    fields = [getattr(held, field) for field in _CORRELATED.values()]
-    properties = {name: amqp_value(value) for name, value in held.properties.items()}
+    if isinstance(rule_filter, SqlFilter):
+        return Described(_SQL_FILTER, [rule_filter.expression, _LEVEL])
+    fields = [getattr(rule_filter, field) for field in _CORRELATED.values()]
+    properties = {name: amqp_value(value) for name, value in rule_filter.properties.items()}
     return Described(_CORRELATION_FILTER, [*fields, properties])

@@ -1,4 +1,4 @@
-"""A link on which a client sends: each delivery becomes one send, all of its messages or none."""
+"""A link on which a client sends: each delivery becomes one send, which succeeds or fails whole."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from twinbus.servicebus.work import Work
 
 
 class Sending:
-    """The broker's end of such a link."""
+    """The broker's end of a link on which a client sends."""
 
     def __init__(self, work: Work, link: ReceiverLink, path: str) -> None:
         self._work = work
@@ -23,11 +23,11 @@ class Sending:
         self.path = path
 
     def begin(self) -> None:
-        """Let the client send. Python's SDK ignores credit; others wait for it."""
+        """Give the client credit. Python's SDK ignores credit; other SDKs wait for it."""
         self._link.grant(SERVICE_BUS_CREDIT)
 
     def take(self, delivery: Delivery) -> None:
-        """Have the messages of a delivery enqueued, and report what became of them."""
+        """Enqueue the messages of a delivery, and report the outcome to the client."""
         try:
             messages = read_messages(delivery.payload, delivery.message_format)
             command = Send(self.path, messages)
@@ -46,8 +46,8 @@ class Sending:
             link.grant(SERVICE_BUS_CREDIT)
 
     def stop(self, error: MessagingError) -> None:
-        """End the link, and say why."""
+        """End the link with an error."""
         self._link.detach(condition_of(error))
 
     def end(self) -> None:
-        """Forget the link; sends under way go on."""
+        """Unregister the link; sends in progress continue."""

@@ -1,7 +1,7 @@
-"""What the parts of a Service Bus conversation share: requests to the broker, and rights.
+"""What the parts of a Service Bus conversation share: requests to the broker, and access rights.
 
-A part asks the broker something and says what to do with the reply. The driver hands the request
-over, and calls `then` in its own thread when the reply is there: with the value, or with the error.
+A part submits a command with a function for its reply. The driver submits the request, and calls
+this function (`then`) in its own thread when the reply is there: with the value, or with the error.
 """
 
 from collections import deque
@@ -22,8 +22,8 @@ from twinbus.limits import (
     MAX_OPEN_REQUESTS,
     MAX_UNANSWERED_BYTES,
     MAX_UNREAD_BYTES,
+    SERVICE_BUS_DEFERRED_REQUESTS,
     SERVICE_BUS_FETCH_BYTES,
-    SERVICE_BUS_HELD_REQUESTS,
 )
 from twinbus.protocol.access import Admission, Principal
 from twinbus.protocol.commands import Command, Receive, Send, Settle
@@ -38,7 +38,7 @@ Deliver = Callable[["LinkRequest", Any], None]
 
 
 class LinkRequest(Request):
-    """A request of a link. The thread that has the turn answers it, which may be any."""
+    """A request of a link. Any thread that runs a turn may answer it."""
 
     __slots__ = ("_deliver", "is_open", "read_at", "reply_bytes", "size", "then", "waits")
 
@@ -52,92 +52,95 @@ class LinkRequest(Request):
         self.size = size_of(command)
         self.waits = waits(command)
         self.reply_bytes = 0 if self.waits else largest_reply(command)
-        self.is_open = True  # somebody still wants the reply
+        self.is_open = True  # the reply is still needed
 
     def answer(self, value: Any) -> None:
-        """Hand the reply to the driver."""
+        """Pass the reply to the driver."""
         self._deliver(self, value)
 
     def fail(self, error: MessagingError) -> None:
-        """Hand the error to the driver."""
+        """Pass the error to the driver."""
         self._deliver(self, error)
 
 
-class Guard(Protocol):
-    """Decides who is let in."""
+class ServiceBusGuard(Protocol):
+    """Decides which clients and requests are admitted."""
 
     def admit(self, token: str) -> Admission:
-        """Check a token; raise UnauthorizedError for one that is not good."""
+        """Verify a token; raise UnauthorizedError if it is not valid."""
         ...
 
     def recheck(self, admission: Admission) -> Admission:
-        """Check that an admission still holds: tokens expire, keys are rotated and removed."""
+        """Verify that an admission is still valid: tokens expire, keys are rotated and removed."""
         ...
 
     def enter(self, admission: Admission) -> None:
-        """Let the connection in; raise ServerBusyError when there are too many."""
+        """Admit the connection; raise ServerBusyError if there are too many."""
         ...
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
-        """Note that a request or a token was refused."""
+        """Log the refusal of a request or a token."""
         ...
 
     def describe(self, path: str) -> EntityDescription | None:
-        """Return the description of an entity, if there is one."""
+        """Return the description of an entity, or None if it does not exist."""
         ...
 
 
 class Work:
-    """The requests of one connection, and the tokens that it has shown."""
+    """The requests of a connection, and the tokens that it has shown."""
 
     def __init__(
-        self, guard: Guard, deliver: Deliver, now: int, unread_bytes: Callable[[], int]
+        self, guard: ServiceBusGuard, deliver: Deliver, now: int, unread_bytes: Callable[[], int]
     ) -> None:
         self._guard = guard
-        self._unread_bytes = unread_bytes  # of what the client was sent
+        self._unread_bytes = unread_bytes  # returns how many sent bytes the client has not read
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token
-        self._allowed: dict[tuple[type, str], Admission] = {}  # rights that were found
+        self._allowed: dict[tuple[type, str], Admission] = {}  # rights that were verified
         self.now = now
-        self.arrived: list[Request] = []  # for the broker
-        self.withdrawn: list[Request] = []  # that nobody waits for any more
-        self.is_stalled = False  # a link waits until the client has read what it was sent
-        self._open = 0  # requests that the broker has not answered
-        self._open_bytes = 0  # of their messages
-        self._waiting = 0  # of them, those that may wait at a queue
-        self._fetching = 0  # bytes that the replies to the others may have
-        self._held: deque[LinkRequest] = deque()  # until there is room for their replies
+        self.arrived: list[Request] = []  # to be submitted to the broker
+        self.withdrawn: list[Request] = []  # to be withdrawn from the broker
+        self.is_stalled = False  # a link waits until the client has read more
+        self._open = 0  # number of unanswered requests
+        self._open_bytes = 0  # size of the messages in unanswered requests
+        self._waiting = 0  # number of unanswered requests that may wait at a queue
+        self._fetching = 0  # maximum size of the replies to the other unanswered requests
+        self._deferred: deque[LinkRequest] = deque()  # wait until there is room for their replies
 
     # -- rights --------------------------------------------------------------------------------
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the connection has shown a good token."""
+        """Whether the connection has shown a valid token."""
         return bool(self._admissions)
 
     def show(self, token: str, path: str) -> None:
-        """Take a token for a path; raise why it is not good."""
+        """Accept a token for a path, or raise why it is refused."""
         check_text("the name of a token", path, MAX_ADDRESS_CHARACTERS)
         admission = self._guard.admit(token)
         if not admission.covers(path or None):
-            raise UnauthorizedError(f"the token is not for {path or 'the namespace'}", path=path)
+            raise UnauthorizedError(
+                f"the token is not for {path or 'the namespace'}. Sign one whose sr names it",
+                path=path,
+            )
         if not self._admissions:
             self._guard.enter(admission)
         elif len(self._admissions) >= MAX_AMQP_LINKS and path.lower() not in self._admissions:
             raise QuotaExceededError(
-                f"the connection has shown tokens for {MAX_AMQP_LINKS} entities; show one for the "
-                "namespace, or use another connection",
+                f"the connection has shown tokens for {MAX_AMQP_LINKS} entities, the maximum; show "
+                "a token for the namespace, or use another connection",
             )
         self._admissions[path.lower()] = admission
 
     def admission_for(self, path: str) -> Admission:
-        """Return the token that was shown for an entity, the nearest one; check that it holds."""
+        """Return the admission of the most specific token that covers an entity; recheck it."""
         wanted = path.lower()
         while True:
             found = self._admissions.get(wanted)
             if found is not None:
-                held = self._admissions[wanted] = self._guard.recheck(found)
-                return held
+                rechecked = self._admissions[wanted] = self._guard.recheck(found)
+                return rechecked
             if not wanted:
                 raise UnauthorizedError(
                     f"the connection has shown no token for {path}; send one to $cbs first",
@@ -146,11 +149,12 @@ class Work:
             wanted = wanted.rpartition("/")[0]
 
     def check_right(self, claim: Claim, path: str) -> None:
-        """Raise why the client does not have a claim on an entity."""
+        """Raise an error if the client does not have a claim on an entity."""
         admission = self.admission_for(path)
         if not admission.may(claim, path):
             error = UnauthorizedError(
-                f"key {admission.key.name} lacks the claim {claim.value} for {path}",
+                f"key {admission.key.name} lacks the claim {claim.value} for {path}. Use a key "
+                "that has it",
                 claim=claim.value,
                 path=path,
             )
@@ -158,7 +162,7 @@ class Work:
             raise error
 
     def entity_for(self, path: str, claim: Claim) -> EntityDescription:
-        """Return the entity of a link; raise why the client may not use it so."""
+        """Return the entity of a link; raise an error if the client may not use it this way."""
         self.check_right(claim, path)
         name = path[: -len(DEAD_LETTER_SUFFIX)] if _is_dead_letter(path) else path
         description = self._guard.describe(name)
@@ -173,7 +177,7 @@ class Work:
     # -- requests ------------------------------------------------------------------------------
 
     def ask(self, path: str, command: Command[Any], then: Then) -> LinkRequest | None:
-        """Ask the broker something; None: the connection may not, and `then` got the error."""
+        """Submit a command; None if it is refused: `then` was called with the error."""
         admission: Admission | None = None
         try:
             admission = self.admission_for(path)
@@ -184,8 +188,8 @@ class Work:
             return None
         request = LinkRequest(self._deliver, command, admission, then, self.now)
         self._count(request, 1)
-        if self._held or not self._has_room(request):
-            self._held.append(request)
+        if self._deferred or not self._has_room(request):
+            self._deferred.append(request)
         else:
             self._hand_over(request)
         return request
@@ -194,11 +198,11 @@ class Work:
 
     @property
     def fetch_bytes(self) -> int:
-        """How much a link may take from its queue at once: all links together have a bound."""
+        """How many bytes a link may receive at once, so that all links stay within the bound."""
         return min(SERVICE_BUS_FETCH_BYTES, MAX_UNREAD_BYTES // (self._waiting + 1))
 
     def _has_room(self, request: LinkRequest) -> bool:
-        """Whether what the client has not read, and replies to come, are within the bound."""
+        """Return whether unread bytes and expected replies are within the bound."""
         if not request.reply_bytes:
             return True
         used = self._fetching + self._unread_bytes()
@@ -209,20 +213,20 @@ class Work:
         self.arrived.append(request)
 
     def _settle_room(self, request: LinkRequest) -> None:
-        """Give back the room that the reply to a request had."""
+        """Release the room that was reserved for the reply to a request."""
         self._fetching -= request.reply_bytes
         request.reply_bytes = 0
-        self.release_held()
+        self.submit_deferred()
 
-    def release_held(self) -> None:
-        """Hand over requests for whose replies there is room again."""
-        while self._held and self._has_room(self._held[0]):
-            self._hand_over(self._held.popleft())
+    def submit_deferred(self) -> None:
+        """Submit waiting requests for whose replies there is room now."""
+        while self._deferred and self._has_room(self._deferred[0]):
+            self._hand_over(self._deferred.popleft())
 
     def _check(self, admission: Admission, path: str, command: Command[Any]) -> None:
-        """Check a right, unless it was found under the same admission before.
+        """Check a right, unless the same admission has passed the same check before.
 
-        Commands that links ask for again and again have nothing but their kind and path to check.
+        Only the kind and the path of commands that links repeat need a check.
         """
         kind = type(command)
         if kind not in _REPEATED:
@@ -240,27 +244,27 @@ class Work:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the client asks faster than the broker works: it is read no further then."""
+        """Whether there are so many unanswered requests that reading from the client must stop."""
         return (
             self._open > MAX_OPEN_REQUESTS
             or self._open_bytes > MAX_UNANSWERED_BYTES
-            or len(self._held) > SERVICE_BUS_HELD_REQUESTS
+            or len(self._deferred) > SERVICE_BUS_DEFERRED_REQUESTS
         )
 
     def drop(self, request: LinkRequest | None) -> None:
-        """Let a request go whose reply nobody wants."""
+        """Withdraw a request whose reply is no longer needed."""
         if request is None or not request.is_open:
             return
         request.is_open = False
         self._count(request, -1)
-        if request in self._held:
-            self._held.remove(request)
+        if request in self._deferred:
+            self._deferred.remove(request)
         else:
             self._settle_room(request)
             self.withdrawn.append(request)
 
     def answer(self, request: LinkRequest, value: Any) -> None:
-        """Take a reply; locks that nobody wants any more are given back."""
+        """Process a reply; if it is no longer needed, release its locks."""
         self._settle_room(request)
         if request.is_open:
             request.is_open = False
@@ -270,7 +274,7 @@ class Work:
             self._undo(request.command, value, request.principal)
 
     def give_back(self, path: str, command: Command[Any], value: Any) -> None:
-        """Give back the locks of a reply that the client cannot be sent."""
+        """Release the locks in a reply that cannot be sent to the client."""
         self._undo(command, value, self.admission_for(path))
 
     def _undo(self, command: Command[Any], value: Any, principal: Principal) -> None:

@@ -1,1 +1,1 @@
-"""A quiet Spark: its session, its JVM and Java, and one connection per process."""
+"""Starting and sharing Spark: its session, its JVM and Java, and one connection per process."""

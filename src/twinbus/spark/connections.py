@@ -1,6 +1,6 @@
-"""Connections of a Spark process: one to each namespace, for as long as the process lives.
+"""Connections of a Spark process: one per namespace, for the life of the process.
 
-Spark uses a Python worker for many tasks, one after the other: they share these.
+Spark uses a Python worker for many tasks in sequence; they share these connections.
 """
 
 from functools import lru_cache
@@ -20,5 +20,5 @@ def namespace_of(connection: str) -> Namespace:
 
 @lru_cache(maxsize=16)
 def courier_of(connection: str) -> Courier:
-    """Return what asks that namespace again where it may help."""
+    """Return a courier to the namespace of a connection string; it retries."""
     return MessagingFactory(namespace_of(connection)).courier

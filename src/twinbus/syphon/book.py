@@ -9,7 +9,7 @@ ranges of a queue, in order. The planner calls the book under its lock.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -22,6 +22,16 @@ _STALE = "StaleEpoch"
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """How much a task carries, as known when it was planned; for Spark's metrics only."""
+
+    messages: int
+    bytes: int  # whole messages; in proportion if a part of a range is left
+    waiting: int  # messages of the queue that no task of this batch carries
+    oldest_us: int  # when the oldest message was diverted
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """The work of one worker in a batch: ranges of a queue, in order."""
 
@@ -29,25 +39,29 @@ class Task:
     ranges: tuple[Range, ...]
     held_back: tuple[str, ...] = ()  # destinations to skip
     on_trial: Mapping[str, int] = field(default_factory=dict)  # destination -> epoch to try it in
+    load: Load | None = None  # None: not known before the worker has received the messages
 
     def to_json(self) -> list[Any]:
         """Return the task in the form that Spark's offsets and the desk store."""
         ranges = [
             [leased.epoch, leased.first, leased.last, leased.origin] for leased in self.ranges
         ]
-        return [self.queue, ranges, list(self.held_back), dict(self.on_trial)]
+        load = astuple(self.load) if self.load is not None else None
+        return [self.queue, ranges, list(self.held_back), dict(self.on_trial), load]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "Task":
         """Return a task from its stored form."""
-        queue, ranges, held_back, on_trial = value
-        return cls(queue, tuple(Range(*fields) for fields in ranges), tuple(held_back), on_trial)
+        queue, ranges, held_back, on_trial, load = value
+        of_task = tuple(Range(*fields) for fields in ranges)
+        return cls(queue, of_task, tuple(held_back), on_trial, load and Load(*load))
 
 
 @dataclass(slots=True)
 class _LeasedRange:
     range: Range
     count: int  # messages when it was leased
+    bytes: int  # of these messages
     oldest_us: int
     kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages that it left
     retry_at: int = 0  # when to retry a range that could not be read or settled
@@ -67,6 +81,11 @@ class _LeasedRange:
 class _Queue:
     ranges: list[_LeasedRange] = field(default_factory=list)
     behind: int = 0  # messages behind the last range, when it was leased
+
+    @property
+    def left(self) -> int:
+        """How many messages wait, as far as is known: in the leased ranges and behind them."""
+        return sum(leased.left for leased in self.ranges) + self.behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +139,7 @@ class Book:
         """Add a leased range."""
         new = Range(lease.epoch, lease.first, lease.last, lease.origin)
         known = self._queues[queue]
-        known.ranges.append(_LeasedRange(new, lease.message_count, oldest_us))
+        known.ranges.append(_LeasedRange(new, lease.message_count, lease.size_in_bytes, oldest_us))
         known.behind = lease.left_behind
 
     def give_up_surplus(self, now: int) -> list[tuple[str, int]]:
@@ -146,12 +165,15 @@ class Book:
             held_back = tuple(sorted(waiting | (on_trial - tried_here)))
             trials = _trials(queue.ranges, tried_here)
             ready = list(_ready(queue.ranges, set(held_back), trials, now))
-            ranges = [leased.range for leased in ready if leased.is_fresh or not fresh_only]
-            if ranges:
+            chosen = [leased for leased in ready if leased.is_fresh or not fresh_only]
+            if chosen:
                 on_trial -= tried_here
                 waiting |= tried_here  # only this queue tries them
-                parts = [(single,) for single in ranges] if split else [tuple(ranges)]
-                tasks += [Task(path, part, held_back, trials) for part in parts]
+                left = queue.left - sum(leased.left for leased in chosen)
+                for part in [[single] for single in chosen] if split else [chosen]:
+                    ranges = tuple(leased.range for leased in part)
+                    tasks.append(Task(path, ranges, held_back, trials, _load(part, left)))
+                    left = 0  # counted in one task of the queue
         return tasks
 
     def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
@@ -244,7 +266,8 @@ class Book:
             kept.update(leased.kept)
         new = Range(lease.epoch, lease.first, lease.last, lease.origin)
         oldest = min(leased.oldest_us for leased in old)
-        merged = _LeasedRange(new, lease.message_count, oldest, dict(kept))
+        size = lease.size_in_bytes
+        merged = _LeasedRange(new, lease.message_count, size, oldest, dict(kept))
         at = known.index(old[0])
         known[at : at + len(old)] = [merged]
         return True
@@ -277,10 +300,7 @@ class Book:
     @property
     def waiting(self) -> int:
         """How many messages wait, as far as is known: in the leased ranges and behind them."""
-        return sum(
-            sum(leased.left for leased in queue.ranges) + queue.behind
-            for queue in self._queues.values()
-        )
+        return sum(queue.left for queue in self._queues.values())
 
     def see_behind(self, queue: str, count: int) -> None:
         """Record that a queue has at least `count` messages, leased ones included."""
@@ -291,6 +311,16 @@ class Book:
     def oldest_us(self) -> int | None:
         """When the oldest message of the leased ranges was diverted."""
         return min((leased.oldest_us for leased in self._leased_ranges()), default=None)
+
+
+def _load(ranges: Sequence[_LeasedRange], waiting: int) -> Load:
+    """Return how much the ranges of a task are."""
+    return Load(
+        messages=sum(leased.left for leased in ranges),
+        bytes=sum(leased.bytes * leased.left // max(leased.count, 1) for leased in ranges),
+        waiting=waiting,
+        oldest_us=min(leased.oldest_us for leased in ranges),
+    )
 
 
 def _trials(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:

@@ -13,14 +13,16 @@ call the carrier, each from one thread; the simulations call it without Spark.
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from twinbus import tracing
 from twinbus.errors import (
     CommandFailedError,
     EntityNotFoundError,
@@ -43,6 +45,7 @@ from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.protocol.commands import Origin, ReadRange, Send, SendReceipt
 from twinbus.syphon.transfers import Passed, TransferLedger
+from twinbus.tracing import UNKNOWN_PEER, TracedPeer
 
 NOT_DIVERTED = f"messages without {PATH}"  # used as the name of their destination
 CANNOT_GO_HOME = "CannotBeBroughtHome"  # the dead-letter reason of messages in a backlog queue
@@ -197,8 +200,10 @@ class Carrier:
         secondary: Namespace,
         transfers: TransferLedger | None = None,
         extra_queues: Iterable[str] = (),
+        peer: TracedPeer = UNKNOWN_PEER,
     ) -> None:
         self._primary = primary
+        self._peer = peer  # the primary, of spans
         self._secondary = secondary
         self.transfers = transfers or TransferLedger(None)
         self._extra_queues = {canonical(queue) for queue in extra_queues}
@@ -339,7 +344,7 @@ class Carrier:
         carried.sends += 1
         began = time.monotonic()
         try:
-            _reply_of(reply, deadline)
+            self._await_send(destination, run, partial(_reply_of, reply, deadline), carried)
         except _REFUSED_FOR_GOOD as error:
             return self._put_aside(destination, run, error, carried)
         except QuotaExceededError as error:
@@ -354,6 +359,14 @@ class Carrier:
             carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
+
+    def _await_send(
+        self, destination: str, run: Run, wait: Callable[[], SendReceipt], carried: Carried
+    ) -> None:
+        if tracing.hook is None:
+            wait()
+            return
+        tracing.hook.relay("drain", self._peer, destination, run.batch, wait, lambda: carried.queue)
 
     def _put_aside(
         self, destination: str, run: Run, error: MessagingError, carried: Carried
@@ -398,7 +411,8 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
         raise
     except TimeoutError:
         raise OperationTimeoutError(
-            "no answer in time; whether the work was done is unknown"
+            "no reply in time, so the command may or may not have been carried out. The syphon "
+            "tries again"
         ) from None
 
 

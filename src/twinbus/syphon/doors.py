@@ -1,8 +1,8 @@
-"""How the workers of Spark reach the namespaces of a syphon.
+"""How Spark's workers reach the namespaces of a syphon.
 
-A server has an address. An embedded namespace has none, so the syphon opens a private door to it:
-in this process, which has the directory open, for as long as the syphon runs. Workers need a socket
-on the same machine, so Spark must run there as well.
+A server has an address. An embedded namespace has none, so the syphon opens a private door to it,
+in the process that has the directory open, for as long as the syphon runs. Workers need a socket on
+the same machine, so Spark must run there as well.
 """
 
 from contextlib import ExitStack
@@ -15,18 +15,18 @@ from twinbus.server.private import Access, PrivateDoor
 
 
 def check_master(master: str, *connections: str) -> None:
-    """Refuse a Spark on other machines if one of the namespaces can be reached from here only."""
+    """Refuse a Spark on other machines if a namespace can only be reached on this machine."""
     for connection in map(ConnectionString.parse, connections):
         if connection.place is Place.EMBEDDED and not master.startswith("local"):
             raise InvalidArgumentError(
-                f"the namespace {connection.name} is embedded in this process, and the workers of "
+                f"the namespace {connection.name} is embedded in this process, but the workers of "
                 f"Spark at {master} may run on other machines, which cannot reach it. Serve it "
                 "with `twinbus serve`, or run Spark on this machine: master local[*]"
             )
 
 
 class WorkerDoors(Closable):
-    """The private doors of one syphon; as a context manager it closes them."""
+    """The private doors of a syphon; as a context manager it closes them."""
 
     def __init__(self) -> None:
         self._opened = ExitStack()
@@ -34,8 +34,8 @@ class WorkerDoors(Closable):
     def connection_for(self, connection: str, access: Access) -> str:
         """Return a connection string with which workers reach a namespace.
 
-        A namespace that this process has open stays the property of its users: when they close it,
-        its door closes. Another one is opened here, and closed with the doors.
+        A namespace that this process already has open keeps its owner: when the owner closes it,
+        its door closes, too. Otherwise the namespace is opened here, and closed with the doors.
         """
         parsed = ConnectionString.parse(connection)
         if parsed.place is not Place.EMBEDDED:
@@ -46,7 +46,7 @@ class WorkerDoors(Closable):
             share = open_namespace(parsed)
             self._opened.callback(share.close)
             namespace = find_embedded(parsed.directory)
-            assert namespace is not None  # the share keeps it open
+            assert namespace is not None  # `share` keeps it open
         return self._opened.enter_context(PrivateDoor(namespace, access)).connection.to_text()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The syphon: a Structured Streaming query that brings every diverted message home.
 
-`Syphon` starts the query, watches it, starts it again when Spark gives up, and tells how far it is.
-The work is in the query's processes (syphon_query.py); what they tell comes by the desk.
+`Syphon` starts the query, watches it, restarts it when Spark gives up, and reports its progress.
+The processes of the query do the work (syphon_query.py); their reports arrive through the desk.
 """
 
 import logging
@@ -50,7 +50,7 @@ from twinbus.protocol.keys import Claim
 from twinbus.server.private import Access
 from twinbus.spark.gateway import unlogged_commands
 from twinbus.spark.reasons import reason_of
-from twinbus.spark.session import BorrowedSession
+from twinbus.spark.session import BorrowedSession, make_active
 from twinbus.syphon.desk import Desk, SyphonProgress
 from twinbus.syphon.doors import WorkerDoors, check_master
 from twinbus.syphon.planner import PlannerSettings
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from twinbus.syphon.transform_query import Transform
 
 _log = logging.getLogger("twinbus.syphon")
-_PRIMARY_ACCESS = Access((Claim.SEND, Claim.TRANSFER))  # to any entity
-_RESTARTS = Backoff(SECOND_US, to_us(MAX_RESTART_PAUSE))  # of a query that failed
+_PRIMARY_ACCESS = Access((Claim.SEND, Claim.TRANSFER))  # on every entity
+_RESTARTS = Backoff(SECOND_US, to_us(MAX_RESTART_PAUSE))  # of a failed query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +75,16 @@ class SyphonSettings:
 
     primary: str = field(repr=False)  # connection strings
     secondary: str = field(repr=False)
-    queues: tuple[str, ...]  # of the backlog
-    extra_queues: tuple[str, ...] = ()  # of those: only messages with x-ms-path are taken from them
+    queues: tuple[str, ...]  # paths of the backlog queues
+    extra_queues: tuple[str, ...] = ()  # a subset: only messages with x-ms-path are moved
     retry_interval: timedelta = DEFAULT_RETRY_INTERVAL  # of a destination that failed
     lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
-    range_messages: int = RANGE_MESSAGES  # of a queue in one batch
-    ranges_per_queue: int = 1  # side by side; more than one gives up the order of a client
-    ledger: Path | str | None = None  # folder or URI for what was moved; None: nothing is written
+    range_messages: int = RANGE_MESSAGES  # per queue and batch
+    ranges_per_queue: int = 1  # in parallel; with more than one, the order of a client is lost
+    ledger: Path | str | None = None  # folder or URI of the ledger of transfers; None: no ledger
     transform: "str | Transform | None" = None  # module:function, or a function
-    master: str | None = None  # of Spark; None: this machine
-    conf: Mapping[str, str] = field(default_factory=dict)  # of Spark
+    master: str | None = None  # Spark's master URL; None: this machine
+    conf: Mapping[str, str] = field(default_factory=dict)  # Spark's configuration
 
     def __post_init__(self) -> None:
         _check_span("retry_interval", self.retry_interval, MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL)
@@ -95,22 +95,22 @@ class SyphonSettings:
         if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
             self.queues
         ):
-            raise InvalidArgumentError("queues must be a tuple of paths, each of them once")
+            raise InvalidArgumentError("queues must be a tuple of paths without duplicates")
         if not self.queues:
             raise InvalidArgumentError(
-                "there are no backlog queues; pairing makes them, or name the primary as the "
-                "paired applications do (Name=... in the connection string)"
+                "there are no backlog queues. Pairing creates them. If the pairing exists, use the "
+                "primary's name of the paired applications (Name=... in the connection string)"
             )
 
     @property
     def secondary_access(self) -> Access:
-        """What the workers may do on the secondary: read and settle the backlog."""
+        """The workers' access to the secondary: read and settle the backlog."""
         folders = {queue.lower().rpartition("/")[0] for queue in self.queues}
         folder = folders.pop() if len(folders) == 1 else ""
         return Access((Claim.LISTEN,), folder if is_backlog_folder(folder) else None)
 
     def planner(self, owner: str) -> PlannerSettings:
-        """Return what the planner needs of them."""
+        """Return the settings of the planner."""
         return PlannerSettings(
             owner=owner,
             queues=self.queues,
@@ -128,7 +128,7 @@ def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> 
 
 
 def _check_transformable(secondary: str) -> None:
-    """Refuse a transform where the secondary has no ranges: each task settles what it received."""
+    """Refuse a transform if the secondary has no ranges: its tasks settle messages themselves."""
     connection = ConnectionString.parse(secondary)
     with closing(open_namespace(connection)) as namespace:
         if Capability.RANGES not in namespace.capabilities:
@@ -141,20 +141,20 @@ def _check_count(name: str, count: int, most: int) -> None:
 
 
 def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[str]:
-    """Return a line for each extra backlog queue that holds messages: nobody brings them home."""
+    """Return a line for each extra backlog queue with messages, which no syphon brings home."""
     lines = []
     for path in queues.extra.values():
         count = manager.get_runtime_properties(path).active_message_count
         if count:
             lines.append(
-                f"{path} holds {count:,} message(s) and is not drained: its index is not below the "
+                f"{path} has {count:,} message(s) and is not drained: its index is not below the "
                 "number of backlog queues. `twinbus syphon --include-extra-queues` drains it"
             )
     return lines
 
 
 class Syphon(Closable):
-    """A running syphon; as a context manager it stops after its batch."""
+    """A running syphon; as a context manager it stops after the current batch."""
 
     def __init__(
         self, settings: SyphonSettings, *, once: bool = False, watch: QueueWatch | None = None
@@ -170,7 +170,7 @@ class Syphon(Closable):
         self._transfers = TransferLedger(self._ledger_folder)
         self._next_roll = 0.0
         self._noted = 0
-        self._leaving = threading.Event()  # no new query, please
+        self._leaving = threading.Event()  # set when no query may start any more
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._error: Exception | None = None
@@ -196,21 +196,21 @@ class Syphon(Closable):
 
     @property
     def _ledger_folder(self) -> Path | None:
-        """The local folder that lines of the ledger are written to."""
+        """The local folder of the ledger of transfers."""
         if self._spool is not None:
             return self._spool.folder
         ledger = self._settings.ledger
         return ledger.absolute() if isinstance(ledger, Path) else None
 
     def _open_doors(self, master: str) -> None:
-        """Let workers in where a namespace is embedded in this process."""
+        """Open private doors for the workers to namespaces that are embedded in this process."""
         settings, doors = self._settings, self._doors
         check_master(master, settings.primary, settings.secondary)
         self._primary = doors.connection_for(settings.primary, _PRIMARY_ACCESS)
         self._secondary = doors.connection_for(settings.secondary, settings.secondary_access)
 
     def _start_query(self, session: "SparkSession") -> "StreamingQuery":
-        from twinbus.syphon import (  # noqa: PLC0415 - Spark is there only now
+        from twinbus.syphon import (  # noqa: PLC0415 - needs Spark, which has been checked by now
             syphon_query,
             transform_query,
         )
@@ -222,7 +222,7 @@ class Syphon(Closable):
         if transform is not None:
             _check_transformable(self._secondary)
             source = transform_query.TransformDataSource
-        session.createDataFrame([], "nothing int")  # makes the session this thread's, for `start`
+        make_active(session)  # `start` uses the session of this thread
         session.dataSource.register(source)
         options = syphon_query.SyphonOptions(
             self._primary,
@@ -233,7 +233,9 @@ class Syphon(Closable):
             self._spool.folder if self._spool is not None else None,
         ).to_options()
         with unlogged_commands():
-            rows = session.readStream.format(source.name()).options(**options).load()
+            rows = source.observed(
+                session.readStream.format(source.name()).options(**options).load()
+            )
         if transform is not None:
             rows = transform(rows)
         checkpoint = self._desk.folder / f"checkpoint-{secrets.token_hex(4)}"
@@ -244,20 +246,20 @@ class Syphon(Closable):
             writer = writer.trigger(availableNow=True)
         return writer.start()
 
-    # -- what people see ---------------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     @property
     def progress(self) -> SyphonProgress:
-        """How far it is, or was when it ended."""
+        """The current progress, or the final one."""
         return self._last_progress or self._desk.progress()[0]
 
     @property
     def query_progress(self) -> Any:
-        """What Spark tells of the last batch: a StreamingQueryProgress, or None."""
+        """Spark's report of the last batch: a StreamingQueryProgress, or None."""
         return self._query.lastProgress if self._query is not None else None
 
     def wait_until_running(self) -> None:
-        """Return when it has had its first look at the backlog."""
+        """Wait until the syphon has looked at the backlog for the first time."""
         deadline = SPARK_START_S
         while not self.progress.at:
             if self._ended.wait(QUERY_LOOK_S):
@@ -265,10 +267,13 @@ class Syphon(Closable):
                 return
             deadline -= QUERY_LOOK_S
             if deadline <= 0:
-                raise MessagingError(f"Spark did not start within {SPARK_START_S:.0f} s")
+                raise MessagingError(
+                    f"Spark did not start within {SPARK_START_S:.0f} s. Look at the load of the "
+                    "machine and at the log of Spark, then start the syphon again"
+                )
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; say whether it came."""
+        """Wait for the end; return whether the syphon has ended."""
         ended = self._ended.wait(timeout_s)
         if ended:
             self._raise()
@@ -278,35 +283,35 @@ class Syphon(Closable):
         if self._error is not None:
             raise MessagingError(f"the syphon failed: {reason_of(self._error)}") from self._error
 
-    # -- its life ----------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Pass notes on, and start the query or Spark again when they gave up."""
+        """Forward notes, and restart the query or Spark after a failure."""
         starts, seen = 0, 0
         while True:
             try:
                 self._watch_query()
                 break
-            except Exception as trouble:  # noqa: BLE001 - of Spark; the one who waits hears it
+            except Exception as trouble:  # noqa: BLE001 - any error of Spark; `wait` raises it
                 self._error = trouble
             batches = self.progress.batches
             starts, seen = (starts + 1 if batches == seen else 1), batches
             if not self._start_spark_again(starts):
                 reason = reason_of(self._error)
-                _log.error("Spark is gone, and the syphon with it: %s", reason)
+                _log.error("Spark has stopped, and the syphon with it: %s", reason)
                 break
         self._pass_notes_on()
         self._ended.set()
 
     def _start_spark_again(self, starts: int) -> bool:
-        """Start Spark again after its Java died; False: it is not ours to start, or does not start.
+        """Restart Spark after its Java died; return False if it is not ours or does not start.
 
-        What the dead one had leased is free when the leases lapse.
+        Other syphons get the leases of the dead one when they expire.
         """
         assert self._spark is not None
         if self._once or not self._spark.is_ours or starts > MAX_SPARK_STARTS:
             return False
-        _log.error("Spark's Java died; it is started again: %s", reason_of(self._error))
+        _log.error("Spark's Java died and is restarted: %s", reason_of(self._error))
         if self._leaving.wait(_RESTARTS.pause_us(starts) / SECOND_US):
             return False
         try:
@@ -320,7 +325,7 @@ class Syphon(Closable):
         return True
 
     def _watch_query(self) -> None:
-        """Return when the query has ended; raise when Spark is gone."""
+        """Return when the query has ended; raise if Spark has stopped."""
         failures, seen = 0, 0
         assert self._spark is not None
         while not self._stopping.wait(QUERY_LOOK_S):
@@ -330,8 +335,11 @@ class Syphon(Closable):
                 continue
             error = self._query.exception() if self._query is not None else self._error
             if error is None and not self._once and not self._leaving.is_set():
-                self._error = InvalidOperationError("somebody else stopped its query")
-                _log.error("the syphon ended: %s", self._error)
+                self._error = InvalidOperationError(
+                    "its streaming query was stopped by another part of this application. Start "
+                    "the syphon again, and stop it with its own stop()"
+                )
+                _log.error("The syphon ended: %s", self._error)
             if error is None:
                 return
             self._error = error
@@ -339,32 +347,32 @@ class Syphon(Closable):
                 return
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
-            _log.error("Spark gave the query up; it is started again: %s", reason_of(error))
+            _log.error("Spark stopped the query, which is restarted: %s", reason_of(error))
             if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
             try:
                 self._query = self._start_query(self._spark.session)
                 self._error = None
-            except Exception as trouble:  # noqa: BLE001 - a process of Spark's may have died again
+            except Exception as trouble:  # noqa: BLE001 - Spark may have died again
                 self._spark.check()
                 self._query, self._error = None, trouble
 
     def _watch_queues(self, watch: QueueWatch) -> None:
-        """Add backlog queues that appear while the syphon runs, until all of them are known."""
+        """Add backlog queues that are created while the syphon runs, until all exist."""
         while not watch.is_complete and not self._leaving.wait(QUERY_LOOK_S):
             try:
                 found = watch.new_queues(time.monotonic())
                 if found:
                     self._desk.add_queues(found)
-                    _log.info("more backlog queues were created: %s", ", ".join(found))
-            except Exception as error:  # noqa: BLE001 - it is tried again
+                    _log.info("Further backlog queues were created: %s", ", ".join(found))
+            except Exception as error:  # noqa: BLE001 - retried
                 if not self._leaving.is_set():
                     _log.warning(
-                        "the backlog queues cannot be listed and are tried again: %s", error
+                        "The backlog queues cannot be listed; the syphon tries again: %s", error
                     )
 
     def _roll_ledger(self, *, at_once: bool = False) -> None:
-        """See that what workers wrote down becomes files; trouble with that stops no syphon."""
+        """Turn the workers' journals into ledger files; an error here does not stop the syphon."""
         if not at_once and time.monotonic() < self._next_roll:
             return
         self._next_roll = time.monotonic() + LEDGER_LOOK_S
@@ -374,7 +382,7 @@ class Syphon(Closable):
                 target = HadoopPath(self._spark.session, str(self._settings.ledger))
                 self._spool.move_to(target)
         except Exception as error:  # noqa: BLE001 - see above
-            _log.warning("the ledger of transfers cannot be written: %s", reason_of(error))
+            _log.warning("The ledger of transfers cannot be written: %s", reason_of(error))
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:
@@ -383,7 +391,7 @@ class Syphon(Closable):
                 self._noted = note.number
 
     def stop(self) -> None:
-        """Finish the batch under way, then end."""
+        """Finish the current batch, then end."""
         if self._stopping.is_set():
             return
         self._leaving.set()
@@ -400,7 +408,7 @@ class Syphon(Closable):
     close = stop
 
     def _clear_away(self) -> None:
-        with suppress(Exception):  # Spark may be gone
+        with suppress(Exception):  # Spark may have stopped
             if self._query is not None:
                 self._query.stop()
         self._roll_ledger(at_once=True)
@@ -414,12 +422,12 @@ class Syphon(Closable):
 
 
 def start_for(pairing: SendAvailabilityPairing) -> Syphon:
-    """Start the syphon of a pairing, in its application; `enable_syphon=True` calls this."""
+    """Start the syphon of a pairing in its application; `enable_syphon=True` calls this."""
     primary, secondary = pairing.primary.connection, pairing.secondary.connection
     if primary is None or secondary is None:
         raise InvalidOperationError(
-            "the workers of the syphon need connection strings; make the factories with "
-            "from_connection_string, or give another syphon=..."
+            "the workers of the syphon need connection strings; create the factories with "
+            "from_connection_string, or pass another syphon=..."
         )
     manager, options = pairing.options.secondary_namespace_manager, pairing.options
     wanted = options.wanted_backlog_queues

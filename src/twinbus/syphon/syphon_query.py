@@ -1,18 +1,18 @@
-"""The syphon's query, from Spark's side: ranges of backlog queues in, what became of them out.
+"""The syphon's query, as Spark calls it: reads ranges of backlog queues, writes their outcomes.
 
     who calls            where                      what
     planner process      driver, one per query      initialOffset, latestOffset, reportLatestOffset,
                                                     partitions, stop
-    reader task          executors                  read: hands the ranges of a task on as rows
+    reader task          executors                  read: passes the ranges of a task on as rows
     writer task          executors                  write: carries them home
-    committer process    driver                     commit: settles, and tells the planner
+    committer process    driver                     commit: settles, and reports to the planner
 
-Rows carry ranges, not messages: the bodies go from the secondary to the primary by way of the
-writer's process alone. What the driver must remember is in the brokers (leases, and what was
-taken), so a checkpoint of this query is of no value after it; an old one does no harm.
+Rows contain ranges, not messages: the bodies go from the secondary to the primary through the
+writer's process only. The brokers store what must survive (leases, and which messages were
+transferred), so a checkpoint of this query has no use after its end, and an old one does no harm.
 
-Where the secondary has no ranges, a row stands for a visit to a queue: its worker receives under
-lock, sends and settles by itself (locked_carrier.py), and the committer only reports.
+If the secondary has no ranges, a row is a visit to a queue: the worker receives under lock, sends
+and settles by itself (locked_carrier.py), and the committer only reports.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -38,11 +40,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from twinbus.clock import SystemClock
+from twinbus.connection import ConnectionString
 from twinbus.errors import MessagingError, StaleEpochError
 from twinbus.limits import BATCH_PATIENCE_S, SETTLE_TIMEOUT_S
+from twinbus.message import TIMESTAMP
+from twinbus.namespace.metered import ClientLedger
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
+from twinbus.spark.termination import exit_on_terminate, ignore_terminate
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of, write_transfers
 from twinbus.syphon.desk import Desk
@@ -51,6 +57,7 @@ from twinbus.syphon.locked_planner import LockedPlanner
 from twinbus.syphon.planner import Planner, PlannerSettings
 from twinbus.syphon.settling import settlements
 from twinbus.syphon.transfers import TransferLedger, transfers_of
+from twinbus.tracing import TracedPeer, enable_in_worker, setup_name
 
 SYPHON_FORMAT = "twinbus_syphon"
 _RANGES = pa.schema(
@@ -62,29 +69,37 @@ _RANGES = pa.schema(
         ("held_back", pa.list_(pa.string())),
         ("origin", pa.string()),
         ("on_trial", pa.map_(pa.string(), pa.int64())),
+        # The load of the task, in its first row: Spark's metrics are made of it.
+        ("messages", pa.int64()),
+        ("bytes", pa.int64()),
+        ("waiting", pa.int64()),
+        ("oldest", TIMESTAMP),
     ]
 )
 _FOLDERS = ("ledger", "spool")
 REPORTED = ("moved", "dead_lettered", "waiting", "oldest_age_s", "rate", "sends", "batches")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
-    "origin string, on_trial map<string, bigint>"
+    "origin string, on_trial map<string, bigint>, messages bigint, bytes bigint, waiting bigint, "
+    "oldest timestamp"
 )
+OBSERVED = "twinbus"  # the name of the metrics of a batch, in Spark's `observedMetrics`
 
 
 @dataclass(frozen=True, slots=True)
 class SyphonOptions:
-    """The options of the query, as text and back."""
+    """The options of the query, converted to text and back."""
 
     primary: str = field(repr=False)  # connection strings
     secondary: str = field(repr=False)
     folder: Path  # of the desk
     settings: PlannerSettings
-    ledger: Path | None = None  # reached by all workers
-    spool: Path | None = None  # of the driver: lines come there with commits
+    ledger: Path | None = None  # a folder that all workers reach
+    spool: Path | None = None  # a folder of the driver; rows arrive there with commits
+    tracing: str = field(default_factory=setup_name)  # what sets the tracer provider up; or empty
 
     def to_options(self) -> dict[str, str]:
-        """Return them as Spark carries options."""
+        """Return the options as text for Spark."""
         settings = self.settings
         return {
             "primary": self.primary,
@@ -92,6 +107,7 @@ class SyphonOptions:
             "folder": str(self.folder),
             "ledger": str(self.ledger or ""),
             "spool": str(self.spool or ""),
+            "tracing": self.tracing,
             "owner": settings.owner,
             "queues": "\n".join(settings.queues),
             "extra_queues": "\n".join(settings.extra_queues),
@@ -115,23 +131,26 @@ class SyphonOptions:
         )
         folder = Path(options["folder"])
         ledger, spool = (Path(options[name]) if options[name] else None for name in _FOLDERS)
-        return cls(options["primary"], options["secondary"], folder, settings, ledger, spool)
+        ends = options["primary"], options["secondary"]
+        return cls(*ends, folder, settings, ledger, spool, options["tracing"])
 
     def carrier(self, *, on_driver: bool = False) -> Carrier:
-        """Return what carries between the two, in whichever process."""
+        """Return the carrier between the two namespaces, in any process."""
         primary, secondary = namespace_of(self.primary), namespace_of(self.secondary)
         transfers = self.transfers_on_driver() if on_driver else self._transfers_on_worker()
-        return Carrier(primary, secondary, transfers, self.settings.extra_queues)
+        enable_in_worker(self.tracing)
+        peer = TracedPeer.of(ConnectionString.parse(self.primary))
+        return Carrier(primary, secondary, transfers, self.settings.extra_queues, peer)
 
     def task_carrier(self) -> Carrier | LockedCarrier:
-        """Return what carries out a task: by ranges where the secondary has them, or by locks."""
+        """Return the carrier of a task: by ranges if the secondary has them, or else by locks."""
         secondary = namespace_of(self.secondary)
         if Capability.RANGES in secondary.capabilities:
             return self.carrier()
         return LockedCarrier(self.carrier(), secondary, self.settings.range_messages)
 
     def planner(self) -> Planner | LockedPlanner:
-        """Return what plans the tasks, in the planner's process."""
+        """Return the planner of the tasks, in the planner's process."""
         secondary, desk, clock = namespace_of(self.secondary), Desk(self.folder), SystemClock()
         if Capability.RANGES not in secondary.capabilities:
             return LockedPlanner(secondary, self.settings, desk, clock)
@@ -150,8 +169,13 @@ class SyphonOptions:
         return TransferLedger(None) if folder is None else transfers_of(folder)
 
 
+def age_s(moment: str) -> Column:
+    """Return the largest age of the moments in a column, when the batch began."""
+    return f.max(f.current_timestamp().cast("double") - f.col(moment).cast("double"))
+
+
 class SyphonDataSource(DataSource):
-    """Reads ranges of backlog queues, and writes by carrying them home."""
+    """Reads ranges of backlog queues; its writer carries them home."""
 
     @classmethod
     def name(cls) -> str:
@@ -162,29 +186,38 @@ class SyphonDataSource(DataSource):
         """Return the columns of a range."""
         return RANGES_DDL
 
+    @classmethod
+    def observed(cls, rows: DataFrame) -> DataFrame:
+        """Return rows whose batches have metrics of messages; Spark itself counts ranges."""
+        return rows.observe(
+            OBSERVED,
+            *(f.sum(name).alias(name) for name in ("messages", "bytes", "waiting")),
+            age_s("oldest").alias("oldest_age_s"),
+        )
+
     def streamReader(self, schema: StructType) -> "RangeReader":
-        """Return what plans and hands out ranges."""
+        """Return the reader, which plans and passes on ranges."""
         return RangeReader(SyphonOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "RangeWriter":
-        """Return what carries them."""
+        """Return the writer, which carries the ranges."""
         return RangeWriter(SyphonOptions.of(self.options))
 
 
 @dataclass
 class TaskPartition(InputPartition):
-    """A task on its way to a worker."""
+    """A task for a worker."""
 
     task: Task
 
 
 class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The planner, as Spark calls it."""
+    """The planner in the form that Spark calls."""
 
     def __init__(self, options: SyphonOptions) -> None:
         self._options = options
         self._planner: Planner | LockedPlanner | None = (
-            None  # in the planner's process only: it has threads
+            None  # only in the planner's process, because it has threads
         )
         self._once = False
 
@@ -193,16 +226,17 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": 0, "tasks": []}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End when nothing is left that can be moved."""
+        """Make the query end when there is nothing left to move."""
         self._once = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return that a batch takes what the planner gives it."""
+        """Return that a batch contains all that the planner gives it."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next batch; called when the last one is settled."""
+        """Plan the next batch; Spark calls this after the last batch was settled."""
         if self._planner is None:
+            exit_on_terminate()  # so that Spark calls `stop`
             self._planner = self._options.planner()
         tasks = self._planner.next_tasks(BATCH_PATIENCE_S, once=self._once)
         if not tasks:
@@ -214,55 +248,64 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark shows it as `latestOffset` of the source, as of the planning of its batch.
         """
-        told = Desk(self._options.folder).progress()[0]
-        moved_bytes = sum(one.moved_bytes for one in told.destinations)
-        figures = {name: getattr(told, name) for name in REPORTED}
+        progress = Desk(self._options.folder).progress()[0]
+        moved_bytes = sum(destination.moved_bytes for destination in progress.destinations)
+        figures = {name: getattr(progress, name) for name in REPORTED}
         return {**figures, "moved_bytes": moved_bytes}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch; of an old one after a restart, whose leases are over."""
+        """Return the tasks of a batch; after a restart, of an old batch with expired leases."""
         return [TaskPartition(Task.from_json(value)) for value in end["tasks"]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Hand the ranges of a task on."""
+        """Pass the ranges of a task on as rows."""
         assert isinstance(partition, TaskPartition)
         task = partition.task
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "queue": task.queue,
-                "epoch": one.epoch,
-                "first": one.first,
-                "last": one.last,
+                "epoch": leased.epoch,
+                "first": leased.first,
+                "last": leased.last,
                 "held_back": list(task.held_back),
-                "origin": one.origin,
+                "origin": leased.origin,
                 "on_trial": list(task.on_trial.items()),
             }
-            for one in task.ranges
+            for leased in task.ranges
         ]
+        if task.load is not None:
+            rows[0] |= {
+                "messages": task.load.messages,
+                "bytes": task.load.bytes,
+                "waiting": task.load.waiting,
+                "oldest": task.load.oldest_us,
+            }
         yield pa.RecordBatch.from_pylist(rows, _RANGES)
 
     def stop(self) -> None:
-        """Give the leases back."""
+        """Release the leases."""
+        ignore_terminate()
         if self._planner is not None:
             self._planner.close()
+        ClientLedger.write_all()
 
 
 def is_repeated_task() -> bool:
-    """Whether Spark runs this task again, because its worker was killed or failed."""
+    """Return whether Spark repeats this task because its worker was killed or failed."""
     context = TaskContext.get()
     return context is not None and context.attemptNumber() > 0
 
 
 @dataclass
 class CarriedMessage(WriterCommitMessage):
-    """What a writer tells the committer."""
+    """A writer's report to the committer."""
 
     carried: list[Carried]
-    transfers: bytes = b""  # lines for the ledger, where workers cannot write it
+    transfers: bytes = b""  # ledger rows, if workers cannot write the ledger
 
 
 class RangeWriter(DataSourceStreamArrowWriter):
-    """Carries ranges, and settles them when all of a batch are done."""
+    """Carries ranges, and settles them when all ranges of a batch are done."""
 
     def __init__(self, options: SyphonOptions) -> None:
         self._options = options
@@ -279,37 +322,38 @@ class RangeWriter(DataSourceStreamArrowWriter):
                 ranges = [
                     Range(row["epoch"], row["first"], row["last"], row["origin"]) for row in rows
                 ]
-                task = rows[0]  # all are of one
+                task = rows[0]  # all rows are of one task
                 carried += carrier.carry(
                     task["queue"], ranges, task["held_back"], dict(task["on_trial"])
                 )
+        ClientLedger.write_all()  # Spark kills its workers without notice
         return CarriedMessage(carried, carrier.transfers.take())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Settle what a batch brought home, on the driver."""
-        told = [message for message in messages if isinstance(message, CarriedMessage)]
-        self._write_transfers(told)
-        outcomes = [carried for message in told for carried in message.carried]
+        """Settle the messages that a batch brought home; runs on the driver."""
+        reports = [message for message in messages if isinstance(message, CarriedMessage)]
+        self._write_transfers(reports)
+        outcomes = [carried for message in reports for carried in message.carried]
         for carried in outcomes:
             if not carried.is_settled:
                 self._settle(carried)
         Desk(self._options.folder).put_outcome(batchId, outcomes)
 
-    def _write_transfers(self, told: list[CarriedMessage]) -> None:
-        """Write the lines that came with the messages of workers, before anything is settled."""
+    def _write_transfers(self, reports: list[CarriedMessage]) -> None:
+        """Write the ledger rows in the workers' reports, before anything is settled."""
         transfers = self._options.transfers_on_driver()
-        for message in told:
+        for message in reports:
             transfers.add(message.transfers)
         write_transfers(transfers)
 
     def _settle(self, carried: Carried) -> None:
-        """Settle a range; what cannot be settled now is carried again, and recognised."""
+        """Settle a range; if that fails now, it is carried again and its messages recognised."""
         release = not carried.kept and carried.unread is None
         try:
             for command in settlements(carried, release=release):
                 self._ask(command)
         except StaleEpochError:
-            pass  # whoever has it now carries it again
+            pass  # another syphon has leased the range, and carries it again
         except MessagingError as error:
             carried.unread = failure_of(error)
 
@@ -317,4 +361,4 @@ class RangeWriter(DataSourceStreamArrowWriter):
         namespace_of(self._options.secondary).ask(command, SETTLE_TIMEOUT_S)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Leave everything as it is: the batch is carried again."""
+        """Do nothing: Spark repeats the batch."""

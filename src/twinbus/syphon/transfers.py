@@ -1,20 +1,21 @@
-"""What a syphon tells of the messages it moved: a line for each in the ledger of transfers.
+"""The ledger of transfers: a syphon writes a row for each message that it moved.
 
-A worker writes its lines before its batch is settled, so every message that left the backlog has
-one. A message that was carried twice, because somebody was killed, has two that say the same.
+A worker writes its rows before its batch is settled, so every message that left the backlog has
+one. A message that was carried twice because of a kill has two equal rows.
 
-Batches may be small and many, and files of a ledger should be neither. So lines first go to a
-journal, which survives its process. Each process has a journal of its own and only appends to it:
-nobody reads it, and there is no lock. When it is a minute old, or large, a file is made of it, by
-its process or by any other that shares the folder. That process renames the journal first and reads
-it then. Whoever appends looks afterwards whether the journal still has its name: if not, the lines
-may have come too late for the other one, and are written once more into a new journal.
+Batches may be small and many, but ledger files should not. So rows first go to a journal, which
+survives its process. Each process has its own journal and only appends to it, without reading or
+locking. When a journal is a minute old, or large, it is turned into a ledger file, by its own or
+any other process that shares the folder. That process first renames the journal and then reads it.
+After each append, a process checks whether its journal still has its name. If not, its rows may
+have been appended too late for the other process, and are written again into a new journal.
 
-    journal   8 bytes: when it was begun; then for each write its length and its xxh3 (8 bytes
-              each), and an Arrow IPC stream. A torn end is cut off: its batch was not settled.
+    journal   8 bytes: time of its beginning; then per write its length and its xxh3 (8 bytes
+              each), and an Arrow IPC stream. An incomplete end is cut off: its batch was not
+              settled.
 
-Where the ledger lies on a file system that workers cannot reach, the lines travel to the driver
-with what else a worker tells of its task (`take`, `add`).
+If workers cannot reach the file system of the ledger, the rows are sent to the driver with the
+other reports of a task (`take`, `add`).
 """
 
 import os
@@ -45,32 +46,32 @@ _BEGUN = struct.Struct("<Q")
 _ENTRY = struct.Struct("<QQ")
 _ROLL_US = to_us(LEDGER_ROLL_INTERVAL)
 _SCHEMA = SCHEMAS[LedgerKind.TRANSFERS]
-_TAKEN = f".taken{JOURNAL}"  # the end of the name of a journal that a file is being made of
+_TAKEN = f".taken{JOURNAL}"  # suffix of a journal that is being turned into a file
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Messages of a backlog queue that somebody tried to bring home."""
+    """Messages of a backlog queue that a carrier tried to bring home."""
 
     numbers: Int64s
-    accepted: pa.Array  # when the queue took each
+    accepted: pa.Array  # when the queue accepted each message
     ids: pa.Array
     paths: pa.Array
     sizes: Int64s
 
     @classmethod
     def of(cls, batch: pa.RecordBatch, found: Restored) -> "Passed":
-        """Return messages as the backlog queue delivered them."""
+        """Return messages in the form in which the backlog queue delivered them."""
         numbers, accepted = batch.column("sequence_number"), batch.column("enqueued_time_utc")
         ids = batch.column("message_id")
         return cls(numbers.to_numpy(), accepted, ids, found.paths, sizes(found.batch))
 
 
 class TransferLedger:
-    """Gathers lines and writes them; used by one thread. Without a folder it does nothing.
+    """Collects rows and writes them; used by one thread. Without a folder it does nothing.
 
-    `by_commit` keeps the lines until somebody takes them to the driver.
+    With `by_commit`, it keeps the rows until they are sent to the driver.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class TransferLedger:
         self._journal: _Journal | None = None
 
     def note(self, carried: "Carried", passed: Passed) -> None:
-        """Note those messages that are home or put aside by now."""
+        """Add rows for the messages that are home or dead-lettered by now."""
         if not self._is_on:
             return
         reasons = dict(carried.poison)
@@ -114,19 +115,19 @@ class TransferLedger:
         self._tables.append(pa.table(columns, schema=_SCHEMA))
 
     def take(self) -> bytes:
-        """Return what was noted and is not written, to be added elsewhere."""
+        """Return and remove the rows that are not written, for another process."""
         if not self._tables:
             return b""
         content, self._tables = _content(self._tables), []
         return content
 
     def add(self, content: bytes) -> None:
-        """Note what was taken in another process."""
+        """Add rows of another process."""
         if content:
             self._tables.append(pa.ipc.open_stream(content).read_all())
 
     def write(self) -> None:
-        """Put what was noted where no kill of this process can take it."""
+        """Write the collected rows durably, so that a kill of this process cannot lose them."""
         if self._ledger is None or not self._tables:
             return
         self._append(self._ledger, _content(self._tables))
@@ -141,12 +142,12 @@ class TransferLedger:
                 self._journal = _Journal.begin(ledger.folder, self._clock.wall_us())
             self._journal.append(content)
             is_kept = self._journal.has_its_name()
-            if not is_kept:  # a file was made of it meanwhile, perhaps without these lines
+            if not is_kept:  # a file was made from it meanwhile, perhaps without these rows
                 self._journal.close()
                 self._journal = None
 
     def roll(self, *, at_once: bool = False) -> None:
-        """Make a file of the journals in the folder for which it is time, whosever they are."""
+        """Turn the journals in the folder that are due into a file, of whichever process."""
         if self._ledger is None or not self._ledger.folder.is_dir():
             return
         now = self._clock.wall_us()
@@ -159,7 +160,7 @@ class TransferLedger:
             self._make_file(self._ledger, due)
 
     def _make_file(self, ledger: Ledger, journals: list[Path]) -> None:
-        """Take journals over, and make a file of what is in them."""
+        """Take journals over, and write a file with their rows."""
         taken = [renamed for path in journals if (renamed := _take_over(path)) is not None]
         tables = [
             pa.ipc.open_stream(entry).read_all()
@@ -169,12 +170,12 @@ class TransferLedger:
         if tables:
             ledger.write(pa.concat_tables(tables), self._clock.wall_us())
         for path in taken:
-            path.unlink(missing_ok=True)  # gone: another took it for left behind
+            path.unlink(missing_ok=True)  # missing: another process treated it as left behind
 
 
 @lru_cache(maxsize=16)
 def transfers_of(folder: Path) -> TransferLedger:
-    """Return the ledger of a folder that all tasks of this process share: it has one journal."""
+    """Return the ledger of a folder, with one journal for all tasks of this process."""
     return TransferLedger(folder)
 
 
@@ -189,7 +190,7 @@ class _Journal:
 
     @classmethod
     def begin(cls, folder: Path, now: int) -> "_Journal":
-        """Begin a new one."""
+        """Create a new journal."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f".{os.getpid()}-{secrets.token_hex(6)}{JOURNAL}"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -198,7 +199,7 @@ class _Journal:
         return journal
 
     def append(self, content: bytes) -> None:
-        """Write an entry behind the last one, or leave everything as it was."""
+        """Append an entry; on an error, leave the journal unchanged."""
         self._write(_ENTRY.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content)
 
     def _write(self, content: bytes) -> None:
@@ -212,28 +213,29 @@ class _Journal:
         self._size += written
 
     def has_its_name(self) -> bool:
-        """Whether nobody has taken it over."""
+        """Return whether no other process has taken it over."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except FileNotFoundError:
             return False
 
     def is_due(self, now: int) -> bool:
-        """Whether a file is to be made of it."""
+        """Return whether it is time to turn the journal into a file."""
         return abs(now - self._begun_us) >= _ROLL_US or self._size >= LEDGER_JOURNAL_BYTES
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def _is_due(path: Path, now: int, *, at_once: bool) -> bool:
-    """Whether a journal of whichever process is to become a file.
+    """Return whether it is time to turn a journal of any process into a file.
 
-    Wall time, because processes share the folder; a clock that was set back makes a journal old.
+    This uses wall time, because processes share the folder. After the clock was set back, a journal
+    counts as old.
     """
     try:
-        if path.name.endswith(_TAKEN):  # at work, or left behind by a process that was killed
+        if path.name.endswith(_TAKEN):  # in use, or left behind by a killed process
             return abs(now - path.stat().st_ctime_ns // 1000) >= _ROLL_US
         with path.open("rb") as file:
             begun = file.read(_BEGUN.size)
@@ -245,7 +247,7 @@ def _is_due(path: Path, now: int, *, at_once: bool) -> bool:
 
 
 def _take_over(path: Path) -> Path | None:
-    """Give a journal a name that its process does not know; None: another was quicker."""
+    """Rename a journal to a name that its process does not use; None if another was faster."""
     renamed = path.with_name(f".{os.getpid()}-{secrets.token_hex(6)}{_TAKEN}")
     with suppress(FileNotFoundError):
         return path.rename(renamed)
@@ -261,7 +263,7 @@ def _content(tables: list[pa.Table]) -> bytes:
 
 
 def _entries(content: bytes) -> Iterator[pa.Buffer]:
-    """Give the whole entries of a journal; what is torn ends it."""
+    """Yield the complete entries of a journal, up to the first incomplete one."""
     at = _BEGUN.size
     while at + _ENTRY.size <= len(content):
         length, checksum = _ENTRY.unpack_from(content, at)

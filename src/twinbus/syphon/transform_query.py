@@ -1,14 +1,14 @@
-"""The syphon's query where messages are changed on their way: rows carry whole messages.
+"""The syphon's query with a transform: rows contain complete messages.
 
-Slower than ranges, but a function from DataFrame to DataFrame sees every message as it was sent,
-with these columns besides:
+It is slower than ranges, but a function from DataFrame to DataFrame gets every message as it was
+sent, with these additional columns:
 
-    destination        the entity it goes to; may be changed
+    destination        the entity it is sent to; may be changed
     backlog_queue, origin, epoch, sequence_number, sender, sender_number, accepted
-                       to be left alone
+                       must not be changed
 
-A row may be changed or left out, not multiplied. What is left out is dead-lettered in its backlog
-queue: nothing disappears without a trace.
+A row may be changed or removed, but not multiplied. The syphon dead-letters a message whose row was
+removed in its backlog queue, so that no message disappears without a trace.
 """
 
 import sys
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -27,18 +28,21 @@ from twinbus.datasource.columns import MESSAGE_COLUMNS, MESSAGE_DDL, from_spark,
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.intervals import Intervals, runs
 from twinbus.message import TIMESTAMP, sizes
+from twinbus.namespace.metered import ClientLedger
 from twinbus.pairing.backlog import Restored, restored
 from twinbus.syphon.book import Task
 from twinbus.syphon.carrier import Carried, Carrier, Range, canonical, failure_of
 from twinbus.syphon.desk import Desk
 from twinbus.syphon.settling import settlements
 from twinbus.syphon.syphon_query import (
+    OBSERVED,
     CarriedMessage,
     RangeReader,
     RangeWriter,
     SyphonDataSource,
     SyphonOptions,
     TaskPartition,
+    age_s,
 )
 from twinbus.syphon.transfers import Passed
 
@@ -65,7 +69,7 @@ Transform = Callable[[DataFrame], DataFrame]
 
 
 def load_transform(name: str) -> Transform:
-    """Return the function that `module:function` names; modules of this folder are found, too."""
+    """Return the function with the name `module:function`; the current folder is searched, too."""
     module, colon, function = name.partition(":")
     if not colon or not module or not function:
         raise InvalidArgumentError(f"transform is {name!r}; it must be module:function")
@@ -74,15 +78,17 @@ def load_transform(name: str) -> Transform:
     try:
         found = getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError(f"transform {name!r} is not there: {error}") from error
+        raise InvalidArgumentError(
+            f"transform {name!r} cannot be imported: {error}. Put its module where Python finds it"
+        ) from error
     if not callable(found):
-        raise InvalidArgumentError(f"transform {name!r} is no function")
+        raise InvalidArgumentError(f"transform {name!r} is not a function of a DataFrame")
     transform: Transform = found
     return transform
 
 
 class TransformDataSource(SyphonDataSource):
-    """Reads the messages of ranges, and writes by sending them home."""
+    """Reads the messages of ranges; its writer sends them home."""
 
     @classmethod
     def name(cls) -> str:
@@ -93,33 +99,43 @@ class TransformDataSource(SyphonDataSource):
         """Return the columns of a message on its way."""
         return _DDL
 
+    @classmethod
+    def observed(cls, rows: DataFrame) -> DataFrame:
+        """Return rows whose batches have metrics, of messages as they come from the backlog."""
+        return rows.observe(
+            OBSERVED,
+            f.count("*").alias("messages"),
+            f.sum(f.octet_length("body")).alias("bytes"),
+            age_s("accepted").alias("oldest_age_s"),
+        )
+
     def streamReader(self, schema: StructType) -> "RowReader":
-        """Return what plans ranges and hands out their messages."""
+        """Return the reader, which plans ranges and reads their messages."""
         return RowReader(SyphonOptions.of(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "RowWriter":
-        """Return what sends them home."""
+        """Return the writer, which sends messages home."""
         missing = sorted(set(_PLACE.names) - set(schema.names))
         if missing:
             raise InvalidArgumentError(
-                f"the transform dropped {', '.join(missing)}: without them nobody knows what a row "
-                "is. Keep them, for example with df.withColumn"
+                f"the transform dropped {', '.join(missing)}, which identify the message of a row. "
+                "Keep these columns, for example with df.withColumn"
             )
         return RowWriter(SyphonOptions.of(self.options))
 
 
 class RowReader(RangeReader):
-    """As for ranges, but the tasks read what is in them."""
+    """Like RangeReader, but its tasks read the messages."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Hand the messages of a task on; those that cannot go now stay where they are."""
+        """Yield the messages of a task, except those whose destination is held back."""
         assert isinstance(partition, TaskPartition)
         task = partition.task
         carrier = self._options.carrier()
-        for one in task.ranges:
-            passed = {name for name, epoch in task.on_trial.items() if epoch != one.epoch}
-            for batch in carrier.pieces(task.queue, one):
-                rows = _rows(batch, task.queue, one, {*task.held_back, *passed})
+        for leased in task.ranges:
+            passed = {name for name, epoch in task.on_trial.items() if epoch != leased.epoch}
+            for batch in carrier.pieces(task.queue, leased):
+                rows = _rows(batch, task.queue, leased, {*task.held_back, *passed})
                 if rows.num_rows:
                     yield rows
 
@@ -155,7 +171,7 @@ class RowWriter(RangeWriter):
     """Sends rows to their destinations, and accounts for every message of a batch."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CarriedMessage:
-        """Send rows home, in a worker."""
+        """Send rows home; runs in a worker."""
         carrier = self._options.carrier()
         carried: dict[tuple[str, int], Carried] = {}
         blocked: dict[str, set[str]] = {}
@@ -163,19 +179,22 @@ class RowWriter(RangeWriter):
             for queue, epoch in _places(batch):
                 rows = batch.filter(_is_at(batch, queue, epoch)).sort_by("sequence_number")
                 origin = rows.column("origin")[0].as_py()
-                one = carried.setdefault((queue, epoch), Carried(queue, Range(epoch, 0, 0, origin)))
-                self._deliver(carrier, rows, one, blocked.setdefault(queue, set()))
+                outcome = carried.setdefault(
+                    (queue, epoch), Carried(queue, Range(epoch, 0, 0, origin))
+                )
+                self._deliver(carrier, rows, outcome, blocked.setdefault(queue, set()))
         carrier.write_transfers()
+        ClientLedger.write_all()  # Spark kills its workers without notice
         return CarriedMessage(list(carried.values()), carrier.transfers.take())
 
     def _deliver(
         self, carrier: Carrier, rows: pa.RecordBatch, carried: Carried, blocked: set[str]
     ) -> None:
         numbers = rows.column("sequence_number").to_numpy()
-        whole = rows.column("body").is_valid()
-        for number in numbers[~whole.to_numpy(zero_copy_only=False)].tolist():
+        has_body = rows.column("body").is_valid()
+        for number in numbers[~has_body.to_numpy(zero_copy_only=False)].tolist():
             carried.poison.append((number, "the transform left its body out"))
-        rows = rows.filter(whole)
+        rows = rows.filter(has_body)
         numbers = rows.column("sequence_number").to_numpy()
         found = Restored(
             from_spark(rows),
@@ -193,18 +212,18 @@ class RowWriter(RangeWriter):
         carried.kept_at += runs(numbers[~done_with])
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Settle what went home, and find out what became of the rest."""
-        told: dict[tuple[str, int], list[Carried]] = {}
-        heard = [message for message in messages if isinstance(message, CarriedMessage)]
-        self._write_transfers(heard)
-        for message in heard:
+        """Settle delivered messages, and find out what happened to the others."""
+        reported: dict[tuple[str, int], list[Carried]] = {}
+        reports = [message for message in messages if isinstance(message, CarriedMessage)]
+        self._write_transfers(reports)
+        for message in reports:
             for carried in message.carried:
-                told.setdefault((carried.queue, carried.range.epoch), []).append(carried)
+                reported.setdefault((carried.queue, carried.range.epoch), []).append(carried)
         desk = Desk(self._options.folder)
         outcomes = [
-            self._account(task, one, told.get((task.queue, one.epoch), []))
+            self._account(task, leased, reported.get((task.queue, leased.epoch), []))
             for task in desk.take_tasks()
-            for one in task.ranges
+            for leased in task.ranges
         ]
         desk.put_outcome(batchId, outcomes)
 
@@ -212,11 +231,11 @@ class RowWriter(RangeWriter):
         for command in settlements(carried, release=release):
             self._ask(command)
 
-    def _account(self, task: Task, leased: Range, told: list[Carried]) -> Carried:
-        """Settle a range, and look at what is left of it."""
+    def _account(self, task: Task, leased: Range, outcomes: list[Carried]) -> Carried:
+        """Settle a range, and classify the messages that are left."""
         carried = Carried(task.queue, leased)
-        for one in told:
-            carried.merge(one)
+        for outcome in outcomes:
+            carried.merge(outcome)
         passed_over = {*task.held_back, *task.on_trial}
         try:
             self._settle_part(carried, release=False)
@@ -233,7 +252,7 @@ class RowWriter(RangeWriter):
 
 
 def _places(batch: pa.RecordBatch) -> list[tuple[str, int]]:
-    """Return the ranges that rows are of."""
+    """Return the ranges of rows."""
     pairs = pa.table([batch.column("backlog_queue"), batch.column("epoch")], names=["q", "e"])
     unique = pairs.group_by(["q", "e"], use_threads=False).aggregate([])
     return list(zip(unique.column("q").to_pylist(), unique.column("e").to_pylist(), strict=True))
@@ -247,7 +266,7 @@ def _is_at(batch: pa.RecordBatch, queue: str, epoch: int) -> pa.Array:
 
 
 def _classify(batch: pa.RecordBatch, carried: Carried, passed_over: set[str]) -> None:
-    """Note for each message that no writer had whether it stays or is put aside."""
+    """Record for each message that no writer got whether it stays or is dead-lettered."""
     found = restored(batch)
     numbers = batch.column("sequence_number").to_numpy()
     tried = Intervals(carried.kept_at).contains(numbers)
@@ -256,7 +275,7 @@ def _classify(batch: pa.RecordBatch, carried: Carried, passed_over: set[str]) ->
         if row in found.faults:
             carried.poison.append((number, found.faults[row]))
         elif was_tried:
-            continue  # it is among those its destination keeps
+            continue  # it stays with the others of its destination
         elif canonical(path) in passed_over:
             carried.note_kept(path, 1)
         else:

@@ -66,10 +66,10 @@ def test_a_heartbeat_is_a_frame_without_a_body() -> None:
     [
         ("0000020102000000", "a frame has 513 bytes; at most 512"),
         ("ffffffff02000000", "a frame has 4294967295 bytes"),
-        ("0000000702000000", "a frame of 7 bytes has its body at word 2"),
-        ("0000000001000000", "has its body at word 1"),
-        ("0000000801000000", "has its body at word 1"),
-        ("0000000803000000", "has its body at word 3"),
+        ("0000000702000000", "a frame of 7 bytes has the invalid data offset 2"),
+        ("0000000001000000", "has the invalid data offset 1"),
+        ("0000000801000000", "has the invalid data offset 1"),
+        ("0000000803000000", "has the invalid data offset 3"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused_by_its_head(head: str, text: str) -> None:

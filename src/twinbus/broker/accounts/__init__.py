@@ -1,1 +1,1 @@
-"""Accounts: what was asked of a namespace, and what became of each message."""
+"""Accounts: the metered operations of a namespace, and the trail of its messages."""

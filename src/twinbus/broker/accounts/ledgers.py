@@ -1,12 +1,12 @@
-"""The ledgers of a namespace: what it metered, and the trail of its messages.
+"""The ledgers of a namespace: metered operations, and the trail of messages.
 
-Whoever has the turn counts and follows in memory. Now and then all of it is handed over and
-written, by a thread of its own where there are threads. What cannot be written is kept for the next
-time, and never keeps the broker from its work.
+The thread with the turn counts operations and follows messages in memory. At intervals the result
+is written, by a separate thread if there are threads. What cannot be written is kept for the next
+time, and never blocks the broker.
 
-Of the trail nothing is lost by a kill: `covered` says up to which record of the log it was written,
-and what the log says after that is followed again at the start. Of the counts a kill loses what was
-not written yet.
+A kill loses nothing of the trail: `covered` is the last record of the log whose trail was written,
+and the records after it are followed again at the start. A kill loses counts that were not written
+yet.
 """
 
 import logging
@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from twinbus.broker.accounts import meter, trail
-from twinbus.broker.accounts.meter import Bucket, Meter
+from twinbus.broker.accounts import trail
 from twinbus.broker.accounts.trail import Step, Trail, beginning, gap, rows_in
 from twinbus.broker.store.log import Part, Record
 from twinbus.clock import to_us
@@ -43,28 +42,29 @@ from twinbus.limits import (
 )
 from twinbus.loglines import facts
 from twinbus.message import Int64s
+from twinbus.protocol.meter import Meter, MeterPeriod, meter_rows
 
-Standing = Iterable[tuple[int, Int64s]]  # queues by number, and the numbers of their messages
-FIXED_SETTINGS = ("is_on", "messages", "bucket")  # of LedgerSettings, from start to start
+Standing = Iterable[tuple[int, Int64s]]  # queue numbers, each with the numbers of its messages
+FIXED_SETTINGS = ("is_on", "messages", "bucket")  # of LedgerSettings; they change only at a start
 _log = logging.getLogger("twinbus.broker")
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which log the trail is about, and how much of it is lost."""
+    """The identity of a log, and how much of it was lost."""
 
-    id: str  # of the namespace, from its birth
-    last_record: int  # that the log was found with
-    lost_until: int  # records after the last one that it once had; the same: none is lost
+    id: str  # of the namespace, created with it
+    last_record: int  # the last record found in the log
+    lost_until: int  # the last record that it once had; equal: nothing is lost
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """What is to be written."""
+class _LedgerWrite:
+    """The rows to be written."""
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[MeterPeriod]
     steps: Sequence[Step]
-    record: int  # the trail is complete up to here
+    record: int  # the trail is complete up to this record
     now: int
 
 
@@ -89,15 +89,15 @@ class Ledgers:
         self._writing: Future[None] | None = None
         self._writing_since = 0
         self._now = now
-        self._buckets: list[Bucket] = []  # these two are the thread's
+        self._buckets: list[MeterPeriod] = []  # this and the next are used by the thread only
         self._steps: list[Step] = []
         self._covered = self._messages.read_mark()
-        self._log_id = self._messages.read_log()  # empty: an earlier version wrote the mark
+        self._log_id = self._messages.read_log()  # empty: written by an earlier version
         self._handed_over = self._covered
         self._is_sick = False
 
     def reconfigure(self, settings: LedgerSettings) -> None:
-        """Take new settings, but for those that only apply at a start."""
+        """Apply new settings, except those that only change at a start."""
         fixed = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
         self.settings = replace(settings, **fixed)
         self._roll_us = to_us(settings.roll_interval)
@@ -114,17 +114,17 @@ class Ledgers:
 
     @property
     def log_id(self) -> str:
-        """The id of the log that the ledger is about; empty: it is not known."""
+        """The id of the log that the ledger is about; empty if unknown."""
         return self._log_id
 
     def knows(self, log: str) -> bool:
-        """Whether the ledger is about this log."""
+        """Return whether the ledger is about this log."""
         return self._log_id == log
 
     def may_forget(self, record: int) -> bool:
-        """Whether the log may forget a record; if it is too early, the trail is written at once.
+        """Return whether the log may drop a record; if it is too early, write the trail at once.
 
-        A disk that is sick here must not make the log grow for ever.
+        A failing disk here must not make the log grow for ever.
         """
         if self.trail is None or record <= self._covered or self._is_sick or self._hangs:
             return True
@@ -135,7 +135,7 @@ class Ledgers:
     def begin_trail(
         self, begun: Trail, untold: Sequence[Record], lineage: Lineage, now: int
     ) -> None:
-        """Begin, at the start or after the broker healed itself, with what the log still has."""
+        """Begin with the records that the log still has, at a start or after self-healing."""
         if not (self.settings.is_on and self.settings.messages):
             return
         self.trail = begun
@@ -152,23 +152,23 @@ class Ledgers:
         begun.last_record = max(begun.last_record, lineage.lost_until)
 
     def _state(self, step: Step, covered: int, lineage: Lineage) -> None:
-        """Write at once which log the rows to come are about: a kill must not mix two up."""
+        """Write at once which log the next rows are about: a kill must not mix up two logs."""
         try:
             self._messages.write(trail.table_of([step], lambda _: ""), step.at)
             self._messages.put_mark(covered, lineage.id)
         except OSError as error:
-            _log.warning("the ledger in %s cannot be written: %s", self._messages.folder, error)
+            _log.warning("The ledger in %s cannot be written: %s", self._messages.folder, error)
 
     def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
-        """Note what a durable record says; whatever is wrong here is not the broker's trouble."""
+        """Add a durable record to the trail; an error here must not disturb the broker."""
         if self.trail is None:
             return
         try:
-            if record > self.trail.last_record + 1:  # forgotten or damaged meanwhile
+            if record > self.trail.last_record + 1:  # records were dropped or damaged
                 self.trail.note_gap(now, record - 1)
             self.trail.follow(record, parts, now)
         except Exception:  # noqa: BLE001 - see above
-            _log.exception("record %d of the log cannot be followed in the ledger", record)
+            _log.exception("Record %d of the log cannot be followed in the ledger", record)
             self.trail.note_gap(now, record)
             self.trail.last_record = record
 
@@ -176,11 +176,11 @@ class Ledgers:
 
     @property
     def next_event(self) -> int:
-        """When `turn` has something to do."""
+        """The time at which `turn` has something to do."""
         return self._next_roll if self.settings.is_on else NEVER_US
 
     def shift(self, by: int) -> None:
-        """Move its deadlines, and count under the new time: the wall clock was set by so much."""
+        """Move the deadlines and begin a new bucket, because the wall clock was set."""
         self._next_roll += by
         self._next_stock += by
         self._writing_since += by
@@ -188,32 +188,32 @@ class Ledgers:
         self.meter.shift(by)
 
     def begin_turn(self, now: int) -> None:
-        """Count what comes under this moment."""
+        """Count the following operations in the bucket of this time."""
         self._now = now
         if self.meter.turn_to(now) and not self.settings.is_on:
             self.meter.take()
 
     def is_due(self, now: int) -> bool:
-        """Whether a turn that ends has something to do here: it is time, or a file is full."""
+        """Return whether there is something to do after a turn: it is time, or a file is full."""
         if now < self._next_roll and (self.trail is None or self.trail.rows < LEDGER_FILE_ROWS):
             return False
         return self.settings.is_on
 
     def end_turn(self, now: int, record: int, standing: Callable[[], Standing | None]) -> None:
-        """Do what is due: `record` was the last one, `standing` tells what stands, if it can."""
+        """Do what is due: `record` is the last record; `standing` returns the present messages."""
         if now >= self._next_stock:
             self.take_stock(now, record, standing())
         self._roll(now)
 
     def take_stock(self, now: int, record: int, standing: Standing | None) -> None:
-        """State what the broker holds, if that is known for sure."""
+        """Write an inventory of the broker's messages, if it is certain."""
         if self.trail is not None and standing is not None:
             self._next_stock = now + to_us(INVENTORY_INTERVAL)
             self.trail.take_stock(standing, now, record)
 
     @property
     def _hangs(self) -> bool:
-        """Whether a write takes so long that nobody can wait for it."""
+        """Whether a write takes too long to wait for."""
         return self._is_writing and self._now - self._writing_since > LEDGER_PATIENCE_US
 
     @property
@@ -221,7 +221,7 @@ class Ledgers:
         return self._writing is not None and not self._writing.done()
 
     def _roll(self, now: int) -> None:
-        if self._is_writing:  # what comes meanwhile goes with the next
+        if self._is_writing:  # rows that arrive meanwhile are written next time
             self._next_roll = now + LEDGER_PAUSE_US
             if self.trail is not None and self.trail.rows > LEDGER_HELD_ROWS:
                 self.trail.give_up(now)
@@ -229,7 +229,7 @@ class Ledgers:
         self._next_roll, self._writing_since = now + self._roll_us, now
         steps = self.trail.take() if self.trail is not None else []
         self._handed_over = self.trail.last_record if self.trail is not None else 0
-        job = _Job(self.meter.take(), steps, self._handed_over, now)
+        job = _LedgerWrite(self.meter.take(), steps, self._handed_over, now)
         if not (job.buckets or job.steps or job.record > self._covered or self._is_sick):
             return
         if self._thread is None:
@@ -238,7 +238,7 @@ class Ledgers:
             self._writing = self._thread.submit(self._write, job)
 
     def close(self, now: int) -> None:
-        """Write everything."""
+        """Write everything now."""
         self._wait()
         if self.settings.is_on:
             self._roll(now)
@@ -247,27 +247,27 @@ class Ledgers:
             self._thread.shutdown(wait=False)
 
     def _wait(self) -> None:
-        """Let a write come to its end, within reason."""
+        """Wait for a write to end, for a limited time."""
         if self._writing is not None:
             wait([self._writing], LEDGER_PATIENCE_US / SECOND_US)
 
-    # -- writing, in the thread ----------------------------------------------------------------
+    # -- writing, in the writer thread ---------------------------------------------------------
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: _LedgerWrite) -> None:
         self._buckets += job.buckets
         self._steps += job.steps
         try:
             if self._buckets:
-                self._operations.write(meter.table_of(self._buckets), job.now)
+                self._operations.write(meter_rows(self._buckets), job.now)
                 self._buckets = []
             self._write_trail(job)
-        except Exception as error:  # noqa: BLE001 - the broker must go on whatever it is
+        except Exception as error:  # noqa: BLE001 - an error must not stop the broker
             self._note_sick(error, self._give_up_oldest(job.now))
             return
         if self._is_sick:
             self._is_sick = False
             _log.warning(
-                "The ledger in %s is written again",
+                "The ledger in %s can be written again",
                 self._messages.folder.parent,
                 extra=facts(event="ledger_trouble_ended"),
             )
@@ -275,25 +275,25 @@ class Ledgers:
             self._delete_oldest(job.now)
         except Exception as error:  # noqa: BLE001 - as above
             _log.warning(
-                "Old files of the ledgers in %s cannot be deleted, so that they take more than "
+                "Old files of the ledgers in %s cannot be deleted, so that they use more than "
                 "max_bytes: %s. Delete them by hand",
                 self._messages.folder.parent,
                 error,
             )
 
     def _note_sick(self, error: Exception, lost: int) -> None:
-        """Log a failure once until a write works again, and every loss of rows."""
+        """Log a failure once until a write succeeds, and every loss of rows."""
         was_sick, self._is_sick = self._is_sick, True
         if lost or not was_sick:
             _log.warning(
                 "The ledger in %s cannot be written and is tried again: %s%s",
                 self._messages.folder.parent,
                 error,
-                f"; {lost} rows of it were given up" if lost else "",
+                f"; {lost} rows of it were dropped" if lost else "",
                 extra=facts(event="ledger_trouble", reason=str(error), lost_rows=lost),
             )
 
-    def _write_trail(self, job: _Job) -> None:
+    def _write_trail(self, job: _LedgerWrite) -> None:
         if self._steps and self.trail is not None:
             rows = trail.table_of(self._steps, self.trail.path)
             if rows.num_rows:
@@ -304,13 +304,13 @@ class Ledgers:
             self._covered = job.record
 
     def _delete_oldest(self, now: int) -> None:
-        """Delete the oldest files beyond the size bound, and say in the trail what it covers.
+        """Delete the oldest files beyond the size limit, and record in the trail what it covers.
 
-        The trail says first that it does not know the records of these files: a kill in between
-        must not make a message look lost whose end was in a deleted file.
+        The trail first records a gap for the records of these files: otherwise a message whose end
+        was in a deleted file would look lost after a kill.
         """
         deleted, self._messages.deleted = self._messages.deleted, None
-        if deleted is not None:  # by retention: whole days
+        if deleted is not None:  # by retention: complete days
             self._note_deleted(LedgerEnd((deleted.at // DAY_US + 1) * DAY_US, deleted.record), now)
         max_bytes = self.settings.max_bytes
         if self._size.total() <= max_bytes:
@@ -322,13 +322,13 @@ class Ledgers:
             self._note_deleted(self._end_of(of_messages, now), now)
         for file in files:
             file.path.unlink(missing_ok=True)
-            with suppress(OSError):  # other files of the day are left
+            with suppress(OSError):  # the folder still has other files of the day
                 file.path.parent.rmdir()
         if files:
             self._log_deleted(files)
 
     def _end_of(self, files: Sequence[LedgerFile], now: int) -> LedgerEnd:
-        """Return the newest row of files; one that cannot be read may hold any row."""
+        """Return the newest row of files; a file that cannot be read may contain any row."""
         ends = [newest_row(file.path) for file in files]
         at = max((end.at for end in ends if end is not None), default=now)
         return LedgerEnd(at, max(self._covered if end is None else end.record for end in ends))
@@ -357,7 +357,7 @@ class Ledgers:
         )
 
     def _give_up_oldest(self, now: int) -> int:
-        """Keep what may stay in memory; return how many rows may not."""
+        """Keep rows in memory up to a bound; return how many were dropped."""
         too_many = sum(map(rows_in, self._steps)) - LEDGER_HELD_ROWS
         given_up, record = 0, 0
         while given_up < too_many:

@@ -1,7 +1,7 @@
-"""Rule failures of a namespace: counted for a metric, and logged at a bounded rate.
+"""The rule failures of a namespace: counted for a metric, and logged at a bounded rate.
 
-The engine owns the count. It outlives subscriptions that are deleted and restarts of the broker,
-so that the metric never falls while the process runs.
+The engine owns the count. The count survives the deletion of subscriptions and restarts of the
+broker, so that the metric never decreases while the process runs.
 """
 
 import logging
@@ -22,13 +22,13 @@ class RuleFailures:
         self._lines = LineRate(LOG_INTERVAL_US, LOGGED_RULES)
 
     def note(self, path: str, rule: str, messages: int, why: str) -> None:
-        """Count messages of a subscription that a rule failed for, and log that now and then."""
+        """Count messages for which a subscription's rule failed, and log it at a bounded rate."""
         self.total += messages
         suppressed = self._lines.admit(f"{path.lower()}\0{rule.lower()}", self._now())
         if suppressed is None:
             return
         _log.warning(
-            "Rule %s of %s failed for %d message(s), which went to the dead-letter queue: %s. "
+            "Rule %s of %s failed for %d message(s), which are in the dead-letter queue: %s. "
             "Correct the rule, then send them again. Lines suppressed since the last one: %d",
             rule,
             path,

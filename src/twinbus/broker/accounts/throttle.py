@@ -1,7 +1,7 @@
-"""Throttling: a namespace refuses politely before it is overrun. Pure: `now` is an argument.
+"""Throttling: a namespace refuses requests before it is overloaded. Pure: `now` is an argument.
 
-A facet is something that can run out. Rates are token buckets that hold one second's worth; the
-others are compared with what is in use. Past a threshold the answer is ServerBusy.
+A facet is a limited resource. Rates are token buckets with the tokens of one second; the others are
+compared with their current use. Above a threshold, the request gets ServerBusy.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from twinbus.limits import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The facets and where each begins to refuse; None: never."""
+    """The thresholds of the facets; None: no threshold."""
 
     operations_per_second: float | None = DEFAULT_OPERATIONS_PER_SECOND
     entity_operations_per_second: float | None = DEFAULT_ENTITY_OPERATIONS_PER_SECOND  # per store
@@ -32,8 +32,8 @@ class Thresholds:
     open_receives: int | None = DEFAULT_OPEN_RECEIVES
 
 
-class Bucket:
-    """A token bucket holding at most one second's worth."""
+class TokenBucket:
+    """A token bucket with at most the tokens of one second."""
 
     def __init__(self, rate: float, now: int) -> None:
         self._rate = rate
@@ -41,7 +41,7 @@ class Bucket:
         self._at = now
 
     def take(self, now: int, reserve: float = 0.0) -> bool:
-        """Take one token if there is one beyond the part of the rate that is reserved."""
+        """Take a token if there is one beyond the reserved part of the rate."""
         earned = (now - self._at) * self._rate / SECOND_US
         self._tokens = min(max(self._rate, 1.0), self._tokens + max(0.0, earned))
         self._at = now
@@ -51,31 +51,31 @@ class Bucket:
         return True
 
     def shift(self, by: int) -> None:
-        """Move its time."""
+        """Move the time, because the wall clock was set."""
         self._at += by
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is in use of the facets that are not rates."""
+    """The current use of the facets that are not rates."""
 
     memory_bytes: int
     storage_bytes: int
     open_receives: int
-    own_receives: int = 0  # of the principal that asks
+    own_receives: int = 0  # of the principal of the request
 
 
 class Throttle:
-    """Decides whether a request may pass."""
+    """Decides whether a request may proceed."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._take(thresholds)
-        self._namespace: Bucket | None = None
-        self._entities: dict[str, Bucket] = {}
-        self._keys: dict[str, Bucket] = {}  # that cannot manage the namespace
+        self._namespace: TokenBucket | None = None
+        self._entities: dict[str, TokenBucket] = {}
+        self._keys: dict[str, TokenBucket] = {}  # of keys that cannot manage the namespace
 
     def reconfigure(self, thresholds: Thresholds) -> None:
-        """Take new thresholds; a rate that changed starts with a full bucket."""
+        """Apply new thresholds; a changed rate starts with a full bucket."""
         before = self.thresholds
         self._take(thresholds)
         if before.operations_per_second != thresholds.operations_per_second:
@@ -92,29 +92,29 @@ class Throttle:
         )
 
     def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:
-        """Refuse when the namespace or this entity gets too many requests; its case is ignored.
+        """Refuse if the namespace or this entity gets too many requests; case is ignored.
 
-        `key` is one that cannot manage the namespace: it has a share of the rate, and leaves a
-        reserve for those that can.
+        `key` is a key that cannot manage the namespace: it has a share of the rate, and leaves a
+        reserve for keys that can.
         """
         rate = self.thresholds.operations_per_second
         if rate is not None:
             if self._namespace is None:
-                self._namespace = Bucket(rate, now)
+                self._namespace = TokenBucket(rate, now)
             if key is not None:
-                share = self._keys.setdefault(key, Bucket(rate * KEY_RATE_SHARE, now))
+                share = self._keys.setdefault(key, TokenBucket(rate * KEY_RATE_SHARE, now))
                 if not share.take(now):
                     raise _busy("operations_per_second of one key", rate * KEY_RATE_SHARE, "")
             if not self._namespace.take(now, 0.0 if key is None else MANAGE_RESERVE):
                 raise _busy("operations_per_second", rate, "")
         rate = self.thresholds.entity_operations_per_second
         if rate is not None and stores:
-            bucket = self._entities.setdefault(path.lower(), Bucket(rate * stores, now))
+            bucket = self._entities.setdefault(path.lower(), TokenBucket(rate * stores, now))
             if not bucket.take(now):
                 raise _busy("entity_operations_per_second", rate * stores, path)
 
     def check_room(self, memory_bytes: int, storage_bytes: int) -> None:
-        """Refuse to take more messages when memory or storage runs out."""
+        """Refuse further messages when memory or storage is nearly used up."""
         most = self.thresholds.memory_bytes
         if most is not None and memory_bytes >= most:
             raise _busy("memory_bytes", most, "")
@@ -123,9 +123,9 @@ class Throttle:
             raise _busy("storage_bytes", most, "")
 
     def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
-        """Refuse one more waiting receive when there are too many.
+        """Refuse another waiting receive if there are too many.
 
-        A key that cannot manage the namespace has a share, and leaves a reserve for those that can.
+        A key that cannot manage the namespace has a share, and leaves a reserve for keys that can.
         """
         threshold = self.thresholds.open_receives
         if threshold is None:
@@ -142,16 +142,16 @@ class Throttle:
             raise _busy("open_receives", common, "")
 
     def shift(self, by: int) -> None:
-        """Move the times of the buckets: the wall clock was set by so much."""
+        """Move the times of the buckets, because the wall clock was set."""
         for bucket in (self._namespace, *self._entities.values(), *self._keys.values()):
             if bucket is not None:
                 bucket.shift(by)
 
 
 def _busy(facet: str, threshold: float, path: str) -> ServerBusyError:
-    """Return the refusal of one entity, or of the whole namespace where the path is empty."""
+    """Return the error for an entity, or for the namespace if the path is empty."""
     return ServerBusyError(
-        f"{path or 'the namespace'} is over its threshold of {facet} ({threshold:g}); wait "
+        f"{path or 'the namespace'} exceeds its threshold of {facet} ({threshold:g}); wait "
         f"{SERVER_BUSY_RETRY_S} s before the next request",
         facet=facet,
         threshold=threshold,
@@ -161,5 +161,5 @@ def _busy(facet: str, threshold: float, path: str) -> ServerBusyError:
 
 
 def busy_entity(path: str, what: str, limit: int) -> ServerBusyError:
-    """Return the refusal of an entity that has as many of something as one may have."""
+    """Return the error for an entity that has the maximum number of something."""
     return _busy(what, limit, path)

@@ -1,24 +1,24 @@
-"""The trail: what became of each message, read off the records of the log.
+"""The trail: the history of each message, derived from the records of the log.
 
-    accepted            a queue took a message: durable from then on
+    accepted            a queue accepted a message: it is durable from then on
     completed, expired, dead_lettered, cancelled, activated, forwarded
-                        it left the queue, and why; a dead-lettered, activated or forwarded one was
-                        accepted by another queue, or under another number, in the same record
-    deleted             the queue was deleted with all it held
-    standing, inventory what the broker finds itself holding at a moment: an inventory says that
-                        there is a statement, standing gives the numbers
-    exists              there is a queue that stores messages, whether or not it holds any
-    gap                 the ledger does not know what came up to this record
-    begun               another log begins: earlier rows are about messages of the last one
-    restored            the log is an older copy, or lost its end: it does not have the records
-                        `first` to `last`, and all rows with these records are void
+                        it left the queue, and why; a dead-lettered, activated or forwarded message
+                        was accepted by another queue, or with another number, in the same record
+    deleted             the queue was deleted with all its messages
+    standing, inventory the messages that are present at a time: `inventory` marks a statement,
+                        `standing` has the numbers
+    exists              a queue that stores messages exists, with or without messages
+    gap                 the ledger does not cover the records up to this one
+    begun               another log begins: earlier rows are about messages of the previous log
+    restored            the log is an older copy, or lost its end: it lacks the records `first` to
+                        `last`, and all rows of these records are void
 
-The trail of a record depends on nothing but the record, so it can be read again from the log: that
-is how a killed broker writes what it had no time to write. A row that is written twice is the same
-both times.
+The trail of a record depends only on the record, so it can be derived again from the log. This is
+how a killed broker later writes what it could not write in time. A row that is written twice is
+equal both times.
 
-Following a record only keeps what it holds, without bodies; rows are made of many at once, when
-they are to be written.
+Following a record only keeps its content without bodies; rows are created from many records at
+once, when they are written.
 """
 
 import json
@@ -74,11 +74,11 @@ IdsOf = Callable[[Int64s, npt.NDArray[np.int32]], Sequence[str | None]]
 _EVERYTHING = np.iinfo(np.int64).max
 
 
-class Whole(NamedTuple):
-    """A batch that one queue took as it was."""
+class AcceptedBatch(NamedTuple):
+    """A batch that one queue accepted completely."""
 
     number: int  # of the queue
-    first: int  # sequence number
+    first: int  # the first sequence number
     at: int
     ids: pa.Array | tuple[str | None, ...]
     record: int
@@ -102,7 +102,7 @@ class Changes(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Intervals of numbers that something is said of."""
+    """Intervals of numbers with the same event."""
 
     event: str
     number: int
@@ -112,49 +112,49 @@ class Runs(NamedTuple):
     record: int
 
 
-Step = Whole | Places | Changes | Runs
+Step = AcceptedBatch | Places | Changes | Runs
 
 
 def rows_in(step: Step) -> int:
-    """Return how many rows a step makes, at most."""
-    if isinstance(step, Whole):
+    """Return the maximum number of rows of a step."""
+    if isinstance(step, AcceptedBatch):
         return len(step.ids)
     return len(step.first) if isinstance(step, Runs) else int(step.columns.num_rows)
 
 
 def gap(at: int, record: int) -> Runs:
-    """Return the step that says that something up to a record is missing."""
-    return _of_the_whole(GAP, at, record)
+    """Return the step for a gap up to a record."""
+    return _of_the_log(GAP, at, record)
 
 
 def beginning(at: int) -> Runs:
-    """Return the step that says that this log is not the one that was told of before."""
-    return _of_the_whole(BEGUN, at, 0)
+    """Return the step for the beginning of another log."""
+    return _of_the_log(BEGUN, at, 0)
 
 
 def restored(at: int, first: int, last: int) -> Runs:
-    """Return the step that says that these records are lost."""
+    """Return the step for lost records."""
     return Runs(RESTORED, 0, np.array([first]), np.array([last]), at, last)
 
 
-def _of_the_whole(event: str, at: int, record: int) -> Runs:
+def _of_the_log(event: str, at: int, record: int) -> Runs:
     nothing = np.zeros(1, np.int64)
     return Runs(event, 0, nothing, nothing, at, record)
 
 
 class Trail:
-    """Gathers steps until they are written."""
+    """Collects steps until they are written."""
 
     def __init__(self, path_of: Callable[[int], str], ids_of: IdsOf) -> None:
-        self._path_of = path_of  # by the number of a queue; empty: it is gone
-        self._ids_of = ids_of  # by batches and rows of the log
+        self._path_of = path_of  # path by queue number; empty if the queue is gone
+        self._ids_of = ids_of  # message ids by batch and row of the log
         self._paths: dict[int, str] = {0: ""}
         self._steps: list[Step] = []
         self.rows = 0
         self.last_record = 0
 
     def take(self) -> list[Step]:
-        """Hand out what was gathered."""
+        """Return and remove the collected steps."""
         steps, self._steps, self.rows = self._steps, [], 0
         return steps
 
@@ -163,7 +163,7 @@ class Trail:
         self.rows += rows_in(step)
 
     def path(self, number: int) -> str:
-        """Return the path of a queue; empty: it is gone, and was not heard of before."""
+        """Return the path of a queue; empty if it is gone and its path was never recorded."""
         path = self._paths.get(number)
         if path is None:
             path = self._path_of(number)
@@ -172,16 +172,16 @@ class Trail:
         return path
 
     def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
-        """Note what a durable record says."""
+        """Add the steps of a durable record."""
         ids: dict[int, pa.Array | tuple[str | None, ...]] = {}
         for part in parts:
-            at = part.time or now  # older logs do not say
+            at = part.time or now  # older logs have no time
             if part.kind is PartKind.MESSAGES:
                 named = ids[part.number] = _ids_in(part)
                 if part.entity:
                     if part.entity not in self._paths:
                         self.path(part.entity)
-                    step = Whole(part.entity, part.first_sequence, at, named, record)
+                    step = AcceptedBatch(part.entity, part.first_sequence, at, named, record)
                     self._steps.append(step)
                     self.rows += len(named)
             elif part.kind is PartKind.PLACES:
@@ -196,7 +196,7 @@ class Trail:
     def _ids(
         self, places: pa.RecordBatch, own: dict[int, pa.Array | tuple[str | None, ...]]
     ) -> pa.Array:
-        """Return the ids of placed messages: of batches in the record, or of older ones."""
+        """Return the ids of placed messages, from batches of the record or from older ones."""
         batch, row = (places.column(name).to_numpy() for name in ("batch", "row"))
         older = ~np.isin(batch, list(own))
         found = self._ids_of(batch[older], row[older]) if older.any() else []
@@ -229,22 +229,22 @@ class Trail:
                 self._note(Runs(DELETED, gone, first, last, now, record))
 
     def _learn(self, number: int, saved: dict[str, Any]) -> None:
-        """Remember the path of an entity: it may be deleted before anybody asks."""
+        """Remember the path of an entity, because it may be deleted before the rows are written."""
         path = description_of(saved).path
         self._paths |= {number: path, number + 1: dead_letter_path(path)}
 
     def give_up(self, now: int) -> None:
-        """Forget what was gathered: there is too much of it."""
+        """Drop the collected steps, because there are too many."""
         self._steps, self.rows = [], 0
         self.note_gap(now, self.last_record)
 
     def note_gap(self, now: int, record: int) -> None:
-        """Note that something up to this record is missing here."""
+        """Add a gap up to this record."""
         self._note(gap(now, record))
 
     def take_stock(self, standing: Iterable[tuple[int, Int64s]], now: int, record: int) -> None:
-        """Note what the broker holds: the numbers of each queue, in order."""
-        self._note(_of_the_whole(INVENTORY, now, record))
+        """Add an inventory: the numbers of each queue's messages, in order."""
+        self._note(_of_the_log(INVENTORY, now, record))
         for number, sequence in standing:
             nothing = np.zeros(1, np.int64)
             self._note(Runs(EXISTS, number, nothing, nothing, now, record))
@@ -256,14 +256,14 @@ class Trail:
 
 
 def _ids_in(part: Part) -> pa.Array | tuple[str | None, ...]:
-    """Return the ids of messages; a copy, because a part of a batch would keep all of it."""
+    """Return the ids of messages as a copy, because a slice would keep the complete batch alive."""
     if isinstance(part.columns, MessageRows):
         return part.columns.ids()
     return pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
 
 
 def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
-    """Return ids end to end; those of single messages are converted together."""
+    """Return concatenated ids; those of single messages are converted together."""
     chunks: list[pa.Array] = []
     single: list[str | None] = []
     for some in ids:
@@ -276,12 +276,12 @@ def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
 
 
 def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
-    """Leave out what compaction wrote again: it came earlier than its record, and stays."""
+    """Remove messages that compaction rewrote: they were accepted earlier and stay."""
     batch, state, enqueued = (
         places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
     )
     rewritten = np.isin(batch, list(own)) & (enqueued < places.time)
-    rewritten &= state != State.SCHEDULED.value  # of these `enqueued` is when they are due
+    rewritten &= state != State.SCHEDULED.value  # for these, `enqueued` is their due time
     return places.columns.filter(pa.array(~rewritten)) if rewritten.any() else places.columns
 
 
@@ -289,8 +289,8 @@ def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Columns of the ledger; `at` may be one value for all."""
+class _LedgerRows:
+    """Columns of the ledger; `at` may be one value for all rows."""
 
     at: Int64s
     event: npt.NDArray[np.int32]
@@ -304,7 +304,7 @@ class _Rows:
 def table_of(steps: Sequence[Step], path_of: Callable[[int], str]) -> pa.Table:
     """Return many steps as rows of the ledger."""
     pieces = [
-        _of_wholes([step for step in steps if isinstance(step, Whole)]),
+        _of_batches([step for step in steps if isinstance(step, AcceptedBatch)]),
         *(_of_places(step) for step in steps if isinstance(step, Places)),
         _of_changes([step for step in steps if isinstance(step, Changes)]),
         _of_runs([step for step in steps if isinstance(step, Runs)]),
@@ -313,7 +313,7 @@ def table_of(steps: Sequence[Step], path_of: Callable[[int], str]) -> pa.Table:
     return pa.concat_tables(tables) if tables else _SCHEMA.empty_table()
 
 
-def _table(rows: _Rows, path_of: Callable[[int], str]) -> pa.Table:
+def _table(rows: _LedgerRows, path_of: Callable[[int], str]) -> pa.Table:
     numbers, codes = np.unique(rows.number, return_inverse=True)
     paths = [path_of(int(number)) for number in numbers]
     count = len(rows.first)
@@ -330,13 +330,13 @@ def _table(rows: _Rows, path_of: Callable[[int], str]) -> pa.Table:
     return pa.table(columns, schema=_SCHEMA)
 
 
-def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
+def _of_batches(steps: Sequence[AcceptedBatch]) -> _LedgerRows | None:
     if not steps:
         return None
     counts = [len(step.ids) for step in steps]
     begins = np.repeat(np.cumsum([0, *counts[:-1]]), counts)
     first = np.repeat([step.first for step in steps], counts) + np.arange(sum(counts)) - begins
-    return _Rows(
+    return _LedgerRows(
         np.repeat([step.at for step in steps], counts),
         np.full(sum(counts), _CODES[ACCEPTED], np.int32),
         np.repeat([step.number for step in steps], counts),
@@ -347,9 +347,9 @@ def _of_wholes(steps: Sequence[Whole]) -> _Rows | None:
     )
 
 
-def _of_places(step: Places) -> _Rows:
+def _of_places(step: Places) -> _LedgerRows:
     number, sequence = (step.columns.column(n).to_numpy() for n in ("entity", "sequence"))
-    return _Rows(
+    return _LedgerRows(
         np.full(len(number), step.at),
         np.full(len(number), _CODES[ACCEPTED], np.int32),
         number.astype(np.int64),
@@ -360,7 +360,7 @@ def _of_places(step: Places) -> _Rows:
     )
 
 
-def _of_changes(steps: Sequence[Changes]) -> _Rows | None:
+def _of_changes(steps: Sequence[Changes]) -> _LedgerRows | None:
     if not steps:
         return None
     counts = [step.columns.num_rows for step in steps]
@@ -368,14 +368,14 @@ def _of_changes(steps: Sequence[Changes]) -> _Rows | None:
     number, sequence, state, cause = (column.to_numpy() for column in changes.columns)
     at = np.repeat([step.at for step in steps], counts)
     record = np.repeat([step.record for step in steps], counts)
-    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # a lost one did not end
+    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # a lost message did not end
     gone = gone[np.lexsort((sequence[gone], record[gone], number[gone]))]
     if not len(gone):
         return None
     event = _CODE_OF_CAUSE[cause[gone]]
     starts = _starts(sequence[gone], (number[gone], event, record[gone]))
     ends = _ends(starts, len(gone))
-    return _Rows(
+    return _LedgerRows(
         at[gone][starts],
         event[starts],
         number[gone][starts].astype(np.int64),
@@ -386,11 +386,11 @@ def _of_changes(steps: Sequence[Changes]) -> _Rows | None:
     )
 
 
-def _of_runs(steps: Sequence[Runs]) -> _Rows | None:
+def _of_runs(steps: Sequence[Runs]) -> _LedgerRows | None:
     if not steps:
         return None
     counts = [len(step.first) for step in steps]
-    return _Rows(
+    return _LedgerRows(
         np.repeat([step.at for step in steps], counts),
         np.repeat(np.array([_CODES[step.event] for step in steps], np.int32), counts),
         np.repeat([step.number for step in steps], counts),
@@ -402,7 +402,7 @@ def _of_runs(steps: Sequence[Runs]) -> _Rows | None:
 
 
 def _starts(sequence: Int64s, alike: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[np.intp]:
-    """Return where runs of consecutive numbers begin, over rows alike in these columns."""
+    """Return the starts of runs of consecutive numbers with equal values in these columns."""
     new = np.diff(sequence) != 1
     for column in alike:
         new |= column[1:] != column[:-1]
@@ -410,5 +410,5 @@ def _starts(sequence: Int64s, alike: Iterable[npt.NDArray[np.generic]]) -> npt.N
 
 
 def _ends(starts: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
-    """Return where the runs end that begin there, of so many rows."""
+    """Return the ends of the runs with these starts."""
     return np.append(starts[1:], count) - 1

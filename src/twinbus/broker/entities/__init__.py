@@ -1,1 +1,1 @@
-"""Entities: which there are, their rules, and how they are managed."""
+"""The entities of a namespace, their rules, and their management."""

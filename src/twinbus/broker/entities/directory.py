@@ -35,15 +35,15 @@ class Directory:
         return len(self._entities)
 
     def queues(self) -> list[Queue]:
-        """Return every queue there is, dead-letter queues too."""
+        """Return all queues, including dead-letter queues."""
         return list(self._queues.values())
 
     def find(self, path: str) -> Entity | None:
-        """Return the entity of a path, if there is one."""
+        """Return the entity of a path, or None."""
         return self._entities.get(path.lower())
 
     def entity(self, path: str) -> Entity:
-        """Return the entity of a path."""
+        """Return the entity of a path; raise if there is none."""
         found = self._entities.get(path.lower()) if isinstance(path, str) else None
         if found is None:
             raise EntityNotFoundError(
@@ -53,7 +53,7 @@ class Directory:
         return found
 
     def queue(self, path: str) -> tuple[Entity, Queue]:
-        """Return the queue messages of a path are received from, and its entity."""
+        """Return the queue from which messages of a path are received, and its entity."""
         if isinstance(path, str) and path.lower().endswith(_DEAD_LETTER):
             entity = self.entity(path[: -len(_DEAD_LETTER)])
             if entity.queue.dead_letter is not None:
@@ -69,11 +69,11 @@ class Directory:
         )
 
     def queue_numbered(self, number: int) -> Queue | None:
-        """Return the queue the log calls by this number."""
+        """Return the queue with this number in the log."""
         return self._queues.get(number)
 
     def make(self, number: int, description: EntityDescription, now: int) -> Entity:
-        """Return a new entity that is not in the directory yet."""
+        """Return a new entity, which is not in the directory yet."""
         kind: type[Entity] = Entity
         if isinstance(description, TopicDescription):
             kind = Topic
@@ -82,7 +82,7 @@ class Directory:
         return kind(number, description, self._shared, now)
 
     def add(self, entity: Entity) -> None:
-        """Put an entity in."""
+        """Add an entity."""
         self._entities[entity.description.path.lower()] = entity
         for queue in entity.queues:
             self._queues[queue.entity] = queue
@@ -95,7 +95,7 @@ class Directory:
             topic.subscriptions[description.name.lower()] = entity
 
     def remove(self, entity: Entity) -> None:
-        """Take an entity out."""
+        """Remove an entity."""
         del self._entities[entity.description.path.lower()]
         for queue in entity.queues:
             del self._queues[queue.entity]
@@ -105,7 +105,7 @@ class Directory:
                 del topic.subscriptions[entity.description.name.lower()]
 
     def check_forwarding(self, description: EntityDescription) -> None:
-        """Refuse a forward target that is missing, leads back, or makes a chain too long."""
+        """Refuse a forward target that is missing, forms a cycle, or makes a chain too long."""
         forward_to = getattr(description, "forward_to", None)
         if forward_to is None:
             return
@@ -118,7 +118,7 @@ class Directory:
             _follow(path, steps, ())
 
     def _next(self, description: EntityDescription) -> set[str]:
-        """Return where messages of an entity go from there."""
+        """Return the entities to which messages of an entity go."""
         if isinstance(description, TopicDescription):
             topic = self.find(description.path)
             held = topic.subscriptions.values() if isinstance(topic, Topic) else ()
@@ -128,14 +128,18 @@ class Directory:
 
 
 def _follow(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
-    """Walk every way from a path; raise where it leads back or takes too many hops."""
+    """Follow every path of forwarding; raise for a cycle or too many hops."""
     if path in trail:
-        raise InvalidArgumentError(f"forwarding {' -> '.join((*trail, path))} leads back")
+        raise InvalidArgumentError(
+            f"forwarding {' -> '.join((*trail, path))} leads back to where it began. Forward "
+            "to an entity outside of this circle"
+        )
     trail = (*trail, path)
     hops = sum(SUBSCRIPTIONS.lower() not in step for step in trail[1:])
     if hops > MAX_FORWARD_HOPS:
         raise InvalidArgumentError(
-            f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops"
+            f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops. "
+            "Forward to a later entity directly"
         )
     for onward in steps.get(path, ()):
         _follow(onward, steps, trail)

@@ -1,4 +1,4 @@
-"""Duplicate detection: the message ids an entity has seen within its window, oldest first."""
+"""Duplicate detection: the message ids of an entity within its history window, oldest first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from twinbus.broker.undo import Undo
 
 
 class DuplicateHistory:
-    """Message ids with the time they were first sent; times never go back."""
+    """Message ids with the time of their first send; times never decrease."""
 
     def __init__(self, window_us: int, undo: Undo | None = None) -> None:
         self.window_us = window_us
@@ -20,7 +20,7 @@ class DuplicateHistory:
         return len(self._seen)
 
     def forget_before(self, now: int) -> None:
-        """Drop what has left the window."""
+        """Drop ids that have left the window."""
         horizon = now - self.window_us
         stale = []
         for message_id, time in self._seen.items():
@@ -31,7 +31,7 @@ class DuplicateHistory:
             del self._seen[message_id]
 
     def fresh(self, message_ids: Sequence[str | None], now: int) -> npt.NDArray[np.bool_]:
-        """Return which ids are new, and note them; a repeat within the sequence is not new."""
+        """Return which ids are new, and add them; a repetition within the sequence is not new."""
         self.forget_before(now)
         seen = self._seen
         noted: list[str] = []
@@ -48,20 +48,20 @@ class DuplicateHistory:
         return result
 
     def load(self, seen: Mapping[str, int]) -> None:
-        """Take ids read from the log."""
+        """Add ids from the log."""
         self._seen = dict(sorted(seen.items(), key=lambda item: item[1]))
 
     def shift(self, by: int) -> None:
-        """Move every time: the wall clock was set by so much."""
+        """Move all times, because the wall clock was set."""
         self._seen = {message_id: time + by for message_id, time in self._seen.items()}
 
     def withdraw(self, message_ids: Sequence[str]) -> None:
-        """Take back ids whose messages were refused after all."""
+        """Remove ids whose messages were refused later."""
         for message_id in message_ids:
             self._seen.pop(message_id, None)
 
     def within(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """Yield ids first seen between two times."""
+        """Yield ids first sent between two times."""
         for message_id, time in self._seen.items():
             if first <= time <= last:
                 yield message_id, time

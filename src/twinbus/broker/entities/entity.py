@@ -1,4 +1,4 @@
-"""An entity: a description, the queue behind it, and when it was last touched."""
+"""An entity: its description, its queue, and the times of its use."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ from twinbus.limits import (
 
 _DEAD_LETTER_SETTINGS = QueueSettings(
     lock_us=to_us(DEFAULT_LOCK_DURATION),
-    time_to_live_us=NEVER_US,  # the dead wait for a person
+    time_to_live_us=NEVER_US,  # dead letters wait for a person
     max_delivery_count=MAX_MAX_DELIVERY_COUNT,
     dead_letter_on_expiration=False,
     requires_session=False,
@@ -36,14 +36,14 @@ _DEAD_LETTER_SETTINGS = QueueSettings(
 
 
 class Entity:
-    """A queue; topics and subscriptions add to it."""
+    """A queue; topics and subscriptions extend it."""
 
     def __init__(
         self, number: int, description: EntityDescription, shared: Shared, created_us: int
     ) -> None:
-        self.number = number  # in the log; its dead-letter queue has the next one
+        self.number = number  # in the log; its dead-letter queue has the next number
         self.description = description
-        self.birth = ""  # a nonce that no later entity of its path has; set when it is created
+        self.birth = ""  # a nonce of its creation: a later entity of this path has another
         self.created_us = created_us
         self.updated_us = created_us
         self.accessed_us = created_us
@@ -57,23 +57,23 @@ class Entity:
         self._adopt(description)
 
     def update(self, description: EntityDescription, now: int) -> None:
-        """Take new settings."""
+        """Apply new settings."""
         self.updated_us = now
         self._adopt(description)
 
     def _adopt(self, description: EntityDescription) -> None:
-        """Take a description, and keep at hand what every send needs of it."""
+        """Apply a description, and cache what every send needs of it."""
         self.description = description
         self.queue.settings = settings = settings_of(description)
-        # How many message stores it has, how much they hold (subscriptions share their topic's),
-        # after how long without use it is deleted, and where its messages go instead.
+        # The number of its message stores, their size (subscriptions share that of their topic),
+        # the idle time after which it is deleted, and its forward target.
         self.stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
         megabytes = getattr(description, "max_size_in_megabytes", None)
         self.max_bytes = NEVER_US if megabytes is None else megabytes * MEGABYTE * self.stores
         self.idle_us = to_us(description.auto_delete_on_idle)
         self.forward_to: str | None = getattr(description, "forward_to", None)
         self.is_backlog = is_backlog_path(description.path)
-        # Whether messages go to its queue and nothing more is to be decided about them.
+        # Whether messages go directly to its queue, without further decisions.
         self.is_plain = (
             not isinstance(description, TopicDescription)
             and self.forward_to is None
@@ -81,7 +81,7 @@ class Entity:
             and not settings.requires_session
             and settings.time_to_live_us == NEVER_US
         )
-        # Whether messages may be sent to it; if not, `check_send` or its kind says why.
+        # Whether messages may be sent to it; if not, `check_send` or its kind has the reason.
         is_subscription = isinstance(description, SubscriptionDescription)
         self.lets_in = description.status.allows_send and not is_subscription
         if self.history is not None and not isinstance(description, SubscriptionDescription):
@@ -89,18 +89,18 @@ class Entity:
 
     @property
     def size_in_bytes(self) -> int:
-        """How much it holds."""
+        """The size of its messages in bytes."""
         return self.queue.waiting.size_in_bytes
 
     @property
     def used_bytes(self) -> int:
-        """What counts against its quota: messages, dead letters and session states."""
+        """The bytes that count for its quota: messages, dead letters and session states."""
         dead = self.queue.dead_letter
         return self.queue.used_bytes + (0 if dead is None else dead.used_bytes)
 
     @property
     def room(self) -> int:
-        """How many bytes more it takes."""
+        """The bytes that it can still accept."""
         return self.max_bytes - self.used_bytes
 
     @property
@@ -110,12 +110,12 @@ class Entity:
         return [self.queue] if dead is None else [self.queue, dead]
 
     def check_send(self) -> None:
-        """Refuse when its status does not let messages in."""
+        """Refuse if its status does not allow sends."""
         if not self.description.status.allows_send:
             raise self._disabled("sends")
 
     def check_receive(self) -> None:
-        """Refuse when its status does not let messages out, or when it sends them all on."""
+        """Refuse if its status does not allow receives, or if it forwards all messages."""
         if not self.description.status.allows_receive:
             raise self._disabled("receives")
         if self.forward_to is not None:
@@ -127,13 +127,13 @@ class Entity:
     def _disabled(self, what: str) -> EntityDisabledError:
         status = self.description.status.value
         return EntityDisabledError(
-            f"{self.description.path} is {status} and takes no {what}; update its status",
+            f"{self.description.path} is {status} and allows no {what}; update its status",
             path=self.description.path,
             status=status,
         )
 
     def runtime(self) -> RuntimeProperties:
-        """Return what it holds right now."""
+        """Return its current counts and sizes."""
         waiting = self.queue.waiting
         dead = self.queue.dead_letter
         return RuntimeProperties(
@@ -153,7 +153,7 @@ class Entity:
     # -- in the log ----------------------------------------------------------------------------
 
     def to_fact(self) -> bytes:
-        """Return the entity as the log keeps it."""
+        """Return the entity in the form of the log."""
         return json.dumps(self._saved()).encode()
 
     def _saved(self) -> dict[str, Any]:
@@ -165,13 +165,13 @@ class Entity:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take what the log kept beyond the description."""
+        """Restore what the log has in addition to the description."""
         self.updated_us = saved["updated"]
-        self.birth = saved.get("birth") or str(self.created_us)  # a log of an earlier version
+        self.birth = saved.get("birth") or str(self.created_us)  # an older log has no birth
 
 
 def settings_of(description: EntityDescription) -> QueueSettings:
-    """Return what a queue's behaviour depends on."""
+    """Return the settings on which a queue's behaviour depends."""
     if isinstance(description, TopicDescription):
         ttl = to_us(description.default_message_time_to_live)
         return QueueSettings(0, ttl, MAX_MAX_DELIVERY_COUNT, False, False)

@@ -1,12 +1,12 @@
-"""Rules: filters select rows of a batch, actions change the selected copies. All over columns.
+"""Rules: filters select rows of a batch, actions change the selected copies; both use columns.
 
-A value is one Arrow array (or scalar) per property type; at each row at most one of them is set.
-Conditions are Arrow booleans where null is SQL's UNKNOWN: a message is selected only by TRUE, and
-comparing values of different types is UNKNOWN, as is anything that touches a missing property.
+A value is an Arrow array (or scalar) per property type; in each row at most one of them is set.
+Conditions are Arrow booleans in which null is SQL's UNKNOWN: only TRUE selects a message. Comparing
+values of different types is UNKNOWN, and so is every use of a missing property.
 
-The grammar is parsed by sqlglot; what a filter may use is the table of node types below:
-comparisons, AND OR NOT, IN, LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - * / %,
-'text', numbers, TRUE, FALSE, NULL, @parameters, sys.Name, user.name, name, [name], p('name').
+sqlglot parses the SQL; the table of node types below lists what a filter may use: comparisons,
+AND OR NOT, IN, LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - * / %, 'text', numbers, TRUE,
+FALSE, NULL, @parameters, sys.Name, user.name, name, [name], p('name').
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -69,29 +69,29 @@ _CALCULATIONS: dict[type[exp.Expression], Callable[..., Any]] = {
     exp.Sub: pc.subtract,
     exp.Mul: pc.multiply,
 }
-_SAFE = 2.0**62  # no calculation with numbers below leaves 64 bits
+_SAFE = 2.0**62  # calculations with numbers below this stay within 64 bits
 
 
 class RuleFailedError(MessagingError):
-    """A rule cannot be evaluated for a message; the message goes to the dead-letter queue.
+    """A rule cannot be evaluated for a message; the message is dead-lettered.
 
-    The fact `rows`, where it is known, says for which rows of the batch.
+    The fact `rows`, if known, is the mask of these rows in the batch.
     """
 
 
 def failed_rows(error: Exception, count: int) -> Mask | None:
-    """Return for which of so many rows a rule failed, if its error says so."""
+    """Return the mask of the rows for which a rule failed, if the error contains it."""
     rows = error.facts.get("rows") if isinstance(error, RuleFailedError) else None
     return rows if isinstance(rows, np.ndarray) and len(rows) == count else None
 
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
-    """Return a function from a batch to the rows the filter selects."""
+    """Return a function from a batch to the rows that the filter selects."""
     return _tried("filter", rule, _compile_filter)
 
 
 def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return a function from a batch to the batch with the action's changes."""
+    """Return a function from a batch to the batch changed by the action."""
     return _tried("action", action, _compile_action)
 
 
@@ -100,7 +100,7 @@ def _tried(
     rule: Any,
     compile_one: Callable[[Any], Callable[[pa.RecordBatch], _R]],
 ) -> Callable[[pa.RecordBatch], _R]:
-    """Compile and evaluate once, on messages with a value of each type: what fails is refused."""
+    """Compile and evaluate once on messages with a value of each type; refuse if that fails."""
     try:
         evaluate = compile_one(rule)
         evaluate(_probes(getattr(rule, "expression", "")))
@@ -128,7 +128,7 @@ _PROBE_VALUES = (
 
 
 def _probes(expression: str) -> pa.RecordBatch:
-    """Return messages whose properties, those that a rule names, have each type in turn."""
+    """Return messages in which the properties that a rule uses have each type in turn."""
     names = {token.text for token in _tokens(expression) if 0 < len(token.text) <= 256}
     values = [dict.fromkeys(names, value) for value in _PROBE_VALUES]
     bags: list[dict[str, Any]] = [{}, *values]
@@ -172,7 +172,7 @@ def _tokens(text: str) -> list[Any]:
 
 def _parse(what: str, text: str) -> Any:
     odd = [token.text for token in _tokens(text) if _is_odd(token)]
-    if odd:  # some of them make the parser try every way to read what follows
+    if odd:  # some of them make the parser try an exponential number of readings
         raise InvalidArgumentError(f"the SQL {what} {text!r:.60} uses {odd[0]!r}; remove it")
     if max(_depths(_tokens(text)), default=0) > MAX_SQL_DEPTH:
         raise InvalidArgumentError(
@@ -193,14 +193,14 @@ _SIGNS = {"(", ")", ",", ".", "=", "<>", "!=", "<", "<=", ">", ">=", "+", "-", "
 
 
 def _is_odd(token: Any) -> bool:
-    """Whether a token is a sign that no rule may use."""
+    """Return whether a token is a sign that rules may not use."""
     is_sign = not any(character.isalnum() or character in "_ " for character in token.text)
     quoted = (TokenType.STRING, TokenType.IDENTIFIER)
     return is_sign and token.token_type not in quoted and token.text not in _SIGNS
 
 
 def _depths(tokens: list[Any]) -> Iterator[int]:
-    """Give how deep each token lies in brackets and behind prefix operators."""
+    """Yield how deep each token is nested in brackets and prefix operators."""
     brackets = prefixes = 0
     for token in tokens:
         prefixes = prefixes + 1 if token.token_type in _PREFIXES else 0
@@ -241,7 +241,7 @@ def _condition(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
     if isinstance(node, exp.Exists) and isinstance(node.this, exp.Column):
         value = _value(node.this, parameters)
         return lambda batch: _present(value(batch), batch.num_rows)
-    value = _value(node, parameters)  # a bare boolean: TRUE, a property
+    value = _value(node, parameters)  # a boolean value alone: TRUE, or a property
     return lambda batch: value(batch).get("bool", _UNKNOWN)
 
 
@@ -256,7 +256,7 @@ def _comparison(
 
 
 def compare_values(compare: Callable[..., Any], left: Value, right: Value) -> Any:
-    """Compare within each type (int and float are one); everything else is UNKNOWN."""
+    """Compare within each type (int and float are one type); everything else is UNKNOWN."""
     result: Any = _UNKNOWN
     for kind, values in left.items():
         for other, others in right.items():
@@ -295,7 +295,8 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         raise _refuse(node)
     if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
         raise InvalidArgumentError(
-            f"a LIKE pattern has more than {MAX_WILDCARDS} wildcards; each multiplies the work"
+            f"a LIKE pattern has more than {MAX_WILDCARDS} wildcards, each of which multiplies the "
+            "work; use fewer"
         )
     regex = _like_regex(pattern, escape)
     negate = bool(node.args.get("negate"))
@@ -373,7 +374,9 @@ def _constant(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
         for name in (node.name, f"@{node.name}"):
             if name in parameters:
                 return parameters[name]
-        raise InvalidArgumentError(f"@{node.name} has no value in the rule's parameters")
+        raise InvalidArgumentError(
+            f"@{node.name} has no value in the rule's parameters. Add it to the parameters"
+        )
     raise _refuse(node)
 
 
@@ -394,7 +397,7 @@ def _column(node: exp.Column) -> Evaluate:
             time_field, kind = SYSTEM_TIMES[key]
             return lambda batch: {kind: batch.column(time_field)}
         known = ", ".join(sorted([*SYSTEM_FIELDS, *SYSTEM_TIMES]))
-        raise InvalidArgumentError(f"sys.{name} is not a field of a message; there are: {known}")
+        raise InvalidArgumentError(f"sys.{name} is not a field of a message; use one of {known}")
     if scope not in ("", "user"):
         raise _refuse(node)
     return lambda batch: property_value(batch, name)
@@ -429,7 +432,7 @@ def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
 
 
 def _joined(ones: Any, others: Any) -> Any:
-    """Join texts, unless the result would be larger than any batch: an action may double it."""
+    """Concatenate texts, unless the result would be larger than any batch."""
     sizes = [
         np.int64(len((values.as_py() or "").encode()))
         if isinstance(values, pa.Scalar)
@@ -438,20 +441,20 @@ def _joined(ones: Any, others: Any) -> Any:
     ]
     size = np.atleast_1d(sizes[0] + sizes[1])
     if (size > MAX_JOINED_BYTES).any():
-        text = f"a text that the rule joins is larger than {MAX_JOINED_BYTES} bytes"
+        text = f"the rule creates a text of more than {MAX_JOINED_BYTES} bytes"
         raise RuleFailedError(text, rows=size > MAX_JOINED_BYTES)
     if int(size.sum()) > MAX_BATCH_BYTES:
-        raise RuleFailedError(f"texts that the rule joins are larger than {MAX_BATCH_BYTES} bytes")
+        raise RuleFailedError(f"the rule creates texts of more than {MAX_BATCH_BYTES} bytes")
     return pc.binary_join_element_wise(ones, others, "")
 
 
 def _as_float(values: Any) -> Any:
-    """Return numbers as floats; a whole number beyond 2**53 becomes the nearest one."""
+    """Return numbers as floats; an integer beyond 2**53 becomes the nearest float."""
     return pc.cast(values, pa.float64(), safe=False)
 
 
 def _calculate(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
-    """Calculate; dividing by zero gives UNKNOWN, dividing whole numbers truncates."""
+    """Calculate; division by zero is UNKNOWN, and integer division truncates."""
     if kind not in (exp.Div, exp.Mod):
         return _CALCULATIONS[kind](ones, others)
     others = pc.if_else(pc.equal(others, 0), pa.scalar(None, others.type), others)
@@ -463,7 +466,7 @@ def _calculate(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
 
 
 def _calculate_whole(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
-    """Calculate with whole numbers; what leaves 64 bits is UNKNOWN."""
+    """Calculate with integers; a result beyond 64 bits is UNKNOWN."""
     bounds = [pc.max(pc.abs(_as_float(values))).as_py() or 0.0 for values in (ones, others)]
     if max(*bounds, bounds[0] * bounds[1]) < _SAFE:
         return _calculate(kind, ones, others)
@@ -526,7 +529,7 @@ def _correlation(rule: CorrelationFilter) -> Callable[[pa.RecordBatch], Mask]:
 
 
 def _statements(text: str) -> list[str]:
-    """Split an action at its semicolons, but not at those inside quotes."""
+    """Split an action at its semicolons, except those inside quotes."""
     cuts = [token.start for token in _tokens(text) if token.token_type == TokenType.SEMICOLON]
     starts = [0, *(cut + 1 for cut in cuts)]
     pieces = [text[start:end] for start, end in zip(starts, [*cuts, len(text)], strict=True)]
@@ -555,7 +558,9 @@ def _assignment(target: exp.Column, value: Evaluate) -> Callable[[pa.RecordBatch
     if target.table.lower() == "sys":
         field = SYSTEM_FIELDS.get(name.lower())
         if field is None:
-            raise InvalidArgumentError(f"sys.{name} cannot be set by an action")
+            raise InvalidArgumentError(
+                f"sys.{name} cannot be set by an action; set an application property instead"
+            )
         return lambda batch: _set_field(batch, field, value(batch))
     return lambda batch: _set_property(batch, name, value(batch))
 

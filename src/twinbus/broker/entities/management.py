@@ -1,4 +1,4 @@
-"""Managing entities and rules. What changes the directory is durable before it is so."""
+"""Manages entities and rules. A change of the directory takes effect when it is durable."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from twinbus.broker.accounts.meter import Meter
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.topic import Rule, Subscription, Topic
@@ -44,6 +43,7 @@ from twinbus.plain import Kinds, Plain
 from twinbus.protocol import commands as c
 from twinbus.protocol.access import AccessKeys, Principal
 from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.meter import Meter
 from twinbus.protocol.requests import Request
 
 _FIXED = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
@@ -63,7 +63,7 @@ class _Created(Effect):
     entity: Entity
 
     def durable(self) -> None:
-        """Put it in the directory."""
+        """Add it to the directory."""
         self.management.directory.add(self.entity)
         self.management.adopt(self.entity)
 
@@ -79,7 +79,7 @@ class _Updated(Effect):
     commit: Commit
 
     def durable(self) -> None:
-        """Give it the settings; those who wait for what it no longer delivers are refused."""
+        """Apply the settings; refuse waiting requests that it no longer serves."""
         self.entity.update(self.description, self.now)
         self.management.adopt(self.entity)
         try:
@@ -98,12 +98,12 @@ class _Removed(Effect):
     commit: Commit
 
     def durable(self) -> None:
-        """Take them out of the directory; those who wait for their messages are refused."""
+        """Remove them from the directory; refuse waiting requests for their messages."""
         for key in self.keys:
             self.management.keys.remove(key)
         directory = self.management.directory
         for entity in self.entities:
-            if directory.find(entity.description.path) is entity:  # not gone with its topic
+            if directory.find(entity.description.path) is entity:  # not removed with its topic
                 directory.remove(entity)
                 for queue in entity.queues:
                     queue.dissolve(self.commit)
@@ -111,14 +111,14 @@ class _Removed(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _RulesChanged(Effect):
-    """A subscription with other rules."""
+    """A subscription with changed rules."""
 
     subscription: Subscription
     rules: dict[str, Rule]
     now: int
 
     def durable(self) -> None:
-        """Have the subscription follow the rules."""
+        """Apply the rules."""
         self.subscription.rules, self.subscription.updated_us = self.rules, self.now
 
 
@@ -130,7 +130,7 @@ class _KeyPut(Effect):
     key: SharedAccessKey
 
     def durable(self) -> None:
-        """Let it in."""
+        """Accept the key."""
         self.keys.put(self.key)
 
 
@@ -142,12 +142,12 @@ class _KeyRemoved(Effect):
     key: SharedAccessKey
 
     def durable(self) -> None:
-        """Let it in no more."""
+        """Accept the key no longer."""
         self.keys.remove(self.key)
 
 
 class Management:
-    """Carries out the managing commands; the table of commands names the method of each."""
+    """Executes the managing commands; the table of commands has the method of each."""
 
     def __init__(
         self,
@@ -173,7 +173,8 @@ class Management:
         self._check_forward(description, None, request.principal)
         if self.directory.find(description.path) is not None:
             raise EntityAlreadyExistsError(
-                f"{description.path} exists already", path=description.path
+                f"{description.path} exists already. Choose another path, or update it",
+                path=description.path,
             )
         if isinstance(description, SubscriptionDescription):
             topic = self.directory.entity(description.topic_path)
@@ -188,7 +189,7 @@ class Management:
                 )
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
-            raise InvalidArgumentError("only a subscription takes a rule")
+            raise InvalidArgumentError("only a subscription can be created with a rule")
         self._check_folder(description, request.principal)
         if len(self.directory) >= MAX_ENTITIES:
             raise QuotaExceededError(
@@ -205,16 +206,16 @@ class Management:
         return description
 
     def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
-        """Refuse a key of a folder more entities, or larger ones, than a pairing needs."""
+        """Refuse a key of a folder more or larger entities than a pairing needs."""
         if principal.may(Claim.MANAGE, None):
             return
         stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
         size = getattr(description, "max_size_in_megabytes", 0) * stores
         if size > BACKLOG_SIZE_MEGABYTES:
             raise UnauthorizedError(
-                f"{description.path} asks for {size} megabytes over all its message stores; a key "
-                f"of a folder of backlog queues may give at most {BACKLOG_SIZE_MEGABYTES}. Use a "
-                "key that manages the whole namespace",
+                f"{description.path} would have {size} megabytes over all its message stores; a "
+                f"key of a folder of backlog queues may use at most {BACKLOG_SIZE_MEGABYTES}. Use "
+                "a key that manages the whole namespace",
                 claim=Claim.MANAGE.value,
                 path=description.path,
             )
@@ -222,8 +223,8 @@ class Management:
         held = sum(one.description.path.lower().startswith(folder) for one in self.directory)
         if held >= MAX_BACKLOG_QUEUES:
             raise QuotaExceededError(
-                f"the folder {folder.rstrip('/')} holds {held} entities, and a key of it may "
-                f"create up to {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
+                f"the folder {folder.rstrip('/')} has {held} entities, and a key of the folder may "
+                f"create at most {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
                 "whole namespace",
                 path=description.path,
             )
@@ -240,7 +241,7 @@ class Management:
     ) -> None:
         """Refuse a new forward target to a principal that may not send to it.
 
-        The answer is the same whether or not there is such an entity.
+        The answer is the same whether or not the target exists.
         """
         target = getattr(description, "forward_to", None)
         if target is None or target == getattr(current, "forward_to", None):
@@ -282,7 +283,7 @@ class Management:
         for name in _FIXED:
             if getattr(current, name, None) != getattr(description, name, None):
                 raise InvalidArgumentError(
-                    f"{name} of {current.path} is fixed at creation; delete and create it anew"
+                    f"{name} of {current.path} is fixed at creation; delete it and create it again"
                 )
         if isinstance(current, SubscriptionDescription):
             assert isinstance(description, SubscriptionDescription)
@@ -303,17 +304,17 @@ class Management:
         self.delete(self.directory.entity(command.path), commit)
 
     def get_entity(self, command: c.GetEntity, *_: object) -> EntityDescription:
-        """Describe an entity."""
+        """Return the description of an entity."""
         return self.directory.entity(command.path).description
 
     def get_runtime_properties(
         self, command: c.GetRuntimeProperties, *_: object
     ) -> RuntimeProperties:
-        """Return what an entity holds."""
+        """Return the counts and sizes of an entity."""
         return self.directory.entity(command.path).runtime()
 
     def delete(self, entity: Entity, commit: Commit) -> None:
-        """Delete an entity, and with a topic its subscriptions."""
+        """Delete an entity; a topic with its subscriptions."""
         doomed: list[Entity] = [entity]
         if isinstance(entity, Topic):
             doomed = [*entity.subscriptions.values(), entity]
@@ -327,11 +328,11 @@ class Management:
     def list_entities(
         self, command: c.ListEntities, request: Request, *_: object
     ) -> Sequence[EntityDescription]:
-        """List entities of a kind that the request may see, ordered by path."""
+        """List the entities of a kind that the principal may see, ordered by path."""
         principal = request.principal
         kind = _KINDS[command.kind]
         found = [e.description for e in self.directory if isinstance(e.description, kind)]
-        if not principal.may(Claim.MANAGE, None):  # a key of a folder sees what lies in it
+        if not principal.may(Claim.MANAGE, None):  # a key of a folder sees only its entities
             found = [d for d in found if principal.may(Claim.MANAGE, d.path)]
         elif command.topic_path is not None:
             topic = self.directory.entity(command.topic_path)
@@ -351,14 +352,16 @@ class Management:
         subscription = self._subscription(command.path)
         key = command.rule.name.lower()
         if key in subscription.rules:
-            raise EntityAlreadyExistsError(f"{command.path} has a rule {command.rule.name} already")
+            raise EntityAlreadyExistsError(
+                f"{command.path} has a rule {command.rule.name} already; update or delete it"
+            )
         if len(subscription.rules) >= MAX_RULES:
             raise QuotaExceededError(f"{command.path} has {MAX_RULES} rules; delete some first")
         rule = Rule.compile(command.rule)
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
     def update_rule(self, command: c.UpdateRule, _: Request, now: int, commit: Commit) -> None:
-        """Put a rule in the place of the one of its name; messages see one of the two."""
+        """Replace a rule; every message is evaluated with either the old or the new one."""
         subscription = self._subscription(command.path)
         key = command.rule.name.lower()
         current = subscription.rules.get(key)
@@ -394,13 +397,13 @@ class Management:
     # -- keys ----------------------------------------------------------------------------------
 
     def put_key(self, command: c.PutKey, _: Request, __: int, commit: Commit) -> None:
-        """Add a key, or replace the one of its name."""
+        """Add a key, or replace the key with its name."""
         key = command.key
         if key.entity_path is not None and not is_backlog_folder(key.entity_path):
             entity = self.directory.entity(key.entity_path)
             if isinstance(entity, Subscription):
                 raise InvalidArgumentError(
-                    f"{key.entity_path} is a subscription; a key of its topic opens it"
+                    f"{key.entity_path} is a subscription; create a key of its topic instead"
                 )
             key = replace(key, entity_path=entity.description.path)
         if len(self.keys) >= MAX_KEYS and self.keys.get(key.name, key.entity_path) is None:
@@ -434,12 +437,12 @@ class Management:
         managing = [k for k in self.keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
         if key is not None and managing == [key]:
             raise InvalidOperationError(
-                f"{key.name} is the last key that can manage the namespace; make another one first"
+                f"{key.name} is the last key that can manage the namespace; create another first"
             )
 
 
 def key_fact(key: SharedAccessKey) -> Fact:
-    """Return a key as it is kept in the log, whose files only their owner can read."""
+    """Return a key in the form of the log, whose files only their owner can read."""
     return Fact.of("key", key.id, _KEYS.dump(key))
 
 

@@ -1,7 +1,7 @@
-"""Rules as the rest of the broker uses them; filters.py compiles and evaluates them.
+"""The functions of rules that the rest of the broker uses; filters.py implements them.
 
-filters.py is imported with the first rule. It needs sqlglot, which takes as long to import as the
-whole client, and a namespace without subscriptions has no rules.
+filters.py is imported with the first rule, because it needs sqlglot, whose import takes as long as
+that of the complete client. A namespace without subscriptions has no rules.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from twinbus.entities import RuleFilter, SqlAction
 
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]:
-    """Return a function from a batch to the rows the filter selects."""
+    """Return a function from a batch to the rows that the filter selects."""
     from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
 
     return filters.compile_filter(rule)
 
 
 def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """Return a function from a batch to the batch with the action's changes."""
+    """Return a function from a batch to the batch changed by the action."""
     from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
 
     return filters.compile_action(action)
 
 
 def failed_rows(error: Exception, count: int) -> npt.NDArray[np.bool_] | None:
-    """Return for which of so many rows a rule failed, if its error says so."""
+    """Return the mask of the rows for which a rule failed, if the error contains it."""
     from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
 
     return filters.failed_rows(error, count)

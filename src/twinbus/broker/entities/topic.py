@@ -1,7 +1,8 @@
-"""Topics and subscriptions: which copies of a batch go where.
+"""Topics and subscriptions: decides which copies of a batch each subscription gets.
 
-A rule that cannot be evaluated for a message fails for that message only: the subscription gets the
-message, as it was sent, in its dead-letter queue. Other messages, rules and subscriptions go on.
+A rule that cannot be evaluated for a message fails for this message only: the message is put, as it
+was sent, into the dead-letter queue of the subscription. Other messages, rules and subscriptions
+are not affected.
 """
 
 import json
@@ -32,35 +33,35 @@ _log = logging.getLogger("twinbus.broker")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, ready to run."""
+    """A compiled rule."""
 
     description: RuleDescription
     select: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]
     change: Callable[[pa.RecordBatch], pa.RecordBatch] | None
-    saved: str  # as the log keeps it
-    broken: str = ""  # why it cannot be run: it fails for every message
+    saved: str  # in the form of the log
+    broken: str = ""  # why it cannot be compiled: it then fails for every message
 
     @classmethod
     def compile(cls, description: RuleDescription) -> "Rule":
-        """Return the rule of a description, or say what is wrong with its SQL."""
+        """Return the compiled rule of a description, or raise what is wrong with its SQL."""
         change = None if description.action is None else compile_action(description.action)
         select = compile_filter(description.filter)
         return cls(description, select, change, to_json(description))
 
     @classmethod
     def restore(cls, saved: str, path: str) -> "Rule":
-        """Return the rule that the log kept.
+        """Return a rule from the log.
 
-        One that this version cannot run is kept as it is. It fails for every message, so that
-        messages go to the dead-letter queue of the subscription rather than past it.
+        A rule that this version cannot compile is kept unchanged. It fails for every message, so
+        that messages go to the dead-letter queue of the subscription and are not lost.
         """
         try:
             return cls.compile(from_json(saved, RuleDescription))
         except MessagingError as error:
             name = str(json.loads(saved).get("name", ""))
             _log.error(
-                "rule %s of %s cannot be run and fails for every message: %s. Delete it and create "
-                "it again",
+                "Rule %s of %s cannot be compiled and fails for every message: %s. Delete it and "
+                "create it again",
                 name,
                 path,
                 error.text,
@@ -72,15 +73,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Rows of a batch that a subscription gets, and what its rule makes of them."""
+    """Rows of a batch for a subscription, with the rule that changes them."""
 
     rows: npt.NDArray[np.intp]
-    rule: Rule | None = None  # whose action changes them; None: they stay as they are
-    failure: str = ""  # why a rule could not be evaluated: they go to the dead-letter queue
+    rule: Rule | None = None  # its action changes the rows; None: they stay as they are
+    failure: str = ""  # why a rule could not be evaluated: the rows are dead-lettered
 
 
 class Subscription(Entity):
-    """A queue that a topic fills by rules."""
+    """A queue that gets the messages of a topic that its rules select."""
 
     rules: dict[str, Rule]  # by lower-case name
 
@@ -89,7 +90,7 @@ class Subscription(Entity):
         self.rules = {}
 
     def copies(self, batch: pa.RecordBatch) -> list[Copy]:
-        """Return its copies: one for all plain rules together, one per rule with an action."""
+        """Return its copies: one for all rules without an action, one per rule with an action."""
         plain = np.zeros(batch.num_rows, bool)
         copies = []
         for rule in self.rules.values():
@@ -110,7 +111,7 @@ class Subscription(Entity):
         return super()._saved() | {"rules": [rule.saved for rule in self.rules.values()]}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Take what the log kept beyond the description."""
+        """Restore what the log has in addition to the description."""
         super().restore(saved)
         rules = (Rule.restore(text, self.description.path) for text in saved["rules"])
         self.rules = {rule.description.name.lower(): rule for rule in rules}
@@ -119,11 +120,11 @@ class Subscription(Entity):
 def _selected(
     rule: Rule, batch: pa.RecordBatch, first: int = 0
 ) -> tuple[npt.NDArray[np.bool_], list[tuple[int, str]]]:
-    """Return which rows a rule selects, and those it fails for, found by halves."""
+    """Return which rows a rule selects, and those for which it fails, found by bisection."""
     count = batch.num_rows
     try:
         return rule.select(batch), []
-    except Exception as error:  # noqa: BLE001 - whatever a rule raises is its message's trouble
+    except Exception as error:  # noqa: BLE001 - any error of a rule affects its messages only
         why, rows = shown_error(error), failed_rows(error, count)
         if count == 1:
             return np.zeros(1, bool), [(first, why)]
@@ -142,13 +143,13 @@ def _selected(
 
 
 def shown_error(error: Exception) -> str:
-    """Return what a person needs to know of an error of a rule."""
+    """Return the text of a rule's error for people."""
     text = error.text if isinstance(error, MessagingError) else f"{type(error).__name__}: {error}"
     return text[:MAX_REASON_CHARACTERS]
 
 
 class Topic(Entity):
-    """A door to subscriptions; its own queue holds only scheduled messages."""
+    """An entity that gives copies to subscriptions; its own queue has only scheduled messages."""
 
     subscriptions: dict[str, Subscription]  # by lower-case name
 
@@ -158,15 +159,15 @@ class Topic(Entity):
 
     @property
     def size_in_bytes(self) -> int:
-        """How much it holds for all subscriptions."""
+        """The size of its messages in all subscriptions."""
         held = sum(s.queue.waiting.size_in_bytes for s in self.subscriptions.values())
         return held + self.queue.waiting.size_in_bytes
 
     @property
     def used_bytes(self) -> int:
-        """What counts against its quota, over all subscriptions."""
+        """The bytes that count for its quota, over all subscriptions."""
         return super().used_bytes + sum(s.used_bytes for s in self.subscriptions.values())
 
     def runtime(self) -> RuntimeProperties:
-        """Return what it holds right now."""
+        """Return its current counts and sizes."""
         return replace(super().runtime(), subscription_count=len(self.subscriptions))

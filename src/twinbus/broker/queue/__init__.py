@@ -1,1 +1,1 @@
-"""Queues: what may happen to waiting messages, and who waits for them."""
+"""Queues: the waiting messages of an entity, what may happen to them, and waiting receivers."""

@@ -1,4 +1,4 @@
-"""Why messages died: reasons are shared by many messages, so rows hold a small number instead."""
+"""Dead-letter reasons: many messages share a reason, so rows contain a small number instead."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ RULE_FAILED = "RuleFailed"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why and where a message died."""
+    """Why a message was dead-lettered, and in which entity."""
 
     reason: str | None
     description: str | None
@@ -22,12 +22,12 @@ class Death:
 
     @property
     def size(self) -> int:
-        """What its texts count against a quota."""
+        """The size of its texts for quotas."""
         return sum(len(text.encode()) for text in (self.reason, self.description) if text)
 
 
 class Deaths:
-    """The distinct deaths of a namespace, by number."""
+    """The distinct dead-letter reasons of a namespace, by number."""
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
@@ -39,7 +39,7 @@ class Deaths:
         return self._deaths[number]
 
     def number(self, death: Death, entries: Entries) -> int:
-        """Return the number of a death; a new one is noted for the log."""
+        """Return the number of a reason; a new one is added to the log."""
         known = self._numbers.get(death)
         if known is None:
             known = self._next
@@ -49,22 +49,22 @@ class Deaths:
         return known
 
     def learn(self, number: int, death: Death) -> None:
-        """Note a death read from the log."""
+        """Add a reason from the log."""
         self._deaths[number] = death
         self._numbers[death] = number
         self._next = max(self._next, number + 1)
 
     def forget(self, number: int) -> None:
-        """Forget a death that the log does not know."""
+        """Remove a reason that was not written to the log."""
         del self._numbers[self._deaths.pop(number)]
 
     def keep(self, numbers: set[int]) -> None:
-        """Forget deaths that no message refers to any more."""
+        """Remove reasons that no message has any more."""
         self._deaths = {n: death for n, death in self._deaths.items() if n in numbers}
         self._numbers = {death: n for n, death in self._deaths.items()}
 
     def facts(self) -> list[Fact]:
-        """Return every death as the log keeps it."""
+        """Return all reasons in the form of the log."""
         return [_fact(number, death) for number, death in self._deaths.items()]
 
 

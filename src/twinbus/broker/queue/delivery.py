@@ -1,4 +1,4 @@
-"""What a receiver gets: the message columns as they lie in the log, and what the broker knows."""
+"""Delivered messages: the columns of the log, and the columns that the broker adds."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,24 +23,24 @@ NOTHING = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """The lock messages are delivered under."""
+class DeliveryLock:
+    """The lock of delivered messages."""
 
     lock: int
     until: int
 
 
 def delivered(
-    waiting: Waiting, at: Indices, shared: Shared, held: Held | None = None
+    waiting: Waiting, at: Indices, shared: Shared, lock_held: DeliveryLock | None = None
 ) -> pa.RecordBatch:
-    """Return these messages with DELIVERY_SCHEMA; without a lock they are browsed or gone."""
+    """Return these messages with DELIVERY_SCHEMA; without a lock they are browsed or deleted."""
     get, count = waiting.get, len(at)
     messages = shared.bodies.fetch(get("batch", at), get("row", at))
     sequence = get("sequence", at)
     tokens, locked_until = _nulls(count, LOCK_TOKEN), _nulls(count, TIMESTAMP)
-    if held is not None:
-        tokens = tokens_for(held.lock, sequence)
-        locked_until = column_of(TIMESTAMP, np.full(count, held.until))
+    if lock_held is not None:
+        tokens = tokens_for(lock_held.lock, sequence)
+        locked_until = column_of(TIMESTAMP, np.full(count, lock_held.until))
     expires, expires_at = get("expires", at), _nulls(count, TIMESTAMP)
     if expires.min() != NEVER_US:
         expires_at = pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP)
@@ -60,7 +60,7 @@ def delivered(
     )
 
 
-@lru_cache(maxsize=64)  # most deliveries bring few messages, and always the same numbers of them
+@lru_cache(maxsize=64)  # most deliveries have few messages, so the same counts recur
 def _nulls(count: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(count, kind)
 

@@ -1,7 +1,7 @@
-"""Leasing ranges of a queue: how pipelines read and settle many messages at once.
+"""Leases of ranges of a queue, with which pipelines read and settle many messages at once.
 
-A lease names its messages by intervals and is kept in the log, so it outlives a crash of the
-broker. Its epoch fences: whoever comes with the epoch of a lease that is over changes nothing.
+A lease lists its messages as intervals and is stored in the log, so it survives a crash of the
+broker. Its epoch is a fence: a command with the epoch of an ended lease is refused.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleR
 
 @dataclass(frozen=True, slots=True)
 class _Leased(Effect):
-    """A lease that nobody has been given yet."""
+    """A lease that no caller has yet."""
 
     queue: Queue
     epoch: int
     commit: Commit
 
     def refused(self) -> None:
-        """End the lease; the next record says so."""
+        """End the lease; the next record contains it."""
         self.queue.end_lease(self.epoch, self.commit)
 
 
@@ -81,7 +81,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
 
 
 def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
-    """Return the first message that is held, these leases apart, and the owner of its lease."""
+    """Return the first locked or leased message, except in these leases, and the lease's owner."""
     waiting = queue.waiting
     held: list[tuple[int, str | None]] = [(NEVER_US, None)]
     if waiting.count(State.LEASED):
@@ -101,7 +101,7 @@ def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
 
 
 def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
-    """Return the deliverable messages of a range, after older leases of the owner gave way."""
+    """Return the deliverable messages of a range, after ending older leases of the owner."""
     at = queue.waiting.between(first, last)
     states = queue.waiting.get("state", at)
     epochs = np.unique(queue.waiting.get("lock", at[states == State.LEASED])).tolist()
@@ -110,8 +110,8 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
     if others or (states == State.LOCKED).any():
         holder = others[0].owner if others else "a receiver"
         raise RangeUnavailableError(
-            f"part of {first}..{last} of {queue.path} is held by {holder}; try again when "
-            "its lease or lock has lapsed",
+            f"part of {first}..{last} of {queue.path} is locked or leased by {holder}; try again "
+            "when its lease or lock has expired",
             path=queue.path,
             owner=holder,
         )
@@ -120,7 +120,7 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
 
 
 def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
-    """Keep a lease longer."""
+    """Renew a lease."""
     lease = queue.leases.get(epoch)
     queue.leases.renew(lease, until)
     key = f"{queue.entity}/{epoch}"
@@ -129,7 +129,7 @@ def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
 
 
 def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
-    """Read leased messages that are not settled."""
+    """Return the unsettled messages of a lease."""
     queue.leases.get(command.epoch)
     at = _part(queue, command.epoch, command.first, command.last)
     return queue.browse(at, command.max_bytes)
@@ -141,20 +141,20 @@ def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
 
 
 def _within(queue: Queue, at: Indices, intervals: Sequence[Sequence[int]]) -> Indices:
-    """Return those of these rows whose numbers lie in one of the intervals, which may overlap."""
+    """Return the rows whose numbers are in one of the intervals, which may overlap."""
     if not intervals or not len(at):
         return at[:0]
     bounds = np.asarray(intervals, np.int64)
     bounds = bounds[bounds[:, 0] <= bounds[:, 1]]
     numbers = queue.waiting.get("sequence", at)
-    depth = np.zeros(len(numbers) + 1, np.int64)  # how many intervals cover a row
+    depth = np.zeros(len(numbers) + 1, np.int64)  # number of intervals that cover a row
     np.add.at(depth, np.searchsorted(numbers, bounds[:, 0]), 1)
     np.add.at(depth, np.searchsorted(numbers, bounds[:, 1], side="right"), -1)
     return at[np.cumsum(depth)[:-1] > 0]
 
 
 def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
-    """Complete and dead-letter parts of a leased range; return how many messages that were."""
+    """Complete and dead-letter parts of a leased range; return the number of messages."""
     queue.leases.get(command.epoch)
     at = _within(queue, queue.leased(command.epoch), command.completed)
     commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)

@@ -1,9 +1,9 @@
-"""A queue: the waiting messages of one entity and everything that may happen to them.
+"""A queue: the waiting messages of an entity and everything that may happen to them.
 
-Subscriptions, dead-letter queues and the part of a topic that holds scheduled messages are queues
-too. Methods decide, change memory and note in the commit what the log must know. Every method gets
-`now`; at the start of a turn `tick` brings the queue up to that time, so that afterwards no lock is
-lapsed, nothing is expired and nothing scheduled is overdue.
+Subscriptions, dead-letter queues and the scheduled messages of a topic are queues, too. Methods
+decide, change memory and add to the commit what must be written to the log. Every method gets
+`now`. At the start of a turn, `tick` applies the timers up to that time, so that afterwards no lock
+has expired, no message has expired, and no scheduled message is due.
 """
 
 from bisect import bisect_right
@@ -14,17 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.accounts.meter import (
-    Metered,
-    load_of,
-    load_of_settled,
-    load_of_sizes,
-    purpose_of,
-)
 from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
-from twinbus.broker.queue.delivery import NOTHING, Held, delivered
+from twinbus.broker.queue.delivery import NOTHING, DeliveryLock, delivered
 from twinbus.broker.queue.ranges import Leases
 from twinbus.broker.queue.session import Sessions
 from twinbus.broker.queue.shared import Shared
@@ -68,10 +61,17 @@ from twinbus.protocol.commands import (
     SessionGrant,
     SessionLock,
 )
+from twinbus.protocol.meter import (
+    Metered,
+    load_of,
+    load_of_settled,
+    load_of_sizes,
+    purpose_of,
+)
 from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.table import row_of
 
-_DELETING = -1  # in place of a lock
+_DELETING = -1  # instead of a lock number
 _SET_ASIDE = {
     Disposition.DEFER: Cause.DEFERRED,
     Disposition.RELEASE: Cause.LAPSED,
@@ -80,7 +80,7 @@ _SET_ASIDE = {
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue's behaviour depends on, in the broker's units."""
+    """The settings on which a queue's behaviour depends, in the broker's units."""
 
     lock_us: int
     time_to_live_us: int
@@ -95,18 +95,18 @@ LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
 
 @dataclass(slots=True)  # not frozen, which would take four times as long: one is made per send
 class _Staged(Effect):
-    """Messages that a queue took in, side by side in its columns."""
+    """Messages that a queue has staged in consecutive rows."""
 
     queue: "Queue"
-    first: int  # row
+    first: int  # the first row
     count: int
     batch: int
     cause: Cause
     sessions: list[int] | None = None
-    sequence: Int64s | None = None  # where there are sessions
+    sequence: Int64s | None = None  # only with sessions
 
     def durable(self) -> None:
-        """Make them visible."""
+        """Make the messages visible."""
         queue = self.queue
         queue.waiting.admit(self.first, self.count, self.cause)
         queue.shared.bodies.retain_rows(self.batch, self.count)
@@ -117,7 +117,7 @@ class _Staged(Effect):
             queue.touch()
 
     def refused(self) -> None:
-        """Let them go."""
+        """Drop the messages."""
         rows = np.arange(self.first, self.first + self.count)
         self.queue.waiting.step(rows, Cause.REFUSED)
         if self.sessions is not None:
@@ -127,17 +127,17 @@ class _Staged(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _Deleted(Effect):
-    """Messages that are delivered and deleted at once."""
+    """Messages that are deleted at their delivery."""
 
     queue: "Queue"
     at: Indices
 
     def durable(self) -> None:
-        """Let them go."""
+        """Remove the messages."""
         self.queue.settle_gone(self.at, Cause.COMPLETED)
 
     def refused(self) -> None:
-        """Take them back: nobody gets them."""
+        """Make the messages deliverable again, because they were not delivered."""
         self.queue.take_back(self.at)
 
 
@@ -151,39 +151,39 @@ class _StateSet(Effect):
     updated: int
 
     def durable(self) -> None:
-        """Keep it."""
+        """Apply the state."""
         self.sessions.keep_state(self.name, self.state, self.updated)
 
 
 class Queue:
-    """Waiting messages and their receivers."""
+    """The waiting messages of an entity, and the requests that wait for them."""
 
     def __init__(self, entity: int, path: str, settings: QueueSettings, shared: Shared) -> None:
-        self.entity = entity  # the number the log knows it by
+        self.entity = entity  # the queue's number in the log
         self.path = path
         self.settings = settings
         self.shared = shared
-        self.dead_letter: Queue | None = None  # None: this is one, or a topic's
-        self.resend: Resend | None = None  # set where messages are routed on when their time comes
+        self.dead_letter: Queue | None = None  # None: for a dead-letter queue and a topic's queue
+        self.resend: Resend | None = None  # set if due messages must be routed to other queues
         self.waiting = Waiting(shared.undo)
         self.sessions = Sessions(shared.undo)
         self.leases = Leases(shared.undo)
         self.waiters = Waiters(shared)
         self.next_sequence = 1
-        self.origins = [(0, "")]  # as a source of transfers: first number, and name from there on
-        self.pause = 0  # how long its timers are left alone after they failed; 0: they work
-        self.retry_at = NEVER_US  # when messages parked for forwarding are tried again
-        self.idle_at = NEVER_US  # when its entity has been unused for too long
+        self.origins = [(0, "")]  # names as a source of transfers, each with its first number
+        self.pause = 0  # how long its timers are paused after a failure; 0: they work
+        self.retry_at = NEVER_US  # when messages parked for forwarding are retried
+        self.idle_at = NEVER_US  # when its entity is deleted if it stays unused
 
     @property
     def used_bytes(self) -> int:
-        """What its messages, sessions and their states count against the quota."""
+        """The size for quotas of its messages, sessions and session states."""
         waiting, sessions = self.waiting, self.sessions
         held = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
         return held + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions.by_id)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
-        """Return the origin of the first of these rows, and those rows that share it."""
+        """Return the origin name of the first row, and the rows with the same name."""
         numbers = self.waiting.get("sequence", at)
         firsts = [first for first, _ in self.origins]
         index = bisect_right(firsts, int(numbers[0])) - 1
@@ -192,10 +192,10 @@ class Queue:
         return self.origins[index][1], at
 
     def touch(self) -> None:
-        """Have those who wait looked after at the end of the turn."""
+        """Serve waiting requests at the end of the turn."""
         self.shared.touched[self.entity] = self
 
-    # -- taking in -----------------------------------------------------------------------------
+    # -- staging -------------------------------------------------------------------------------
 
     def allocate(self, count: int) -> Int64s:
         """Return the next sequence numbers."""
@@ -206,7 +206,7 @@ class Queue:
     def stage(
         self, rows: Rows, cause: Cause, session_ids: Sequence[str] | None, commit: Commit
     ) -> None:
-        """Take rows in as pending; they become visible when the commit is durable."""
+        """Add rows as PENDING; they become visible when the commit is durable."""
         ids = None
         if session_ids is not None:
             ids = [self.sessions.id(name) for name in session_ids]
@@ -218,7 +218,7 @@ class Queue:
         commit.effects.append(_Staged(self, first, count, rows.batch, cause, ids, rows.sequence))
 
     def stage_one(self, enqueued: int, size: int, commit: Commit) -> int:
-        """Take in the one message of the next batch, as `stage` does; return its number."""
+        """Add the only message of the next batch, as `stage` does; return its number."""
         number = self.next_sequence
         self.next_sequence = number + 1
         batch = commit.next_batch
@@ -228,7 +228,7 @@ class Queue:
         return number
 
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
-        """Tell the log where staged rows stand; a batch that came whole needs no telling."""
+        """Add the places of staged rows to the log; a complete batch needs none."""
         at = self.waiting.find(sequence)
         self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
 
@@ -251,7 +251,7 @@ class Queue:
     # -- delivering ----------------------------------------------------------------------------
 
     def receive(self, command: Receive, now: int, commit: Commit) -> Metered | None:
-        """Deliver what there is, or None."""
+        """Deliver available messages; None if there are none."""
         lock, until = self._lock_for(command.session, now)
         if command.session is None:
             at = self.waiting.deliverable(command.max_messages)
@@ -275,13 +275,13 @@ class Queue:
         size = int(self.waiting.get("size", at).sum(dtype=np.int64))
         if size > MAX_RECEIVE_BYTES and len(at) > 1:
             raise InvalidArgumentError(
-                f"the deferred messages have {size} bytes; one reply holds {MAX_RECEIVE_BYTES}. "
+                f"the deferred messages have {size} bytes; a reply may have {MAX_RECEIVE_BYTES}. "
                 "Receive them in parts"
             )
         return self._deliver(at, command.mode, lock, until, commit)
 
     def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
-        """Return the lock messages are delivered under, and until when it holds."""
+        """Return the lock of delivered messages, and when it expires."""
         if session is None:
             return self.shared.locks.next(), now + self.settings.lock_us
         hold = self._hold(session)
@@ -296,7 +296,7 @@ class Queue:
             missing = numbers[~found].tolist()
             raise MessageNotFoundError(
                 f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
-                "settled, expired, is locked, or never was",
+                "settled, has expired, is locked, or never existed",
                 path=self.path,
                 sequence_numbers=missing[:SHOWN_LOST],
             )
@@ -306,21 +306,21 @@ class Queue:
         self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
     ) -> Metered:
         is_locked = mode is ReceiveMode.PEEK_LOCK
-        held = Held(lock, until) if is_locked else None
-        batch = delivered(self.waiting, at, self.shared, held)  # a body may be unreadable
+        held = DeliveryLock(lock, until) if is_locked else None
+        batch = delivered(self.waiting, at, self.shared, held)  # first, because a read may fail
         self.waiting.step(at, Cause.RECEIVED)
         if not is_locked:
             self._delete(at, commit)
         else:
             self.waiting.put("lock", at, lock)
             if self.settings.requires_session:
-                self.waiting.put("due", at, NEVER_US)  # the session's lock covers them
+                self.waiting.put("due", at, NEVER_US)  # the lock of the session applies
             else:
                 self.waiting.set_due(at, until)
         return Metered(batch, load_of_sizes(self.waiting.get("size", at)))
 
     def delete(self, command: DeleteMessages, commit: Commit) -> Metered:
-        """Delete deliverable messages of a queue, or of a session that the caller holds."""
+        """Delete deliverable messages of a queue, or of a session that the caller has locked."""
         if command.session is None:
             at = self.waiting.in_state(self.waiting.all(), State.ACTIVE)
         else:
@@ -337,9 +337,9 @@ class Queue:
         return Metered(len(at), load_of_settled(len(at)))
 
     def _delete(self, at: Indices, commit: Commit) -> None:
-        """Let messages that were stepped as received go with the commit.
+        """Remove received messages with the commit.
 
-        Nobody has a lock on them: no token and no session can give them back.
+        They have no lock: no token and no session can return them.
         """
         self.waiting.put("lock", at, _DELETING)
         self.waiting.put("due", at, NEVER_US)
@@ -348,7 +348,7 @@ class Queue:
         commit.effects.append(_Deleted(self, at))
 
     def take_back(self, at: Indices) -> None:
-        """Take messages back that were not delivered after all."""
+        """Make messages deliverable again that were not delivered."""
         self.waiting.step(at, Cause.LAPSED)
         self._stir(at)
         self.touch()
@@ -370,7 +370,7 @@ class Queue:
         return self.browse(at, command.max_bytes)
 
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
-        """Return messages without touching them."""
+        """Return messages without changing them."""
         return (
             delivered(self.waiting, self.within(at, min(max_bytes, MAX_RECEIVE_BYTES)), self.shared)
             if len(at)
@@ -382,7 +382,7 @@ class Queue:
     def settle(
         self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
     ) -> None:
-        """Decide about locked messages; raise for those whose lock is lost."""
+        """Settle locked messages; raise for those whose lock was lost."""
         at, lost = self._held(tokens)
         if disposition is Disposition.DEAD_LETTER:
             assert death is not None
@@ -415,7 +415,7 @@ class Queue:
         return until
 
     def _held(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
-        """Return the rows these tokens still lock, and the tokens that lock nothing."""
+        """Return the rows that these tokens still lock, and the tokens without a lock."""
         locks, numbers = token_columns(tokens)
         at = self.waiting.find(numbers)
         states = self.waiting.get("state", at)
@@ -431,7 +431,7 @@ class Queue:
     ) -> MessageLockLostError | SessionLockLostError:
         kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
         return kind(
-            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or lapsed; those "
+            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or expired; their "
             f"messages are delivered again. {settled} other(s) of this request were settled",
             path=self.path,
             lock_tokens=lost[:SHOWN_LOST],
@@ -439,13 +439,13 @@ class Queue:
         )
 
     def settle_gone(self, at: Indices, cause: Cause) -> None:
-        """Let messages go, and the space they take."""
+        """Remove messages, and release their space."""
         batches = self.waiting.get("batch", at)
         self.waiting.step(at, cause)
         self.shared.bodies.release(batches)
 
     def _give_back(self, at: Indices, cause: Cause, commit: Commit) -> None:
-        """Count a failed delivery; return the messages, or bury those that failed too often."""
+        """Count a failed delivery; make the messages deliverable or dead-letter them."""
         failures = self.waiting.get("failures", at) + 1
         self.waiting.put("failures", at, failures)
         dead = failures >= self.settings.max_delivery_count
@@ -469,7 +469,7 @@ class Queue:
     def bury(
         self, at: Indices, cause: Cause, death: Death, commit: Commit, *, counted: bool = False
     ) -> None:
-        """Move messages to the dead-letter queue; a caller's reason counts against the quota."""
+        """Move messages to the dead-letter queue; a caller's reason counts for the quota."""
         if not len(at):
             return
         if self.dead_letter is None:
@@ -485,20 +485,20 @@ class Queue:
     def _move(
         self, at: Indices, cause: Cause, target: "Queue", changes: dict[str, Any], commit: Commit
     ) -> None:
-        """Give messages a new number, here or in another queue, in one commit."""
+        """Give messages a new number, in this or another queue, in one commit."""
         get = self.waiting.get
         names = ("enqueued", "size", "batch", "row", "failures")
         columns: dict[str, Any] = {name: get(name, at) for name in names}
         sessions = get("session", at) if target is self else -1
         columns |= {"session": sessions, **changes}
-        commit.must_sync = True  # nobody may see the new number before it is durable
+        commit.must_sync = True  # the new number must not be visible before it is durable
         commit.kept.gone(self.entity, get("sequence", at), cause)
         self.waiting.step(at, cause)
         sequence = target.allocate(len(at))
         rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
         first = target.waiting.add(rows)
         moved = np.arange(first, first + len(at))
-        target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - another of its kind
+        target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - same class
         target.touch()
         if target.settings.requires_session:
             target.sessions.add(target.waiting.get("session", moved).tolist(), sequence)
@@ -506,12 +506,12 @@ class Queue:
     # -- sessions ------------------------------------------------------------------------------
 
     def accept(self, session_id: str | None, now: int) -> SessionGrant | None:
-        """Grant a session, or None when none is available now."""
+        """Lock a session; None if none is available now."""
         name = session_id if session_id is not None else self.sessions.available(self.waiting)
         if name is None or self.sessions.hold(name) is not None:
             return None
         if self.sessions.held >= MAX_HELD_SESSIONS:
-            raise busy_entity(self.path, "held sessions", MAX_HELD_SESSIONS)
+            raise busy_entity(self.path, "locked sessions", MAX_HELD_SESSIONS)
         lock, until = self.shared.locks.next(), now + self.settings.lock_us
         self.sessions.grant(name, lock, until)
         return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))
@@ -520,7 +520,7 @@ class Queue:
         hold = self.sessions.hold(session.session_id)
         if hold is None or token_of(hold.lock, 0) != session.lock_token:
             raise SessionLockLostError(
-                f"the lock on session {session.session_id!r} of {self.path} has lapsed or was "
+                f"the lock of session {session.session_id!r} of {self.path} has expired or was "
                 "released; accept the session again",
                 path=self.path,
                 session_id=session.session_id,
@@ -528,20 +528,20 @@ class Queue:
         return hold
 
     def renew_session(self, session: SessionLock, now: int) -> int:
-        """Hold a session for another lock duration."""
+        """Lock a session for another lock duration."""
         until = now + self.settings.lock_us
         self.sessions.renew(self._hold(session), until)
         return until
 
     def release_session(self, session: SessionLock) -> None:
-        """Give a session back; its locked messages return without a failed delivery."""
+        """Release a session; its locked messages return without counting a failed delivery."""
         hold = self._hold(session)
         at = self._locked_in(session.session_id, hold.lock)
         self.waiting.step(at, Cause.LAPSED)
         self.sessions.let_go(session.session_id, self.waiting)
 
     def _locked_in(self, session_id: str, lock: int) -> Indices:
-        """Return the messages a session's holder has."""
+        """Return the locked messages of a session."""
         at = self.sessions.messages(session_id, self.waiting)
         at = self.waiting.in_state(at, State.LOCKED, State.DEFERRED_LOCKED)
         return self.waiting.locked_by(at, lock)
@@ -562,7 +562,7 @@ class Queue:
         commit.effects.append(_StateSet(self.sessions, name, state, now))
 
     def state_facts(self, name: str, state: bytes | None, updated: int) -> list[Fact]:
-        """Return what the log keeps of a session's state."""
+        """Return the facts of a session's state for the log."""
         key = f"{self.entity}/{name}"
         if state is None:
             return [Fact("session", key, None), Fact("session updated", key, None)]
@@ -581,7 +581,7 @@ class Queue:
 
     @property
     def next_event(self) -> int:
-        """When `tick` has something to do."""
+        """The time at which `tick` has something to do."""
         return min(
             self.waiting.next_due,
             self.waiting.next_expiry,
@@ -593,7 +593,7 @@ class Queue:
         )
 
     def shift(self, by: int) -> None:
-        """Move every deadline that is a duration: the wall clock was set by so much."""
+        """Move all deadlines that are durations, because the wall clock was set."""
         for timed in (self.waiting, self.sessions, self.leases, self.waiters):
             timed.shift(by)
         for name in ("retry_at", "idle_at"):
@@ -601,12 +601,12 @@ class Queue:
             setattr(self, name, moment if moment == NEVER_US else moment + by)
 
     def forget_bounds(self) -> None:
-        """Have every deadline looked at by the next tick: a failed one may have missed some."""
+        """Let the next tick check every deadline, because a failed tick may have missed some."""
         self.waiting.forget_bounds()
         self.sessions.next_due = self.waiters.next_deadline = 0
 
     def tick(self, now: int, commit: Commit) -> None:
-        """Bring the queue up to this time."""
+        """Apply the timers up to this time."""
         for name in self.sessions.lapsed(now):
             hold = self.sessions.hold(name)
             assert hold is not None
@@ -646,20 +646,20 @@ class Queue:
         at = self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
         if self.resend is not None:
             self.resend(at, Cause.FORWARDED, now, commit)
-        else:  # forwarding was switched off: they have arrived
+        else:  # forwarding was disabled: this queue is their destination
             self.waiting.step(at, Cause.ENQUEUED)
             self._note_states(at, commit)
             self._stir(at)
 
     def look_again(self, cause: Cause, now: int) -> None:
-        """Have the rest of the messages to be sent on looked at in the next turn."""
+        """Continue with the other messages to be forwarded in the next turn."""
         if cause is Cause.FORWARDED:
             self.retry_at = now
         else:
             self.waiting.next_due = min(self.waiting.next_due, now)
 
     def try_again(self, at: Indices, cause: Cause, now: int) -> None:
-        """After a refused commit: messages that were to be sent on wait a little."""
+        """Let messages to be forwarded wait a little, after a refused commit."""
         if cause is Cause.FORWARDED:
             self.retry_at = now + FORWARD_RETRY_US
         else:
@@ -669,18 +669,18 @@ class Queue:
         if not len(at):
             return
         if self.settings.dead_letter_on_expiration and self.dead_letter is not None:
-            death = Death(TTL_EXPIRED, "the message outlived its time to live", self.path)
+            death = Death(TTL_EXPIRED, "the message exceeded its time to live", self.path)
             self.bury(at, Cause.EXPIRED, death, commit)
         else:
             commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.EXPIRED)
             self.settle_gone(at, Cause.EXPIRED)
 
     def end_lease(self, epoch: int, commit: Commit) -> None:
-        """Return what a lease still holds."""
+        """Return the numbers that a lease still has."""
         self.end_leases([epoch], commit)
 
     def end_leases(self, epochs: list[int], commit: Commit) -> None:
-        """Return what leases still hold, in one pass over their messages."""
+        """Return the numbers that leases still have, in one pass over their messages."""
         if not epochs:
             return
         if len(epochs) == 1:
@@ -696,7 +696,7 @@ class Queue:
                 commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
 
     def leased(self, epoch: int) -> Indices:
-        """Return the rows a lease still holds."""
+        """Return the rows that a lease still has."""
         lease = self.leases.find(epoch)
         if lease is None or not lease.intervals:
             return np.empty(0, np.intp)
@@ -707,14 +707,14 @@ class Queue:
         if self.settings.requires_session and len(at):
             self.sessions.stir(np.unique(self.waiting.get("session", at)).tolist())
 
-    # -- those who wait ------------------------------------------------------------------------
+    # -- waiting requests ----------------------------------------------------------------------
 
     def serve(self, serve_one: Callable[[Waiter], bool]) -> None:
-        """Give what is deliverable to those who wait."""
+        """Deliver messages to waiting requests."""
         self.waiters.serve(serve_one, all_the_same=not self.settings.requires_session)
 
     def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
-        """Give one of those who wait what there is; return whether there was something."""
+        """Deliver messages to one waiting request; return whether there were any."""
         command = waiter.command
         found: Any
         try:
@@ -742,12 +742,12 @@ class Queue:
         *,
         is_idle: bool = False,
     ) -> Operation:
-        """Return a request that waited here, as it is counted."""
+        """Return the operation of a request that waited here."""
         purpose = purpose_of(command, self.path, is_idle=is_idle)
         return Operation(self.path, row_of(command).kind, purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
-        """Send those away who have waited long enough."""
+        """Answer the requests whose waiting time is over."""
         for waiter in self.waiters.leave(now):
             if isinstance(waiter.command, AcceptSession):
                 error = self.no_session(waiter.command.session_id, has_waited=True)
@@ -759,25 +759,27 @@ class Queue:
                 commit.reply(waiter.request, nothing, operation)
 
     def dissolve(self, commit: Commit) -> None:
-        """Let go of the messages and of those who wait: the entity is deleted."""
+        """Drop the messages and refuse waiting requests, because the entity is deleted."""
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.touched.pop(self.entity, None)
-        self.turn_away(EntityNotFoundError(f"{self.path} was deleted", path=self.path), commit)
+        self.turn_away(
+            EntityNotFoundError(f"{self.path} was deleted. Create it again", path=self.path), commit
+        )
 
     def turn_away(self, error: MessagingError, commit: Commit) -> None:
-        """Refuse everyone who waits."""
+        """Refuse all waiting requests."""
         for waiter in self.waiters.leave():
             operation = self.operation(waiter.command, Load(), error.code)
             commit.refuse(waiter.request, error, operation)
 
     def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
-        """Return the error for a session that is not free, or did not become free."""
+        """Return the error for a session that is not available, or did not become available."""
         what = f"session {session_id!r} of {self.path} is locked by another receiver"
         end = ", which did not release it in time; try again or wait longer"
         if session_id is None:
-            what = f"{self.path} has no session with messages that is not locked"
-            end = ", and none came in time; try again or wait longer"
+            what = f"{self.path} has no unlocked session with messages"
+            end = ", and none appeared in time; try again or wait longer"
         return SessionCannotBeLockedError(
             what + (end if has_waited else "; try again, or wait for it"),
             path=self.path,

@@ -1,4 +1,4 @@
-"""Range leases of one queue: who may read and settle which messages, under which epoch."""
+"""The leases of a queue: their owners, messages and epochs."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from twinbus.limits import NEVER_US
 
 @dataclass(slots=True)
 class Lease:
-    """A set of messages, as intervals of their numbers, leased to an owner."""
+    """Messages, as intervals of their numbers, that are leased to an owner."""
 
     owner: str
     epoch: int
@@ -20,17 +20,17 @@ class Lease:
     until: int
 
     def to_fact(self) -> bytes:
-        """Return the lease as the log keeps it: a line of JSON, and its intervals packed."""
+        """Return the lease in the form of the log: a line of JSON, and packed intervals."""
         head = json.dumps([self.owner, self.epoch, self.until]).encode()
         return head + b"\n" + pack(self.intervals)
 
     def renewal(self) -> bytes:
-        """Return until when it lasts as the log keeps it: a renewal need not repeat the rest."""
+        """Return the expiry time in the form of the log; a renewal need not repeat the rest."""
         return json.dumps(self.until).encode()
 
     @classmethod
     def of(cls, value: bytes) -> "Lease":
-        """Return the lease the log kept; earlier versions kept all of it as JSON."""
+        """Return a lease from the log; earlier versions wrote all of it as JSON."""
         head, newline, packed = value.partition(b"\n")
         if newline:
             owner, epoch, until = json.loads(head)
@@ -53,22 +53,22 @@ class Leases:
         return iter(list(self._leases.values()))
 
     def get(self, epoch: int) -> Lease:
-        """Return the lease of this epoch, or say that it is over."""
+        """Return the lease with this epoch; raise if it has ended."""
         lease = self._leases.get(epoch)
         if lease is None:
             raise StaleEpochError(
-                f"epoch {epoch} holds no lease here: it lapsed, was released, or another lease "
-                "took its range over. Lease the range again; nothing was changed",
+                f"epoch {epoch} has no lease here: it expired, was released, or another "
+                "lease replaced it. Lease the range again; nothing was changed",
                 epoch=epoch,
             )
         return lease
 
     def find(self, epoch: int) -> Lease | None:
-        """Return the lease of this epoch, if it is alive."""
+        """Return the lease with this epoch, or None."""
         return self._leases.get(epoch)
 
     def put(self, lease: Lease) -> None:
-        """Grant a lease."""
+        """Add a lease."""
         self._leases[lease.epoch] = lease
         self._undo.note(lambda: self._leases.__delitem__(lease.epoch))
 
@@ -79,19 +79,19 @@ class Leases:
             self._undo.note(lambda: self._leases.__setitem__(epoch, lease))
 
     def renew(self, lease: Lease, until: int) -> None:
-        """Let a lease last until then."""
+        """Set when a lease expires."""
         before = lease.until
         lease.until = until
         self._undo.note(lambda: setattr(lease, "until", before))
 
     def shift(self, by: int) -> None:
-        """Move every deadline: the wall clock was set by so much."""
+        """Move every deadline, because the wall clock was set."""
         for lease in self._leases.values():
             lease.until += by
 
     @property
     def next_due(self) -> int:
-        """When the next lease lapses."""
+        """When the next lease expires."""
         if not self._leases:
             return NEVER_US
         return min(lease.until for lease in self._leases.values())

@@ -1,7 +1,7 @@
-"""Sessions of one entity: which messages each has, who holds it, and its state.
+"""The sessions of an entity: their messages, locks and states.
 
-A session is exclusive to its holder until the lock lapses; its messages come in order. Sessions
-with neither messages nor a holder take no memory, except for state that was stored with them.
+A session belongs to the receiver that locked it until the lock expires; its messages are delivered
+in order. Sessions with neither messages nor a lock need no memory, except for their state.
 """
 
 from array import array
@@ -20,7 +20,7 @@ from twinbus.message import Int64s
 
 
 @dataclass(slots=True)
-class Hold:
+class SessionHold:
     """An exclusive lock on a session."""
 
     lock: int
@@ -31,27 +31,27 @@ class Hold:
 class _Session:
     name: str
     numbers: "array[int]" = field(default_factory=lambda: array("q"))  # of its messages, in order
-    expected: int = 0  # messages on their way to the log
-    trim_at: int = 0  # how many numbers make it worth looking which are gone
+    expected: int = 0  # number of messages that are not durable yet
+    trim_at: int = 0  # the length of `numbers` at which removed messages are trimmed
 
 
 class Sessions:
-    """The sessions of an entity, by name and by the small number that rows carry."""
+    """The sessions of an entity, by id and by the small number that rows contain."""
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
         self.by_id: dict[int, _Session] = {}
         self._ids: dict[str, int] = {}
         self._free: list[int] = []
-        self._holds: dict[str, Hold] = {}
-        self.next_due = NEVER_US  # a lower bound: no lock lapses before
-        self._candidates: dict[int, None] = {}  # may have something to deliver, oldest first
+        self._holds: dict[str, SessionHold] = {}
+        self.next_due = NEVER_US  # a lower bound: no lock expires earlier
+        self._candidates: dict[int, None] = {}  # may have deliverable messages, oldest first
         self.states: dict[str, bytes] = {}
-        self.updated: dict[str, int] = {}  # when each state was set
-        self.state_bytes = 0  # of all states, with their names
+        self.updated: dict[str, int] = {}  # by session id: when its state was set
+        self.state_bytes = 0  # size of all states and their ids
 
     def id(self, name: str) -> int:
-        """Return the number rows carry for this session."""
+        """Return the number of a session in rows."""
         known = self._ids.get(name)
         if known is None:
             known = self._free.pop() if self._free else len(self._ids)
@@ -61,7 +61,7 @@ class Sessions:
         return known
 
     def add(self, ids: Iterable[int], numbers: Int64s) -> None:
-        """Note messages of sessions."""
+        """Add messages of sessions."""
         for session_id, number in zip(ids, numbers.tolist(), strict=True):
             session = self.by_id[session_id]
             session.numbers.append(number)
@@ -69,7 +69,7 @@ class Sessions:
             self._nominate(session_id)
 
     def expect(self, ids: Iterable[int], count: int) -> None:
-        """Note that messages of these sessions are on their way, or (-1) no longer are."""
+        """Count messages of these sessions that are not durable yet, or (-1) no longer are."""
         for session_id in ids:
             self.by_id[session_id].expected += count
         if self._undo.is_on:
@@ -81,13 +81,13 @@ class Sessions:
             self._candidates.setdefault(session_id)
 
     def stir(self, ids: Iterable[int]) -> None:
-        """Note that messages of these sessions may be deliverable again."""
+        """Record that messages of these sessions may be deliverable again."""
         for session_id in ids:
             if session_id in self.by_id:
                 self._nominate(session_id)
 
     def keep_state(self, name: str, state: bytes | None, updated: int) -> None:
-        """Note a session's state, and when it was set; None forgets it."""
+        """Set the state of a session and its time; None removes it."""
         before = self.states.pop(name, None)
         self.updated.pop(name, None)
         if before is not None:
@@ -98,7 +98,7 @@ class Sessions:
             self.state_bytes += len(name) + len(state)
 
     def listed(self, waiting: Waiting, skip: int, most: int) -> list[str]:
-        """Return a page of the sessions that have messages, scheduled ones apart, or a state."""
+        """Return a page of the sessions that have messages, except scheduled ones, or a state."""
         if skip >= len(self.by_id) + len(self.states):
             return []
         at = waiting.all()
@@ -122,37 +122,37 @@ class Sessions:
         """Return the sessions whose state was set after this time."""
         return [name for name, updated in self.updated.items() if updated > moment]
 
-    # -- holding -------------------------------------------------------------------------------
+    # -- locks ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many sessions have messages or a holder."""
+        """Return the number of sessions that have messages or a lock."""
         return len(self.by_id)
 
     @property
     def held(self) -> int:
-        """How many sessions somebody holds."""
+        """The number of locked sessions."""
         return len(self._holds)
 
-    def renew(self, hold: Hold, until: int) -> None:
-        """Let a holder have its session until then."""
+    def renew(self, hold: SessionHold, until: int) -> None:
+        """Set when the lock of a session expires."""
         before = hold.until
         hold.until = until
         self._undo.note(lambda: setattr(hold, "until", before))
 
     def shift(self, by: int) -> None:
-        """Move every deadline: the wall clock was set by so much."""
+        """Move every deadline, because the wall clock was set."""
         for hold in self._holds.values():
             hold.until += by
         self.next_due = min((hold.until for hold in self._holds.values()), default=NEVER_US)
 
-    def hold(self, name: str) -> Hold | None:
-        """Return who holds a session."""
+    def hold(self, name: str) -> SessionHold | None:
+        """Return the lock of a session."""
         return self._holds.get(name)
 
     def grant(self, name: str, lock: int, until: int) -> None:
-        """Give a free session to a holder."""
+        """Lock an unlocked session."""
         self._candidates.pop(self.id(name), None)
-        self._holds[name] = Hold(lock, until)
+        self._holds[name] = SessionHold(lock, until)
         self.next_due = min(self.next_due, until)
         self._undo.note(lambda: self._take_back(name))
 
@@ -162,7 +162,7 @@ class Sessions:
         self._candidates.setdefault(self._ids[name])
 
     def let_go(self, name: str, waiting: Waiting) -> None:
-        """Take a session from its holder."""
+        """Remove the lock of a session."""
         hold, known = self._holds.pop(name), self._ids[name]
         session = self.by_id[known]
         numbers = session.numbers
@@ -181,7 +181,7 @@ class Sessions:
         self.forget_idle([known])
 
     def lapsed(self, now: int) -> list[str]:
-        """Return the sessions whose locks have run out, and renew the bound."""
+        """Return the sessions whose locks have expired, and update the bound."""
         if now < self.next_due:
             return []
         later = (hold.until for hold in self._holds.values() if hold.until > now)
@@ -189,7 +189,7 @@ class Sessions:
         return [name for name, hold in self._holds.items() if hold.until <= now]
 
     def available(self, waiting: Waiting) -> str | None:
-        """Return a free session with something to deliver, the one that waited longest."""
+        """Return the unlocked session whose deliverable messages have waited longest."""
         while self._candidates:
             session_id = next(iter(self._candidates))
             session = self.by_id[session_id]
@@ -226,7 +226,7 @@ class Sessions:
         return at[at >= 0]
 
     def forget_idle(self, ids: Iterable[int]) -> None:
-        """Free those of these sessions that have neither messages nor a holder."""
+        """Remove those of these sessions that have neither messages nor a lock."""
         for session_id in ids:
             session = self.by_id.get(session_id)
             if session is None or session.name in self._holds:
@@ -238,7 +238,7 @@ class Sessions:
 
 
 def _trim(session: _Session, waiting: Waiting) -> None:
-    """Drop the numbers of messages that are gone."""
+    """Remove the numbers of messages that are gone."""
     numbers = np.array(session.numbers, np.int64)
     session.numbers = array("q", numbers[waiting.find(numbers) >= 0].tolist())
     session.trim_at = 2 * len(session.numbers)

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from twinbus.broker.accounts.meter import Meter
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.undo import Undo
+from twinbus.protocol.meter import Meter
 
 if TYPE_CHECKING:
     from twinbus.broker.queue.queue import Queue
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Shared:
-    """Bodies, deaths and lock numbers; and who changed in this turn."""
+    """Bodies, dead-letter reasons and lock numbers; and the queues changed in this turn."""
 
     bodies: Bodies
     deaths: Deaths
     locks: LockNumbers
     meter: Meter
-    undo: Undo  # of the command at work
-    nonce: Callable[[], str]  # gives names that nobody can guess
+    undo: Undo  # of the current command
+    nonce: Callable[[], str]  # returns names that cannot be guessed
     rule_failures: RuleFailures
-    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since last served
-    open_receives: int = 0  # requests that wait
-    waits: Counter[str] = field(default_factory=Counter)  # the same by principal
+    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since they were served
+    open_receives: int = 0  # number of waiting requests
+    waits: Counter[str] = field(default_factory=Counter)  # number of waiting requests by principal

@@ -1,10 +1,10 @@
-"""Lock tokens: UUIDs that hold the number of the lock and the number of the message.
+"""Lock tokens: UUIDs that contain the number of the lock and the number of the message.
 
     bytes 0..8   lock number, big-endian
     bytes 8..16  sequence number, big-endian (0 for a session)
 
-Lock numbers begin at a random number of 61 bits at each start, so a token from before a restart
-matches nothing: neither after the clock was set back, nor after the directory was restored.
+Lock numbers begin at a random number of 61 bits at each start, so a token from before a restart is
+never valid: not after the clock was set back, and not after the directory was restored.
 """
 
 from uuid import UUID
@@ -19,24 +19,24 @@ _64_BITS = 2**64 - 1
 
 
 class LockNumbers:
-    """Numbers for locks and lease epochs: never the same twice."""
+    """Numbers for locks and lease epochs, never the same twice."""
 
     def __init__(self, start: int) -> None:
         self.last = start
 
     def next(self) -> int:
-        """Return a number nobody had."""
+        """Return an unused number."""
         self.last += 1
         return self.last
 
 
 def token_of(lock: int, number: int) -> UUID:
-    """Return one token."""
+    """Return the token of a lock and a message."""
     return UUID(int=(int(lock) & _64_BITS) << 64 | int(number) & _64_BITS)
 
 
 def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
-    """Return the tokens of messages under one lock."""
+    """Return the tokens of messages with one lock."""
     pairs = np.empty((len(numbers), 2), ">i8")
     pairs[:, 0] = lock
     pairs[:, 1] = numbers
@@ -46,7 +46,7 @@ def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
 
 
 def token_columns(tokens: pa.Array) -> tuple[Int64s, Int64s]:
-    """Return lock numbers and sequence numbers of tokens."""
+    """Return the lock numbers and sequence numbers of tokens."""
     if tokens.type != LOCK_TOKEN or tokens.null_count:
         raise InvalidArgumentError("lock tokens must be a column of 16 bytes each, none missing")
     content = tokens.buffers()[1]

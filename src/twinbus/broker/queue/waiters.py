@@ -1,4 +1,4 @@
-"""Those who wait at one queue: long polls and accepts, first come first served."""
+"""The requests that wait at a queue, such as long polls, in order of arrival."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,21 +12,21 @@ from twinbus.protocol.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request that waits for something to deliver."""
+    """A request that waits for messages or a session."""
 
     request: Request
     command: Receive | AcceptSession | LeaseRange
     deadline: int
-    behind: str | None = None  # who held what it wants when it came
+    behind: str | None = None  # who had locked or leased the messages when it began to wait
 
 
 class Waiters:
-    """The line at one queue."""
+    """The waiting requests of a queue."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self.line: deque[Waiter] = deque()  # those who wait, in order
-        self.next_deadline = NEVER_US  # a lower bound: nobody leaves before
+        self.line: deque[Waiter] = deque()  # in order of arrival
+        self.next_deadline = NEVER_US  # a lower bound: no request times out earlier
 
     def __len__(self) -> int:
         return len(self.line)
@@ -36,11 +36,11 @@ class Waiters:
 
     @property
     def has_receives(self) -> bool:
-        """Whether a receive waits, which has the first claim on what can be delivered."""
+        """Whether a receive waits, which gets deliverable messages first."""
         return any(isinstance(waiter.command, Receive) for waiter in self.line)
 
     def add(self, waiter: Waiter) -> None:
-        """Let a request wait."""
+        """Add a waiting request."""
         self.line.append(waiter)
         self._count(waiter, 1)
         self._shared.undo.note(lambda: self._let_go(lambda other: other is waiter))
@@ -54,22 +54,22 @@ class Waiters:
             del self._shared.waits[principal]
 
     def _take_back(self, line: deque[Waiter], gone: list[Waiter]) -> None:
-        """Undo letting go."""
+        """Undo a removal."""
         self.line = line
         for waiter in gone:
             self._count(waiter, 1)
         self.next_deadline = min(waiter.deadline for waiter in line)
 
     def shift(self, by: int) -> None:
-        """Move every deadline: the wall clock was set by so much."""
+        """Move every deadline, because the wall clock was set."""
         self.line = deque(replace(w, deadline=w.deadline + by) for w in self.line)
         self.next_deadline = min((waiter.deadline for waiter in self.line), default=NEVER_US)
 
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
-        """Serve whom there is something for.
+        """Serve the requests for which there are messages.
 
-        Where all want the same, what the first cannot have the others cannot have either; but
-        a lease may wait for what is held, and leave what a receive can have.
+        If all want the same, none can be served when the first cannot. But a lease may wait for
+        locked messages while a receive behind it can be served.
         """
         left: deque[Waiter] = deque()
         while self.line:
@@ -84,13 +84,13 @@ class Waiters:
         self.line = left
 
     def leave(self, now: int = NEVER_US) -> list[Waiter]:
-        """Return those whose time is over, and let them go; without a time, everyone."""
+        """Remove and return the requests whose time is over; without a time, all of them."""
         if now < self.next_deadline:
             return []
         return self._let_go(lambda waiter: waiter.deadline <= now)
 
     def withdraw(self, requests: set[int]) -> list[Waiter]:
-        """Return those whose requests have these identities, and let them go."""
+        """Remove and return the requests with these identities."""
         return self._let_go(lambda waiter: id(waiter.request) in requests)
 
     def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:

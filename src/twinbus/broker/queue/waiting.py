@@ -1,12 +1,12 @@
 """The waiting messages of one entity, in columns: one row per message, ordered by number.
 
     always    sequence int64 | state uint8 | failures int32 | enqueued int64 | size int32
-              batch int64    | row int32                     (where its body lies, see bodies.py)
+              batch int64    | row int32                     (position of its body, see bodies.py)
     on first  expires int64  | due int64 | lock int64 | session int32 | death int32
     use       (37 bytes a message at rest, 53 once locked)
 
-`due` is when a lock lapses or a schedule is up; `lock` the number of the lock or lease epoch.
-Indices are positions in the columns; they hold until `reclaim`, which only runs between turns.
+`due` is when a lock expires or a schedule is due; `lock` is the number of the lock or lease epoch.
+Indices are positions in the columns; they are valid until `reclaim`, which runs between turns only.
 """
 
 from typing import Any, NamedTuple
@@ -48,14 +48,14 @@ _EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
 
 
 def once(at: Indices) -> Indices:
-    """Return each row once, in order of first mention: a caller may name a message twice."""
+    """Return each row once, in order of first occurrence: a caller may name a message twice."""
     if len(at) < 2 or (np.diff(at) > 0).all():
         return at
     return at[np.sort(np.unique(at, return_index=True)[1])]
 
 
 class Rows(NamedTuple):
-    """New rows, one array (or one value for all) per column."""
+    """New rows: per column an array, or one value for all rows."""
 
     sequence: Int64s
     enqueued: Any
@@ -75,7 +75,7 @@ _NAMES = Rows._fields
 
 
 class Waiting:
-    """Columns of waiting messages; steps them through the lifecycle and keeps the counts."""
+    """Columns of waiting messages; applies the lifecycle and maintains the counts."""
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
@@ -84,31 +84,31 @@ class Waiting:
         }
         self._capacity = _SMALLEST
         self._end = 0
-        self._first_active = 0  # no deliverable row lies before
+        self._first_active = 0  # no deliverable row is before it
         self.counts = np.zeros(len(State), np.int64)
-        self.live = 0  # rows that are not gone: the sum of the other counts
+        self.live = 0  # number of rows that are not gone: the sum of the other counts
         self.size_in_bytes = 0
-        self.next_due = NEVER_US  # a lower bound: nothing is due before
-        self.next_expiry = NEVER_US  # a lower bound: nothing expires before
+        self.next_due = NEVER_US  # a lower bound: nothing is due earlier
+        self.next_expiry = NEVER_US  # a lower bound: nothing expires earlier
 
     def __len__(self) -> int:
         return self.live
 
     def count(self, *states: State) -> int:
-        """Return how many messages are in these states."""
+        """Return the number of messages in these states."""
         return int(self.counts[list(states)].sum())
 
     def memory_bytes(self) -> int:
-        """Return the bytes its rows occupy."""
+        """Return the memory of its rows in bytes."""
         width = sum(column.itemsize for column in self._columns.values())
         return width * self._end
 
-    # -- taking back ---------------------------------------------------------------------------
+    # -- undoing -------------------------------------------------------------------------------
 
     def _note_undo(
         self, name: str = "", at: Indices | None = None, before: npt.NDArray[Any] | None = None
     ) -> None:
-        """Note how a column, and all that follows from the columns, were before a change."""
+        """Record a column, and what is derived from the columns, before a change."""
         counts, size, end, live = self.counts.copy(), self.size_in_bytes, self._end, self.live
         bounds = (self._first_active, self.next_due, self.next_expiry)
 
@@ -124,7 +124,7 @@ class Waiting:
     # -- columns -------------------------------------------------------------------------------
 
     def get(self, name: str, at: Indices) -> npt.NDArray[Any]:
-        """Return a column's values at these indices; an unused column gives its default."""
+        """Return a column's values at these indices; an unused column has its default."""
         column = self._columns.get(name)
         if column is None:
             kind, default = _ON_USE[name]
@@ -140,7 +140,7 @@ class Waiting:
         return at[mask]
 
     def locked_by(self, at: Indices, lock: int) -> Indices:
-        """Return those of these rows that carry the number of this lock or lease."""
+        """Return those of these rows that have the number of this lock or lease."""
         mask: Mask = self.get("lock", at) == lock
         return at[mask]
 
@@ -167,7 +167,7 @@ class Waiting:
         return np.flatnonzero(self._columns["state"][: self._end] != _GONE)
 
     def deaths(self) -> set[int]:
-        """Return the numbers of the deaths its messages died."""
+        """Return the numbers of the dead-letter reasons of its messages."""
         if "death" not in self._columns:
             return set()
         return set(np.unique(self.get("death", self.all())).tolist())
@@ -175,7 +175,7 @@ class Waiting:
     # -- adding --------------------------------------------------------------------------------
 
     def add(self, rows: Rows) -> int:
-        """Append rows, whose numbers must be above all others; return where the first one is."""
+        """Append rows, whose numbers must be above all others; return the index of the first."""
         count = len(rows.sequence)
         self._make_room(count)
         if self._undo.is_on:
@@ -192,8 +192,8 @@ class Waiting:
             column[new] = values
         self._end = end
         self.live += count
-        # As most sends bring one message, and numpy is slow with few numbers, single values are
-        # added up as they are.
+        # Most sends have one message, and numpy is slow with few numbers, so single values are
+        # added without numpy.
         if isinstance(rows.state, int):
             self.counts[rows.state] += count
         else:
@@ -210,9 +210,9 @@ class Waiting:
         return start
 
     def add_one(self, sequence: int, enqueued: int, size: int, batch: int) -> int:
-        """Append one row that has nothing but defaults beside these; return where it is.
+        """Append one row with default values in the other columns; return its index.
 
-        It is what `add` does, several times as quick: numpy is slow with few numbers.
+        It does the same as `add`, but several times faster: numpy is slow with few numbers.
         """
         start = self._end
         if start == self._capacity:
@@ -250,12 +250,12 @@ class Waiting:
     # -- finding -------------------------------------------------------------------------------
 
     def find(self, sequence: Int64s) -> Indices:
-        """Return where these numbers are; -1 for one that is not here or gone."""
+        """Return the indices of these numbers; -1 for a number that is not here or gone."""
         if not self._end:
             return np.full(len(sequence), -1, np.intp)
         numbers = self._columns["sequence"][: self._end]
         at = numbers.searchsorted(sequence)
-        if len(at) == 1:  # as most settlements name; numpy is slow with few numbers
+        if len(at) == 1:  # as in most settlements; numpy is slow with few numbers
             row = int(at[0])
             if row == self._end or numbers[row] != sequence[0]:
                 return np.full(1, -1, np.intp)
@@ -273,7 +273,7 @@ class Waiting:
         return np.flatnonzero(self._columns["state"][low:high] != _GONE) + low
 
     def in_batches(self, first: int, last: int) -> Indices:
-        """Return the rows whose bodies lie in these batches."""
+        """Return the rows whose bodies are in these batches."""
         batch = self._columns["batch"][: self._end]
         held = (batch >= first) & (batch <= last)
         held &= self._columns["state"][: self._end] > _PENDING
@@ -292,7 +292,7 @@ class Waiting:
         return at
 
     def _scan(self, start: int, limit: int, wanted: Any) -> tuple[Indices, int]:
-        """Return up to `limit` wanted rows from `start`, and where the first of them is."""
+        """Return up to `limit` wanted rows from `start`, and the index of the first of them."""
         found: list[Indices] = []
         states = self._columns["state"]
         missing = limit
@@ -309,9 +309,9 @@ class Waiting:
         return (found[0] if len(found) == 1 else np.concatenate(found)), int(found[0][0])
 
     def oldest_enqueued(self) -> int | None:
-        """Return when the first visible message was enqueued that is not scheduled; None: none.
+        """Return when the first visible, unscheduled message was enqueued; None if there is none.
 
-        Rows are in the order of their numbers, which is the order of enqueueing.
+        Rows are ordered by their numbers, which is the order of enqueueing.
         """
         if self.counts[_ACTIVE:].sum() == self.counts[State.SCHEDULED]:
             return None
@@ -320,7 +320,7 @@ class Waiting:
         return int(self._columns["enqueued"][at[0]]) if len(at) else None
 
     def due(self, now: int) -> Indices:
-        """Return rows whose lock lapsed or whose schedule is up, and renew the bound."""
+        """Return rows whose lock expired or whose schedule is due, and update the bound."""
         if now < self.next_due:
             return np.empty(0, np.intp)
         state = self._columns["state"][: self._end]
@@ -332,7 +332,7 @@ class Waiting:
         return np.flatnonzero(ripe)
 
     def expired(self, now: int) -> Indices:
-        """Return rows past their time to live, and renew the bound."""
+        """Return rows that exceeded their time to live, and update the bound."""
         if now < self.next_expiry:
             return np.empty(0, np.intp)
         state = self._columns["state"][: self._end]
@@ -342,10 +342,10 @@ class Waiting:
         self.next_expiry = int(later.min()) if len(later) else NEVER_US
         return np.flatnonzero(old)
 
-    # -- stepping ------------------------------------------------------------------------------
+    # -- changing states -----------------------------------------------------------------------
 
     def step(self, at: Indices, cause: Cause) -> None:
-        """Step these rows through the lifecycle; nothing changes if one may not."""
+        """Change the states of these rows by a cause; nothing changes if one is not allowed."""
         if not len(at):
             return
         before = self._columns["state"][at]
@@ -369,7 +369,7 @@ class Waiting:
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
 
     def admit(self, first: int, count: int, cause: Cause) -> None:
-        """Step rows that were just added: all are pending and lie side by side."""
+        """Change the states of rows that were just added: all are pending and consecutive."""
         after = _AFTER[cause]
         self._columns["state"][first : first + count] = after
         self.counts[after] += count
@@ -378,28 +378,28 @@ class Waiting:
             self._first_active = first
 
     def clear(self) -> None:
-        """Let every message go."""
+        """Remove every message."""
         self._columns["state"][: self._end] = _GONE
         self.counts[:] = 0
         self.counts[State.GONE] = self._end
         self.size_in_bytes = self.live = 0
 
     def set_due(self, at: Indices, due: int) -> None:
-        """Set when these rows' locks lapse."""
+        """Set when the locks of these rows expire."""
         self.put("due", at, due)
         self.next_due = min(self.next_due, due)
 
     def forget_bounds(self) -> None:
-        """Have every deadline looked at by the next search."""
+        """Let the next search check every deadline."""
         if "due" in self._columns:
             self.next_due = 0
         if "expires" in self._columns:
             self.next_expiry = 0
 
     def shift(self, by: int) -> None:
-        """Move every deadline that is a duration: the wall clock was set by so much.
+        """Move all deadlines that are durations, because the wall clock was set.
 
-        A schedule names a wall time and stays.
+        A schedule is a wall time and does not move.
         """
         rows = slice(self._end)
         if "due" in self._columns:
@@ -415,9 +415,9 @@ class Waiting:
     # -- space ---------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
-        """Give back the rows of messages that are gone, once they are a quarter of all.
+        """Release the rows of messages that are gone, once they are a quarter of all rows.
 
-        Rows move up within the columns, whose memory is in use already; only a queue that has
+        Rows move up within the columns, whose memory is already in use. Only a queue that has
         become much smaller gets smaller columns.
         """
         gone = int(self.counts[State.GONE])

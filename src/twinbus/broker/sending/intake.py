@@ -1,8 +1,8 @@
-"""Intake: from the sends of one turn to one entity, to rows that may come in.
+"""Intake: checks the sends of a turn to an entity, and stages their messages as rows.
 
-All sends of a turn to an entity are looked at together, as one batch. Each send is accepted or
-refused as a whole. Pings are acknowledged and go no further; so are rows that were transferred
-before and duplicates.
+All sends of a turn to an entity are processed as one batch. Each send is accepted or refused as a
+whole. Pings are acknowledged and not stored, and so are duplicates and messages that were
+transferred before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twinbus.broker.accounts.meter import SEND, load_of_sizes, purpose_of_send, purposes_of_sends
 from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
@@ -61,6 +60,7 @@ from twinbus.message import (
     too_long,
 )
 from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.meter import SEND, load_of_sizes, purpose_of_send, purposes_of_sends
 from twinbus.protocol.operations import Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
@@ -70,18 +70,18 @@ SendRequest = Request  # its command is a Send
 
 @dataclass(frozen=True, slots=True)
 class _IdsNoted(Effect):
-    """Message ids that duplicate detection remembers from now on."""
+    """Message ids that duplicate detection has added."""
 
     history: DuplicateHistory
     ids: Sequence[str]
 
     def refused(self) -> None:
-        """Forget them."""
+        """Remove them."""
         self.history.withdraw(self.ids)
 
 
 class Intake:
-    """Takes sends in."""
+    """Checks and stages sends."""
 
     def __init__(self, router: Router, transfers: Transfers, max_message_bytes: int) -> None:
         self._router = router
@@ -89,22 +89,22 @@ class Intake:
         self.repeats = Repeats(transfers)
         self._max_message_bytes = max_message_bytes
         self._short = ShortIntake(self.repeats, max_message_bytes)
-        self._growing: Commit | None = None  # the turn that `_growth` is about
-        self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues, intervals
+        self._growing: Commit | None = None  # the turn of `_growth`
+        self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues and intervals in it
 
     def reconfigure(self, max_message_bytes: int) -> None:
-        """Take another limit; it applies to sends from now on."""
+        """Set another limit; it applies to sends from now on."""
         self._max_message_bytes = self._short.max_message_bytes = max_message_bytes
 
     def refuse(self, one: SendRequest, error: MessagingError, commit: Commit) -> None:
-        """Refuse a send, and meter that."""
+        """Refuse a send, and meter the refusal."""
         entity = self._router.find(one.command.path)
         path = entity.description.path if entity else ""
         purpose = purpose_of_send(one.command)
         commit.refuse(one, error, Operation(path, SEND, purpose, error.code, Load()))
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
-        """Return a send's batch, or raise what it would be refused for."""
+        """Return the batch of a send, or raise why it is refused."""
         return self._checked(entity, [command]).batch
 
     def take_acknowledged(
@@ -114,14 +114,15 @@ class Intake:
         self._take(entity, [asked], _merged([asked.command]), None, now, commit)
 
     def take(self, entity: Entity, asked: Sequence[SendRequest], now: int, commit: Commit) -> None:
-        """Stage the sends that are in order, refuse the others."""
+        """Stage the valid sends, refuse the others."""
         if self._short.take(entity, asked, now, commit):
             return
-        if len(asked) > 1 and _may_repeat(asked):  # the second must see the first accepted or
-            for one in asked:  # refused
+        # If sends may repeat each other, the first must be accepted or refused before the second.
+        if len(asked) > 1 and _may_repeat(asked):
+            for one in asked:
                 self.take(entity, [one], now, commit)
             return
-        try:  # nearly always all are in order, and looking at them together is cheaper
+        try:  # nearly always all sends are valid, and checking them together is cheaper
             incoming = self._checked(entity, [one.command for one in asked])
         except MessagingError as error:
             if len(asked) == 1:
@@ -143,7 +144,7 @@ class Intake:
         now: int,
         commit: Commit,
     ) -> None:
-        """Stage sends that were checked, row by row."""
+        """Stage checked sends, row by row."""
         if any(is_brought_home(one.command.origin) for one in asked):
             fitting = [one for one in asked if self._fits_memory(one, commit)]
             if not fitting:
@@ -155,7 +156,7 @@ class Intake:
     def _fits_memory(self, one: SendRequest, commit: Commit) -> bool:
         """Refuse a send that adds more to the memory of transfers than its key may.
 
-        A key that may bring messages home to every entity is trusted, and has no bound.
+        A key with the claim transfer on the namespace has no such bound.
         """
         key = bounded_key(one)
         if not key:
@@ -171,9 +172,9 @@ class Intake:
             self.repeats.untaken(origin, commit).any() for origin in origins_of(one.command.origin)
         ):
             error = QuotaExceededError(
-                f"the memory of transfers has no room for more of this key: it named "
-                f"{TRANSFER_ORIGINS} queues or {TRANSFER_INTERVALS} intervals of their numbers, "
-                "which the broker never forgets. Use a key with the claim transfer on the whole "
+                f"the memory of transfers of this key is full: it has used {TRANSFER_ORIGINS} "
+                f"queues as origins, or {TRANSFER_INTERVALS} intervals of their numbers, which the "
+                "broker keeps for ever. Use a key with the claim transfer on the whole "
                 "namespace",
                 path=one.command.path,
             )
@@ -195,10 +196,10 @@ class Intake:
             count, origin = len(command.messages), command.origin
             if not 0 < count <= MAX_BATCH_MESSAGES:
                 raise InvalidArgumentError(
-                    f"a send carries 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
+                    f"a send must have 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
                 )
             if any(len(one.numbers) != count for one in origins_of(origin)):
-                raise InvalidArgumentError("an origin needs one number for each message")
+                raise InvalidArgumentError("an origin needs one number per message")
             if not is_brought_home(origin) and any(map(has_many_gaps, origins_of(origin))):
                 raise InvalidArgumentError(
                     f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
@@ -213,7 +214,7 @@ class Intake:
         entity: Entity,
         asked: Sequence[SendRequest],
         incoming: Incoming,
-        room: int | None,  # None: it was acknowledged and metered before
+        room: int | None,  # None: the send was acknowledged and metered before
         now: int,
         commit: Commit,
     ) -> None:
@@ -221,7 +222,7 @@ class Intake:
         pings = ping_rows(incoming.columns)
         if pings is not None:
             wanted &= ~pings
-            commit.must_sync = True  # a ping proves that the entity can store, not only answer
+            commit.must_sync = True  # a ping must prove that the entity can store messages
         bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
@@ -248,7 +249,7 @@ class Intake:
         pings: Mask | None,
         commit: Commit,
     ) -> None:
-        """Have the meter count sends, those of one purpose together."""
+        """Let the meter count sends, grouped by purpose."""
         path = entity.description.path
         origins = [one.command.origin for one, _ in accepted]
         purposes = purposes_of_sends(path, origins)
@@ -274,7 +275,7 @@ class Intake:
         room: int,
         commit: Commit,
     ) -> list[tuple[SendRequest, slice]]:
-        """Return the sends that fit, first come first served; refuse the others."""
+        """Return the sends that fit into the quota, in order; refuse the others."""
         accepted = []
         for one, rows in asked:
             need = counted(incoming.size[rows][wanted[rows]])
@@ -293,7 +294,7 @@ class Intake:
         if largest > self._max_message_bytes:
             raise MessageSizeExceededError(
                 f"message {int(size.argmax())} has {largest} bytes; the limit is "
-                f"{self._max_message_bytes} with all its properties. Put large content elsewhere "
+                f"{self._max_message_bytes}, with all properties. Store large content elsewhere "
                 "and send a reference",
                 size=largest,
                 limit=self._max_message_bytes,
@@ -307,7 +308,8 @@ class Intake:
         sessions = columns.get("session_id")
         if entity.queue.settings.requires_session and (sessions is None or sessions.null_count):
             raise InvalidArgumentError(
-                f"{entity.description.path} requires a session_id on every message",
+                f"{entity.description.path} requires a session_id on every message, and a message "
+                "has none. Set it",
                 path=entity.description.path,
             )
         if not incoming.are_objects:
@@ -362,7 +364,7 @@ class Intake:
 
 
 def _may_repeat(asked: Sequence[SendRequest]) -> bool:
-    """Whether messages of one origin may come twice in these sends."""
+    """Return whether these sends may contain the same message of an origin twice."""
     numbers_of: dict[str, list[Any]] = {}
     for one in asked:
         for origin in origins_of(one.command.origin):
@@ -401,11 +403,11 @@ def _merged(commands: Sequence[Send]) -> Incoming:
 
 
 def _check_columns(columns: Mapping[str, pa.Array]) -> None:
-    """Refuse values that no message object could hold."""
+    """Refuse values that no message object can have."""
     for name in BOUNDED_TEXTS:
         texts = columns.get(name)
         if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:
-            continue  # no text has more characters than bytes
+            continue  # a text never has more characters than bytes
         longest = pc.max(pc.utf8_length(texts)).as_py()
         if longest > MAX_ID_CHARACTERS:
             raise too_long(name, longest)
@@ -416,7 +418,7 @@ def _check_columns(columns: Mapping[str, pa.Array]) -> None:
 
 
 def _of_objects(messages: Sequence[BrokeredMessage]) -> Incoming:
-    """Return message objects as columns; few of them are cheaper to measure one by one."""
+    """Return message objects as columns; the sizes of a few are computed one by one."""
     batch, columns = to_columns(messages)
     if len(messages) <= _FEW_MESSAGES:
         size = np.array([message.size for message in messages], np.int64)
@@ -437,16 +439,16 @@ def _check_partition_key(keys: pa.Array, sessions: pa.Array) -> None:
     for key, session in zip(keys.to_pylist(), sessions.to_pylist(), strict=True):
         if key is not None and session is not None and key != session:
             raise InvalidArgumentError(
-                f"partition_key {key!r} and session_id {session!r} differ; where both are set "
+                f"partition_key {key!r} and session_id {session!r} differ; if both are set, "
                 "they must be equal"
             )
 
 
 def full(entity: Entity) -> QuotaExceededError:
-    """Return the refusal of an entity that has no room."""
+    """Return the error of an entity whose quota is exhausted."""
     return QuotaExceededError(
-        f"{entity.description.path} holds {entity.max_bytes - entity.room} of {entity.max_bytes} "
-        "bytes, dead letters and session states included; receive messages or raise "
+        f"{entity.description.path} uses {entity.max_bytes - entity.room} of {entity.max_bytes} "
+        "bytes, including dead letters and session states; receive messages or raise "
         "max_size_in_megabytes",
         path=entity.description.path,
         size_in_bytes=entity.size_in_bytes,

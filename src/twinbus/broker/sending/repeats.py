@@ -1,7 +1,7 @@
-"""Repeats: which numbered messages came before, so that each is enqueued once.
+"""Recognises repeated messages by their numbers, so that each is enqueued once.
 
-A send may name origins: who numbered its messages. The broker remembers which numbers it took from
-each origin (transfers.py), in the same record as the messages themselves.
+A send may have origins, which say who numbered its messages. The broker remembers which numbers of
+each origin it accepted (transfers.py), in the same record as the messages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,13 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(slots=True)  # not frozen, which would take three times as long: one is made per send
 class _Taken(Effect):
-    """Numbers of an origin that a send brings."""
+    """Numbers of an origin that a send contains."""
 
     transfers: Transfers
     taken: Transferred
 
     def durable(self) -> None:
-        """Remember them."""
+        """Remember the numbers."""
         self.transfers.take(self.taken.source, self.taken.intervals, self.taken.owner)
 
 
@@ -47,7 +47,7 @@ class _Done(_Taken):
     commit: Commit
 
     def refused(self) -> None:
-        """Remember it all the same, and have the next record say so."""
+        """Remember the number anyway, and write it with the next record."""
         taken, facts = self.taken, self.commit.kept.facts
         if taken.is_new:
             facts.append(owner_fact(taken.source, taken.owner))
@@ -56,16 +56,16 @@ class _Done(_Taken):
 
 
 class Repeats:
-    """Knows what came before, in earlier turns and in this one."""
+    """Knows the accepted numbers of earlier turns and of this one."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
 
     def own_origins(self, asked: Request, commit: Commit) -> list[Origin]:
-        """Return the origins of a send that its principal may use; others are passed over.
+        """Return the origins of a send that its principal may use; ignore the others.
 
-        A sender belongs to the key that used it first. Only messages that are brought home may
-        name the sender of another key: the primary may have taken them from it before.
+        A sender belongs to the key that used it first. Only messages that are brought home may have
+        the sender of another key: the primary may have accepted them from it before.
         """
         origins = list(origins_of(asked.command.origin))
         if is_brought_home(asked.command.origin):
@@ -74,7 +74,7 @@ class Repeats:
         return [one for one in origins if self.may_use(one, user, commit)]
 
     def may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
-        """Whether an origin is new or belongs to this key."""
+        """Return whether an origin is new or belongs to this key."""
         return self._owner(origin.source, commit) in (None, ANYBODY, user)
 
     def _owner(self, source: str, commit: Commit) -> str | None:
@@ -82,9 +82,9 @@ class Repeats:
         return commit.staged_owner(source) if owner is None else owner
 
     def continued(self, origin: Origin, user: str, commit: Commit) -> Transferred | None:
-        """Return the numbers of a known sender that goes on where it was; None: look closer.
+        """Return the numbers of a known sender if they continue its last ones; otherwise None.
 
-        It is what `is_ahead`, `may_use` and `taken` find out for nearly every send.
+        This combines `is_ahead`, `may_use` and `taken` for nearly every send.
         """
         numbers = origin.numbers
         if commit.transferred or type(numbers) is not range:
@@ -94,13 +94,13 @@ class Repeats:
         return Transferred(origin.source, user, False, ((numbers.start, numbers.stop - 1),))
 
     def leave_out(self, origins: Sequence[Origin], wanted: Mask, commit: Commit) -> None:
-        """Unset the rows that were taken from their origin before."""
+        """Clear the rows that were accepted from their origin before."""
         for origin in origins:
             if not self.is_ahead(origin, commit):
                 wanted &= self.untaken(origin, commit)
 
     def is_ahead(self, origin: Origin, commit: Commit) -> bool:
-        """Whether all its numbers are new, as far as that is cheap to tell: nearly always."""
+        """Return whether all numbers are new, by a cheap check that nearly always succeeds."""
         if not isinstance(origin.numbers, range):
             return False
         staged = commit.staged(origin.source)
@@ -109,7 +109,7 @@ class Repeats:
         return self._transfers.end_before(origin.source, origin.numbers.start)
 
     def untaken(self, origin: Origin, commit: Commit) -> Mask:
-        """Return which rows were never taken from their origin, before or in this turn."""
+        """Return which rows were never accepted from their origin, before or in this turn."""
         staged = commit.staged(origin.source)
         numbers = np.asarray(origin.numbers, np.int64)
         fresh = np.zeros(len(numbers), bool)
@@ -118,20 +118,20 @@ class Repeats:
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
     def note_send(self, origin: Origin, asked: Request, commit: Commit) -> None:
-        """Remember what was taken from an origin, now or before, in the same commit."""
+        """Remember in the same commit the numbers of an origin, accepted now or before."""
         is_home = is_brought_home(asked.command.origin)
         user = ANYBODY if is_home else asked.principal.id
         self.note(self.taken(origin, user, commit, bounded_key(asked)), commit)
 
     def note(self, taken: Transferred, commit: Commit) -> None:
-        """Remember numbers once the commit is durable."""
+        """Remember numbers when the commit is durable."""
         commit.note_transferred(taken)
         commit.effects.append(_Taken(self._transfers, taken))
 
     def taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
-        """Return the numbers of an origin; a new sender or sink belongs to its user.
+        """Return the numbers of an origin; a new sender or sink belongs to its first user.
 
-        A new queue counts against the key that names it, if that is a key of one entity.
+        A new queue counts for the key that uses it, if that is a key of one entity.
         """
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
@@ -150,7 +150,7 @@ class Repeats:
     # -- numbered commands ---------------------------------------------------------------------
 
     def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
-        """Whether the broker carried out this numbered command, and only its reply was lost."""
+        """Return whether the broker has executed this numbered command before."""
         if origin is None or not self.may_use(origin, request.principal.id, commit):
             return False
         return not self.untaken(origin, commit).any()
@@ -165,14 +165,14 @@ class Repeats:
 
 
 def origins_of(origin: Origin | None) -> Iterator[Origin]:
-    """Give an origin and the others its messages may be known by."""
+    """Yield an origin and the further origins of its messages."""
     while origin is not None:
         yield origin
         origin = origin.also
 
 
 def is_brought_home(origin: Origin | None) -> bool:
-    """Whether messages come from a backlog queue or a spill store."""
+    """Return whether messages come from a backlog queue or a spill store."""
     return origin is not None and origin_kind(origin.source) in (
         OriginKind.TRANSFER,
         OriginKind.SPILL,
@@ -180,20 +180,20 @@ def is_brought_home(origin: Origin | None) -> bool:
 
 
 def bounded_key(request: Request) -> str:
-    """Return the key whose part of the memory of transfers is bounded; empty: it is not."""
+    """Return the key whose memory of transfers is bounded; empty if it is not."""
     principal = request.principal
     return "" if principal.may(Claim.TRANSFER, None) else principal.id
 
 
 def has_many_gaps(origin: Origin) -> bool:
-    """Whether its numbers have more gaps than the broker remembers of a sender."""
+    """Return whether its numbers have more gaps than the broker remembers of a sender."""
     if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
         return False
     return run_count(origin) > KNOWN_GAPS + 1
 
 
 def run_count(origin: Origin) -> int:
-    """Return how many runs of consecutive numbers an origin has, at most."""
+    """Return the maximum number of runs of consecutive numbers in an origin."""
     if isinstance(origin.numbers, range):
         return 1
     return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))

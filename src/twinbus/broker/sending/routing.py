@@ -1,7 +1,7 @@
-"""Routing: from the entity a batch was sent to, to the queues its rows end up in.
+"""Routing: decides which queues get the rows of a batch that was sent to an entity.
 
-A topic hands copies to its subscriptions, `forward_to` hands everything on. Rows whose forward
-target cannot take them are parked in the forwarding queue and tried again.
+A topic gives copies to its subscriptions; an entity with `forward_to` forwards everything. Rows
+that their forward target cannot accept are parked in the forwarding queue and retried.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from twinbus.broker.queue.dead_letter import (
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.shared import Shared
 from twinbus.broker.queue.waiting import Indices, Rows
-from twinbus.broker.store.commit import Commit, Effect, Whole
+from twinbus.broker.store.commit import BatchTarget, Commit, Effect
 from twinbus.entities import SubscriptionDescription
 from twinbus.limits import (
     FORWARD_RETRY_US,
@@ -42,7 +42,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 class Placement(NamedTuple):
-    """Rows of the outbound batch that go to a queue."""
+    """Rows of the outbound batch for a queue."""
 
     queue: Queue
     rows: Numbers
@@ -53,7 +53,7 @@ class Placement(NamedTuple):
 
 @dataclass(slots=True)
 class Outbound:
-    """A batch on its way: rows as sent, copies that actions changed, and where each goes."""
+    """A batch to be routed: sent rows, copies changed by actions, and the queues of each row."""
 
     pieces: list[pa.RecordBatch]
     sizes: list[Int64s]  # of the messages of each piece
@@ -64,7 +64,7 @@ class Outbound:
         return self.pieces[0] if len(self.pieces) == 1 else pa.concat_batches(self.pieces)
 
     def add(self, changed: pa.RecordBatch) -> Numbers:
-        """Take changed copies along; return their rows."""
+        """Add changed copies; return their rows."""
         first = sum(piece.num_rows for piece in self.pieces)
         self.pieces.append(changed)
         self.sizes.append(sizes(changed))
@@ -73,7 +73,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class _SentOn(Effect):
-    """Messages that left a topic or a forwarding queue."""
+    """Messages that were forwarded by a topic or a forwarding queue."""
 
     queue: Queue
     at: Indices
@@ -81,16 +81,16 @@ class _SentOn(Effect):
     now: int
 
     def durable(self) -> None:
-        """Let them go: they stand elsewhere."""
+        """Remove them: they are in another queue now."""
         self.queue.settle_gone(self.at, self.cause)
 
     def refused(self) -> None:
-        """Send them on again a little later."""
+        """Forward them again a little later."""
         self.queue.try_again(self.at, self.cause, self.now)
 
 
 class Router:
-    """Decides where rows go, and stages them there."""
+    """Decides which queues get rows, and stages them there."""
 
     def __init__(self, directory: Directory, shared: Shared, max_message_bytes: int) -> None:
         self._directory = directory
@@ -98,11 +98,11 @@ class Router:
         self.max_message_bytes = max_message_bytes
 
     def find(self, path: str) -> Entity | None:
-        """Return the entity of a path, if there is one."""
+        """Return the entity of a path, or None."""
         return self._directory.find(path)
 
     def _room(self, entity: Entity) -> int:
-        """Return how many bytes an entity's forward target takes now; below zero: nothing."""
+        """Return the free bytes of an entity's forward target; below zero: it accepts nothing."""
         target = self._directory.find(entity.forward_to or "")
         if target is None or not target.description.status.allows_send:
             return -1
@@ -132,7 +132,7 @@ class Router:
             outbound.placements.append(Placement(queue, rows, Cause.PARKED, life))
 
     def _can_forward(self, entity: Entity, rows: Numbers, outbound: Outbound) -> bool:
-        """Whether rows can go on at once: nothing parked before them, and room for them."""
+        """Return whether rows can be forwarded now: none is parked, and the target has room."""
         if entity.queue.waiting.count(State.TRANSFERRING):
             return False
         size = np.concatenate(outbound.sizes)[rows]
@@ -159,9 +159,9 @@ class Router:
         rows: Numbers,
         outbound: Outbound,
     ) -> Iterator[tuple[Numbers, Indices]]:
-        """Give the rows of a copy, changed by its action, and where they were in the batch.
+        """Yield the rows of a copy, changed by its action, and their positions in the batch.
 
-        What a rule fails for, or makes too large, goes to the dead-letter queue as it was sent.
+        A message for which a rule fails, or that it makes too large, is dead-lettered as sent.
         """
         if copy.rule is None:
             yield rows[copy.rows], copy.rows
@@ -172,7 +172,7 @@ class Router:
             return
         try:
             changed = _applied(copy.rule, batch.take(pa.array(copy.rows)))
-        except Exception as error:  # noqa: BLE001 - whatever an action raises is its message's
+        except Exception as error:  # noqa: BLE001 - an error of an action affects its messages only
             for part in self._left(subscription, copy, error, rows, outbound):
                 yield from self._changed(subscription, part, batch, rows, outbound)
             return
@@ -197,9 +197,9 @@ class Router:
         rows: Numbers,
         outbound: Outbound,
     ) -> list[Copy]:
-        """Bury the rows that an action failed for; return what is to be tried again.
+        """Dead-letter the rows for which an action failed; return the rows to be tried again.
 
-        Where the error does not say which rows, they are found by halves.
+        If the error does not name the rows, they are found by bisection.
         """
         assert copy.rule is not None
         count = len(copy.rows)
@@ -247,14 +247,18 @@ class Router:
     def stage(
         self, outbound: Outbound, due: Int64s | None, now: int, commit: Commit
     ) -> list[Int64s]:
-        """Stage every placement; return the sequence numbers each got."""
+        """Stage every placement; return the sequence numbers of each."""
         if not outbound.placements:
             return []
         batch = outbound.batch()
         size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
         rows = [self._rows(placement, size, due, now, commit) for placement in outbound.placements]
-        whole = _whole(outbound.placements[0], rows[0], batch.num_rows) if len(rows) == 1 else None
-        commit.add_batch(batch, whole)
+        target = (
+            _only_target(outbound.placements[0], rows[0], batch.num_rows)
+            if len(rows) == 1
+            else None
+        )
+        commit.add_batch(batch, target)
         for placement, staged in zip(outbound.placements, rows, strict=True):
             queue = placement.queue
             sessions = None
@@ -262,7 +266,7 @@ class Router:
                 names = batch.column("session_id").take(pa.array(placement.rows))
                 sessions = names.to_pylist()
             queue.stage(staged, placement.cause, sessions, commit)
-            if whole is None:
+            if target is None:
                 queue.note_staged(staged.sequence, placement.cause, commit)
             if placement.cause is Cause.PARKED:
                 queue.retry_at = now + FORWARD_RETRY_US
@@ -281,7 +285,7 @@ class Router:
             life = placement.time_to_live
             if life.min() != NEVER_US:
                 expires = begins + np.minimum(life, NEVER_US - begins)
-                expires[expires > LAST_MOMENT_US] = NEVER_US  # nobody lives to see it
+                expires[expires > LAST_MOMENT_US] = NEVER_US  # beyond the range of datetime
         death = -1
         if placement.death is not None:
             death = self._shared.deaths.number(placement.death, commit.kept)
@@ -297,7 +301,7 @@ class Router:
         )
 
     def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
-        """Send messages on that waited in a topic or a forwarding queue."""
+        """Forward messages that waited in a topic or a forwarding queue."""
         queue = entity.queue
         get = queue.waiting.get
         total = np.cumsum(get("size", at), dtype=np.int64)
@@ -327,7 +331,7 @@ class Router:
 
 
 def _too_much(outbound: Outbound) -> str:
-    """Say why no more changed copies of this batch are made, if that is so."""
+    """Return why no more changed copies of this batch are made, or an empty text."""
     made = sum(int(size.sum()) for size in outbound.sizes[1:])
     return "" if made <= MAX_BATCH_BYTES else f"actions made over {MAX_BATCH_BYTES} bytes of it"
 
@@ -337,9 +341,9 @@ def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
     return rule.change(batch)
 
 
-def _whole(placement: Placement, rows: Rows, count: int) -> Whole | None:
-    """Return where a batch goes if it goes to one queue whole, active and without expiry."""
+def _only_target(placement: Placement, rows: Rows, count: int) -> BatchTarget | None:
+    """Return the entity of a batch that one queue gets completely, active and without expiry."""
     plain = placement.cause is Cause.ENQUEUED and placement.death is None
     if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:
-        return None  # rows are placed in ascending order, so all of them means the batch as it is
-    return Whole(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)
+        return None  # rows are in ascending order, so as many rows as the batch has are all rows
+    return BatchTarget(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)

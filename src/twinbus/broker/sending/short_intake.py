@@ -1,13 +1,13 @@
-"""The short way in: messages to a plain queue, a few objects or one batch of columns.
+"""The short way of sends to a plain queue: a few message objects, or one batch of columns.
 
-Nearly every send is one. Its queue has no sessions, no duplicate detection, no forwarding and no
-time to live, its messages have neither a schedule nor a time to live, and their numbers continue
-those of their sender. Nothing about such messages needs columns before the log does, so the broker
-looks at them one by one, and the messages of all sends of a turn go to the log together. One send
-of columns that were checked goes to the log as it is: no row is left out, and none goes elsewhere.
+Nearly every send takes it. The queue has no sessions, no duplicate detection, no forwarding and no
+time to live; the messages have neither a schedule nor a time to live; and their numbers continue
+those of their sender. Such messages need no columns before the log, so the broker checks them one
+by one, and writes the messages of all sends of a turn together. One send of checked columns goes to
+the log as it is: no row is removed, and all rows go to the same queue.
 
-Everything else takes the long way (intake.py), and so does everything that is to be refused. Where
-both ways are open they lead to the same record.
+All other sends, and all that must be refused, take the long way (intake.py). If both ways are
+possible, they produce the same record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from twinbus.broker.accounts.meter import SEND, load_of_sizes, units_of
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.queue.waiting import Rows
 from twinbus.broker.sending.repeats import Repeats
-from twinbus.broker.store.commit import Commit, Transferred, Whole
+from twinbus.broker.store.commit import BatchTarget, Commit, Transferred
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.limits import (
     MAX_BATCH_BYTES,
@@ -32,6 +31,7 @@ from twinbus.limits import (
 )
 from twinbus.message import BrokeredMessage, Int64s, to_batch
 from twinbus.protocol.commands import Origin, SendReceipt
+from twinbus.protocol.meter import SEND, load_of_sizes, units_of
 from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
@@ -41,22 +41,22 @@ _ROWS = np.arange(_MOST_MESSAGES, dtype=np.int32)
 _BACKLOG, _APPLICATION = Purpose.BACKLOG, Purpose.APPLICATION
 
 
-# Columns that decide when, or whether, a message becomes deliverable.
+# Columns that decide when or whether a message becomes deliverable.
 _DECIDING = frozenset(("time_to_live", "scheduled_enqueue_time_utc", "content_type"))
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The messages of one or more sends, and how large each is."""
+    """The messages of one or more sends, with their sizes."""
 
     batch: pa.RecordBatch
-    columns: Mapping[str, pa.Array]  # those in use
+    columns: Mapping[str, pa.Array]  # the columns with values
     size: Int64s
-    are_objects: bool  # made of message objects, which checked their values themselves
+    are_objects: bool  # made from message objects, which have checked their values
 
 
 class ShortIntake:
-    """Takes single messages and plain batches in."""
+    """Stages single messages and plain batches."""
 
     def __init__(self, repeats: Repeats, max_message_bytes: int) -> None:
         self._repeats = repeats
@@ -89,7 +89,7 @@ class ShortIntake:
     def take_columns(
         self, entity: Entity, one: Request, incoming: Incoming, now: int, commit: Commit
     ) -> bool:
-        """Stage a send whose columns were checked, and return True; or do nothing: False."""
+        """Stage a send with checked columns and return True, or do nothing and return False."""
         if not entity.is_plain or not _DECIDING.isdisjoint(incoming.columns):
             return False
         origin, taken = one.command.origin, None
@@ -108,7 +108,7 @@ class ShortIntake:
             row=np.arange(count, dtype=np.int32),
         )
         first_sequence = queue.next_sequence - count
-        commit.add_batch(incoming.batch, Whole(queue.entity, first_sequence, now))
+        commit.add_batch(incoming.batch, BatchTarget(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         if taken is not None:
             self._repeats.note(taken, commit)
@@ -118,14 +118,14 @@ class ShortIntake:
     def _follows(
         self, origin: Origin, asked: Request, taken: dict[str, Transferred], commit: Commit
     ) -> bool:
-        """Note the numbers of a send; return whether they continue those of its sender."""
+        """Record the numbers of a send; return whether they continue those of its sender."""
         source, numbers, user = origin.source, origin.numbers, asked.principal.id
         if type(numbers) is not range or numbers.step != 1 or origin.also is not None:
             return False
         if len(numbers) != len(asked.command.messages):
             return False
         before = taken.get(source)
-        if before is not None:  # of an earlier send of this turn
+        if before is not None:  # by an earlier send of this turn
             ((first, last),) = before.intervals
             if last + 1 != numbers.start or before.owner != user:
                 return False
@@ -145,7 +145,7 @@ class ShortIntake:
         return True
 
     def _fit(self, sizes: Sequence[int], total: int, room: int) -> bool:
-        """Whether messages are neither too large, one by one or together, nor too many."""
+        """Return whether messages are within the limits of size and number."""
         if max(sizes) > self.max_message_bytes or total > MAX_BATCH_BYTES:
             return False
         return total + MIN_QUOTA_BYTES * len(sizes) <= room or (
@@ -155,20 +155,20 @@ class ShortIntake:
     def _stage_one(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> Load | None:
-        """Stage one message; return what it counts as, or None if it does not fit."""
+        """Stage one message; return its size for the quota, or None if it does not fit."""
         size = messages[0].size
         if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
             return None
         brought = MessageRows(messages)
         queue = entity.queue
         number = queue.stage_one(now, size, commit)
-        commit.add_batch(brought, Whole(queue.entity, number, now))
+        commit.add_batch(brought, BatchTarget(queue.entity, number, now))
         return Load(1, size, -(-size // UNIT_BYTES) or 1)
 
     def _stage(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> Load | None:
-        """Stage messages; return what they count as, or None if they do not fit."""
+        """Stage messages; return their size for the quota, or None if they do not fit."""
         if len(messages) == 1:
             return self._stage_one(entity, messages, now, commit)
         sizes = [message.size for message in messages]
@@ -185,7 +185,7 @@ class ShortIntake:
         )
         first_sequence = queue.next_sequence - count
         brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
-        commit.add_batch(brought, Whole(queue.entity, first_sequence, now))
+        commit.add_batch(brought, BatchTarget(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         return Load(count, total, units_of(sizes))
 
@@ -201,14 +201,14 @@ class ShortIntake:
 
 
 def counted(size: Int64s) -> int:
-    """Return what messages count against a quota: small ones as much as their rows take."""
+    """Return the size of messages for quotas: small ones count as the memory of their rows."""
     if len(size) == 1:
         return max(int(size[0]), MIN_QUOTA_BYTES)
     return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
 
 
 def _is_plain(message: BrokeredMessage) -> bool:
-    """Whether a message becomes deliverable at once, and whether nothing about it needs a check."""
+    """Return whether a message is deliverable at once and needs no further check."""
     return (
         message.time_to_live is None
         and message.scheduled_enqueue_time_utc is None

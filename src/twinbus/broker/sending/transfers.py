@@ -1,10 +1,10 @@
-"""The memory of transfers: which messages of which origin were taken, in little space.
+"""The memory of transfers: which messages of which origin were accepted, in little space.
 
-An origin (see origins.py) numbers its messages. What was taken is kept as intervals, which stay few
-because origins hand over in order. Queues whose messages are brought home, and spill stores, are
-remembered for ever. Senders and sinks come and go: each belongs to the access key that used it
-first, and each key has a share of the memory, so that no key can make the broker forget the
-senders of another. What is forgotten can be taken twice, but is never lost.
+An origin (see origins.py) numbers its messages. The accepted numbers are stored as intervals, which
+stay few because origins send in order. Queues whose messages are brought home, and spill stores,
+are remembered for ever. The number of remembered senders and sinks is limited: each belongs to the
+access key that used it first, and each key has a share of the memory, so that no key can make the
+broker forget the senders of another. A forgotten message may be accepted twice, but is never lost.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from twinbus.message import Int64s
 from twinbus.protocol.origins import OriginKind, origin_kind
 
 _SENDER, _SINK = OriginKind.SENDER, OriginKind.SINK
-ANYBODY = "*"  # owns what was brought home: its sender and the syphon have different keys
+ANYBODY = "*"  # owner of origins brought home, because their sender and the syphon use other keys
 
 
 class _Pool:
@@ -34,26 +34,26 @@ class _Pool:
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # origin -> its owner
-        self._held: dict[str, dict[str, Intervals]] = {}  # owner -> origins, latest used last
-        self._intervals: dict[str, int] = {}  # owner -> how many, over all its origins
+        self._held: dict[str, dict[str, Intervals]] = {}  # by owner: origins, latest used last
+        self._intervals: dict[str, int] = {}  # by owner: number of intervals of all its origins
 
     def owner(self, origin: str) -> str | None:
-        """Return whom an origin belongs to; None: it is not known."""
+        """Return the owner of an origin; None if it is unknown."""
         return self._owners.get(origin)
 
     def get(self, origin: str) -> Intervals | None:
-        """Return what was taken of an origin."""
+        """Return the accepted numbers of an origin."""
         owner = self._owners.get(origin)
         return None if owner is None else self._held[owner][origin]
 
     def goes_on(self, origin: str, number: int, user: str) -> bool:
-        """Whether an origin is known, belongs to this key, and all its numbers are lower."""
+        """Return whether an origin is known, belongs to this key, and has only lower numbers."""
         if self._owners.get(origin) != user:
             return False
         return self._held[user][origin].ends_before(number)
 
     def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
-        """Remember numbers of an origin, and forget what is beyond the owner's share."""
+        """Remember numbers of an origin, and forget the oldest beyond the owner's share."""
         owner = self._owners.setdefault(origin, owner)
         known = self._held.setdefault(owner, {})
         before = known.pop(origin, None)
@@ -62,7 +62,7 @@ class _Pool:
         for first, last in intervals:
             growth += held.add(first, last)
         if before is not None and not growth:
-            return  # nearly always: a known sender goes on where it was
+            return  # nearly always: the numbers continue those of a known sender
         count = len(held)
         held.keep_latest(KNOWN_GAPS)
         self._intervals[owner] = self._intervals.get(owner, 0) + growth + len(held) - count
@@ -85,12 +85,12 @@ class _Pool:
 
 
 class Transfers:
-    """What was taken from each origin."""
+    """The accepted numbers of each origin."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Intervals] = {}  # for ever
-        self._namers: dict[str, str] = {}  # of those: origin -> the key of one entity that named it
-        self._named_origins: Counter[str] = Counter()  # by that key
+        self._taken: dict[str, Intervals] = {}  # origins that are remembered for ever
+        self._namers: dict[str, str] = {}  # by origin in `_taken`: the entity key that used it
+        self._named_origins: Counter[str] = Counter()  # number of these origins by key
         self._named_intervals: Counter[str] = Counter()
         self._senders, self._sinks = _Pool(), _Pool()
 
@@ -105,26 +105,26 @@ class Transfers:
         return self._taken.get(origin) if pool is None else pool.get(origin)
 
     def owner(self, origin: str) -> str | None:
-        """Return the key a sender or sink belongs to; None: it is new, or belongs to nobody."""
+        """Return the key that owns a sender or sink; None if it is new or has no owner."""
         pool = self._pool(origin)
         return None if pool is None else pool.owner(origin)
 
     def goes_on(self, sender: str, number: int, user: str) -> bool:
-        """Whether a sender is known, belongs to this key, and all its numbers so far are lower."""
+        """Return whether a sender is known, belongs to this key, and has only lower numbers."""
         return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
-        """Whether no number of an origin from this one on was taken."""
+        """Return whether no number of an origin from this one on was accepted."""
         held = self._held(origin)
         return held is None or held.ends_before(number)
 
     def taken(self, origin: str, numbers: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of an origin's numbers were taken before."""
+        """Return which numbers of an origin were accepted before."""
         held = self._held(origin)
         return np.zeros(len(numbers), bool) if held is None else held.contains(numbers)
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
-        """Remember that these were taken; a new sender or sink belongs to the owner."""
+        """Remember accepted numbers; a new sender or sink belongs to the owner."""
         pool = self._pool(origin)
         if pool is not None:
             pool.take(origin, owner, intervals)
@@ -142,13 +142,13 @@ class Transfers:
             self._named_intervals[self._namers[origin]] += len(held) - before
 
     def knows(self, origin: str) -> bool:
-        """Whether anything was taken from a queue."""
+        """Return whether any message of a queue was accepted."""
         return origin in self._taken
 
     def has_room(self, key: str, new_origins: int, intervals: int) -> bool:
-        """Whether a key of one entity may make the memory of queues grow by so much.
+        """Return whether a key of one entity may add this much to the memory of queues.
 
-        What was taken from a queue is never forgotten, so what a key may add has a bound.
+        Numbers of a queue are never forgotten, so the amount that a key may add is bounded.
         """
         return (
             self._named_origins[key] + new_origins <= TRANSFER_ORIGINS
@@ -156,11 +156,11 @@ class Transfers:
         )
 
     def forget(self, origin: str) -> None:
-        """Forget an origin that can hand nothing over again."""
+        """Forget an origin that cannot send again."""
         self._taken.pop(origin, None)
 
     def origins(self) -> Iterable[tuple[str, str, list[tuple[int, int]]]]:
-        """Give each origin with its owner and its intervals, the latest used last."""
+        """Yield each origin with its owner and its intervals, the latest used last."""
         for origin, intervals in self._taken.items():
             yield origin, self._namers.get(origin, ""), list(intervals)
         for pool in (self._senders, self._sinks):

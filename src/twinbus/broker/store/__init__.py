@@ -1,1 +1,1 @@
-"""The store: what a turn writes, the log it goes to, and where bodies lie."""
+"""The store: what a turn writes, the log, and the positions of message bodies."""

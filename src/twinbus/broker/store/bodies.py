@@ -1,7 +1,7 @@
-"""Where the bodies lie: every message batch in the log, by number, and how much of it still lives.
+"""The positions of message bodies: every message batch in the log, and how many of its rows live.
 
-Batch numbers only grow, and segments are given up oldest first, so the columns here are a window
-over the numbers in use. A body is read as a view of the mapped file: memory holds no copy.
+Batch numbers increase, and the oldest segments are dropped first, so the columns here are a window
+over the numbers in use. A body is read as a view of the mapped file, without a copy in memory.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.store.log import Log, Place
+from twinbus.broker.store.log import Log, PartPosition
 from twinbus.broker.undo import Undo
 from twinbus.limits import OPEN_RECORDS
 from twinbus.message import Int64s
@@ -22,7 +22,7 @@ _COLUMNS = {
     "offset": np.int64,
     "length": np.int64,
     "rows": np.int32,
-    "live": np.int32,  # places that refer to a row of this batch and are not gone
+    "live": np.int32,  # number of places that refer to a row of this batch and are not gone
 }
 
 
@@ -32,21 +32,21 @@ class Bodies:
     def __init__(self, log: Log, undo: Undo | None = None) -> None:
         self._log = log
         self._undo = undo or Undo()
-        self._first = 1  # batch number of column position 0
+        self._first = 1  # batch number of the first column entry
         self._count = 0
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(64, kind) for name, kind in _COLUMNS.items()
         }
-        self.released = 0  # places given up since the start
-        self.live_bytes = 0.0  # about, of messages somebody waits for
+        self.released = 0  # number of places that were released since the start
+        self.live_bytes = 0.0  # approximate size of the messages that are not gone
         self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
 
     @property
     def next_number(self) -> int:
-        """The number the next batch will have."""
+        """The number of the next batch."""
         return self._first + self._count
 
-    def add(self, number: int, place: Place, rows: int) -> None:
+    def add(self, number: int, place: PartPosition, rows: int) -> None:
         """Register a durable batch."""
         if not self._count:
             self._first = number
@@ -58,7 +58,7 @@ class Bodies:
                 self._columns[name] = grown
         columns = self._columns
         if position > self._count:
-            columns["segment"][self._count : position] = place.segment  # of batches that are lost
+            columns["segment"][self._count : position] = place.segment  # for lost batches
         columns["segment"][position], columns["offset"][position] = place.segment, place.offset
         columns["length"][position], columns["rows"][position] = place.length, rows
         columns["live"][position] = 0
@@ -72,15 +72,15 @@ class Bodies:
         return inside & (rows > 0)
 
     def retain(self, numbers: Int64s) -> None:
-        """Count one more place for each row referred to."""
+        """Add a place for each row."""
         self._count_places(numbers, 1)
 
     def retain_rows(self, number: int, count: int) -> None:
-        """Count so many more places of one batch."""
+        """Add `count` places of one batch."""
         self._count_batch(number - self._first, count)
 
     def release(self, numbers: Int64s) -> None:
-        """Count one place less for each row referred to."""
+        """Remove a place for each row."""
         self._count_places(numbers, -1)
         self.released += len(numbers)
         self._undo.note(lambda: self._count_places(numbers, 1))
@@ -92,7 +92,7 @@ class Bodies:
         if first == last:
             self._count_batch(first - self._first, sign * len(numbers))
             return
-        if last - first <= 4 * len(numbers):  # close together, as messages of one send are
+        if last - first <= 4 * len(numbers):  # dense, as the messages of one send are
             at = np.arange(first, last + 1) - self._first
             places = sign * np.bincount(numbers - first)
         else:
@@ -100,17 +100,19 @@ class Bodies:
             at, places = unique - self._first, sign * counts
         rows, before = self._columns["rows"][at], self._columns["live"][at]
         after = self._columns["live"][at] = before + places
-        held = np.minimum(after, rows) - np.minimum(before, rows)  # a topic counts a row often
+        present = np.minimum(after, rows) - np.minimum(
+            before, rows
+        )  # a topic uses a row repeatedly
         per_row = self._columns["length"][at] / np.maximum(rows, 1)
-        self.live_bytes += float((held * per_row).sum())
+        self.live_bytes += float((present * per_row).sum())
 
     def _count_batch(self, at: int, places: int) -> None:
-        """Count places of one batch: what nearly every send and settlement comes to."""
+        """Change the places of one batch, as nearly every send and settlement does."""
         live, rows = self._columns["live"], int(self._columns["rows"][at])
         before = int(live[at])
         live[at] = before + places
-        held = min(before + places, rows) - min(before, rows)
-        self.live_bytes += held * int(self._columns["length"][at]) / max(rows, 1)
+        present = min(before + places, rows) - min(before, rows)
+        self.live_bytes += present * int(self._columns["length"][at]) / max(rows, 1)
 
     def fetch(self, numbers: Int64s, rows: npt.NDArray[np.int32]) -> pa.RecordBatch:
         """Return these messages, in this order, as one batch."""
@@ -123,14 +125,14 @@ class Bodies:
         return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
     def texts(self, name: str, numbers: Int64s, rows: npt.NDArray[np.int32]) -> list[str | None]:
-        """Return one text column of these messages, without touching their bodies.
+        """Return a text column of these messages, without reading their bodies.
 
-        None for those of batches that the log has no longer.
+        The value is None for messages of batches that are no longer in the log.
         """
-        held = self.holds(numbers)
-        if not held.all():
-            found = iter(self.texts(name, numbers[held], rows[held]) if held.any() else ())
-            return [next(found) if one else None for one in held]
+        present = self.holds(numbers)
+        if not present.all():
+            found = iter(self.texts(name, numbers[present], rows[present]) if present.any() else ())
+            return [next(found) if one else None for one in present]
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         bounds = [0, *cuts.tolist(), len(numbers)]
         texts: list[str | None] = []
@@ -140,7 +142,7 @@ class Bodies:
         return texts
 
     def start_at(self, number: int) -> None:
-        """Continue numbering after a log that holds no batch any more."""
+        """Continue numbering after a log that has no batch any more."""
         if not self._count:
             self._first = max(self._first, number)
 
@@ -151,7 +153,7 @@ class Bodies:
             segment, offset, length = (
                 int(self._columns[name][position]) for name in ("segment", "offset", "length")
             )
-            batch = self._log.read(Place(segment, offset, length))
+            batch = self._log.read(PartPosition(segment, offset, length))
             self._open[number] = batch
             if len(self._open) > OPEN_RECORDS:
                 self._open.popitem(last=False)
@@ -161,23 +163,23 @@ class Bodies:
 
     @property
     def places(self) -> int:
-        """How many messages stand somewhere, a topic's copies each counted."""
+        """The number of places that are not gone; copies of a topic count separately."""
         return int(self._columns["live"][: self._count].sum())
 
     def numbers_in(self, segment: int) -> tuple[int, int]:
-        """Return the first and last batch number of a segment (last < first: none)."""
+        """Return the first and last batch number of a segment (last < first: it has none)."""
         segments = self._columns["segment"][: self._count]
         low = int(np.searchsorted(segments, segment))
         high = int(np.searchsorted(segments, segment, side="right"))
         return low + self._first, high - 1 + self._first
 
     def live_in(self, segment: int) -> int:
-        """Return how many places refer to a segment."""
+        """Return the number of places that refer to a segment."""
         first, last = self.numbers_in(segment)
         return int(self._columns["live"][first - self._first : last + 1 - self._first].sum())
 
     def forget(self, segment: int) -> None:
-        """Let go of a dropped segment's batches, which are the oldest."""
+        """Forget the batches of a dropped segment, which are the oldest."""
         first, last = self.numbers_in(segment)
         for number in [number for number in self._open if first <= number <= last]:
             del self._open[number]

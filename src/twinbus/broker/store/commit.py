@@ -1,8 +1,9 @@
-"""What one turn of the writer wants in the log, and what to do when it is there or was refused.
+"""What one turn writes to the log, and what memory does when it is durable or refused.
 
-Two kinds of entries. *Kept* ones describe what already happened in memory (a message settled,
-dead-lettered): if the commit is refused they wait for the next one. *Tentative* ones (new messages,
-new entities) fall with the commit. An `Effect` says what memory does with them in either case.
+There are two kinds of entries. *Kept* entries describe what already happened in memory (a message
+was settled or dead-lettered): if the log refuses the commit, they are written with the next one.
+*Tentative* entries (new messages, new entities) are dropped with the commit. An `Effect` says what
+memory does with them in either case.
 """
 
 import json
@@ -24,12 +25,12 @@ from twinbus.protocol.operations import Operation
 from twinbus.protocol.origins import sender_number
 from twinbus.protocol.requests import Request
 
-TAKEN = "taken"  # kind of a fact: numbers of an origin, packed; "transferred" had them as JSON
+TAKEN = "taken"  # a fact with packed numbers of an origin; older logs have "transferred", in JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A keyed value; the last one in the log wins, None forgets it."""
+    """A keyed value; the last one in the log is valid, and None deletes it."""
 
     kind: str
     key: str
@@ -37,7 +38,7 @@ class Fact:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """Its approximate size in bytes."""
         return len(self.kind) + len(self.key) + len(self.value or b"")
 
     @classmethod
@@ -47,19 +48,19 @@ class Fact:
 
 
 class Effect:
-    """What a turn does to memory once its record is durable, or if the log refuses the record."""
+    """What a turn does in memory when its record is durable, or when the log refuses it."""
 
     __slots__ = ()
 
     def durable(self) -> None:
-        """Do what only a durable record allows."""
+        """Apply what requires a durable record."""
 
     def refused(self) -> None:
-        """Take back what memory holds of the turn."""
+        """Undo what the turn changed in memory."""
 
 
-class Whole(NamedTuple):
-    """Where a batch goes that goes to one entity whole: no places need to be written."""
+class BatchTarget(NamedTuple):
+    """The entity of a batch that goes to one entity completely: no places need to be written."""
 
     entity: int
     first_sequence: int
@@ -68,10 +69,10 @@ class Whole(NamedTuple):
 
 @dataclass(slots=True)
 class Entries:
-    """Facts, places and changes on their way to the log."""
+    """Facts, places and changes to be written to the log."""
 
     facts: list[Fact] = field(default_factory=list)
-    places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all
+    places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all rows
     changes: list[dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -79,40 +80,40 @@ class Entries:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of entries."""
         return len(self.facts) + len(self.places) + len(self.changes)
 
     def shift(self, by: int) -> None:
-        """Move the expiry times of places: the wall clock was set by so much."""
+        """Move the expiry times of places, because the wall clock was set."""
         for columns in self.places:
             expires = np.asarray(columns["expires"])
             columns["expires"] = np.where(expires == NEVER_US, expires, expires + by)
 
     def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
-        """Note new states of messages."""
+        """Add new states of messages."""
         if len(sequence):
             columns = {"entity": entity, "sequence": sequence, "state": state, "failures": failures}
             self.changes.append(columns)
 
     def gone(self, entity: int, sequence: Int64s, cause: Cause) -> None:
-        """Note that messages left an entity, and why, in place of failures nobody needs now."""
+        """Add that messages left an entity, with the cause in the column of failures."""
         self.change(entity, sequence, State.GONE, cause.value)
 
 
 class Transferred(NamedTuple):
-    """Numbers of an origin that this turn takes."""
+    """Numbers of an origin that this turn accepts."""
 
     source: str
-    owner: str  # of a sender or sink that was not known before
-    is_new: bool  # the log must know the owner
+    owner: str  # of a sender or sink that is new
+    is_new: bool  # the owner must be written to the log
     intervals: Sequence[tuple[int, int]]
 
 
-Savepoint = tuple[list[int], bool]  # how much a commit held at a moment; whether it had to sync
+Savepoint = tuple[list[int], bool]  # the sizes of a commit's lists; whether it had to sync
 
 
 class Commit:
-    """One turn's entries and replies."""
+    """The entries and replies of one turn."""
 
     def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
         self.first_batch = first_batch
@@ -122,15 +123,15 @@ class Commit:
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
         self.transferred: list[Transferred] = []  # in this turn
-        # The same by source, with its owner; made when somebody asks.
+        # The same by source, with its owner; created when it is first needed.
         self._origins: dict[str, tuple[str, Intervals]] | None = None
-        # Replies wait for the disk. Kept places were not written by an earlier turn: nobody may
-        # see their new numbers before the log has them.
+        # Replies must wait for the disk. Kept places were not written by an earlier turn: their new
+        # numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
-        self.effects: list[Effect] = []  # in the order of what caused them
+        self.effects: list[Effect] = []  # in the order of their causes
         self.replies: list[tuple[Request, Any]] = []
         self.refusals: list[tuple[Request, MessagingError]] = []
-        # What the meter counts when the turn is answered: of replies and of refusals.
+        # Operations that the meter counts when the turn is answered: of replies and of refusals.
         self.operations: list[Operation] = []
         self.refused_operations: list[Operation] = []
         self._lists: tuple[list[Any], ...] = (
@@ -141,7 +142,7 @@ class Commit:
         )
 
     def reply(self, request: Request, value: Any, operation: Operation | None = None) -> None:
-        """Answer a request when the turn is over; the operations of sends are noted together."""
+        """Answer a request after the turn; the operations of sends are recorded together."""
         self.replies.append((request, value))
         if operation is not None:
             self.operations.append(operation)
@@ -149,7 +150,7 @@ class Commit:
     def refuse(
         self, request: Request, error: MessagingError, operation: Operation | None = None
     ) -> None:
-        """Refuse a request when the turn is over."""
+        """Refuse a request after the turn."""
         self.refusals.append((request, error))
         if operation is not None:
             self.refused_operations.append(operation)
@@ -157,17 +158,17 @@ class Commit:
     # -- transfers -----------------------------------------------------------------------------
 
     def staged(self, source: str) -> Intervals | None:
-        """Return what this turn has taken of an origin so far."""
+        """Return the numbers of an origin that this turn has accepted so far."""
         found = self._by_source().get(source) if self.transferred else None
         return None if found is None else found[1]
 
     def staged_owner(self, source: str) -> str | None:
-        """Return whom an origin belongs to that this turn was the first to use."""
+        """Return the owner of an origin that is new in this turn."""
         found = self._by_source().get(source) if self.transferred else None
         return None if found is None else found[0]
 
     def note_transferred(self, taken: Transferred) -> None:
-        """Note numbers that this turn takes of an origin."""
+        """Record numbers of an origin that this turn accepts."""
         self.transferred.append(taken)
         if self._origins is not None:
             _add_to(self._origins, taken)
@@ -182,18 +183,18 @@ class Commit:
     # -- savepoints ----------------------------------------------------------------------------
 
     def savepoint(self) -> Savepoint:
-        """Return what `roll_back` needs to forget all that comes after."""
+        """Return the state that `roll_back` restores."""
         return list(map(len, self._lists)), self.must_sync
 
     def roll_back(self, savepoint: Savepoint) -> None:
-        """Forget what was noted since; what memory holds of it is undone elsewhere (undo.py)."""
+        """Remove everything since a savepoint; undo.py undoes the changes in memory."""
         lengths, self.must_sync = savepoint
         for entries, length in zip(self._lists, lengths, strict=True):
             del entries[length:]
         self._origins = None
 
     def forget_answers(self) -> None:
-        """Let go of what was answered and counted."""
+        """Drop what was answered and counted."""
         for answered in (self.replies, self.refusals, self.operations, self.refused_operations):
             if answered:
                 answered.clear()
@@ -202,13 +203,15 @@ class Commit:
 
     @property
     def next_batch(self) -> int:
-        """The number the next batch of this commit will have."""
+        """The number of the next batch of this commit."""
         return self.first_batch + len(self.batches)
 
-    def add_batch(self, batch: pa.RecordBatch | MessageRows, whole: "Whole | None" = None) -> int:
-        """Take a message batch along; return its number."""
+    def add_batch(
+        self, batch: pa.RecordBatch | MessageRows, target: "BatchTarget | None" = None
+    ) -> int:
+        """Add a message batch; return its number."""
         number = self.next_batch
-        where = (whole.entity, whole.first_sequence, whole.time) if whole else ()
+        where = (target.entity, target.first_sequence, target.time) if target else ()
         self.batches.append(Part(PartKind.MESSAGES, batch, number, *where))
         self.must_sync = True
         return number
@@ -222,21 +225,21 @@ class Commit:
 
     @property
     def can_wait(self) -> bool:
-        """Whether it holds nothing but what already happened and nobody relies on yet."""
+        """Whether it has only entries that need not be durable yet."""
         return not (self.must_sync or self.tentative or self.history or self.effects)
 
     @property
     def has_settled(self) -> bool:
-        """Whether this turn changed something that already happened in memory."""
+        """Whether this turn has entries about what already happened in memory."""
         return self.kept.count > self._inherited
 
     @property
     def brings_nothing(self) -> bool:
-        """Whether it only settles or moves messages: what makes room, or takes next to none."""
+        """Whether it only settles or moves messages, which frees space or needs very little."""
         return not (self.batches or self.tentative or self.history or self.transferred)
 
     def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
-        """Return the record of this moment: facts, messages, places, changes, history."""
+        """Return the parts of the record: facts, messages, places, changes, history."""
         parts = []
         batches, transferred = self._transferred()
         facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
@@ -255,9 +258,9 @@ class Commit:
         return parts
 
     def _transferred(self) -> tuple[list[Part], list[Fact]]:
-        """Return the batches, and the facts that say what was transferred.
+        """Return the batches, and the facts about transferred numbers.
 
-        Of one run of one sender, which is nearly every send, the head of a batch says it.
+        For one run of one sender, as in nearly every send, the head of the batch contains it.
         """
         if not self.transferred:
             return self.batches, []
@@ -273,7 +276,7 @@ class Commit:
         return self.batches, facts
 
     def _only_run(self) -> Sent | None:
-        """Return what was taken if it is one run of one sender."""
+        """Return the transferred numbers if they are one run of one sender."""
         taken = self.transferred[0]
         if len(self.transferred) == 1:
             runs = taken.intervals
@@ -300,17 +303,17 @@ def _add_to(origins: dict[str, tuple[str, Intervals]], taken: Transferred) -> No
 
 
 def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:
-    """Return the fact that says which numbers of an origin were taken."""
+    """Return the fact with the accepted numbers of an origin."""
     return Fact(TAKEN, source, pack(intervals))
 
 
 def owner_fact(source: str, owner: str) -> Fact:
-    """Return the fact that says which key a sender or sink belongs to."""
+    """Return the fact with the key that owns a sender or sink."""
     return Fact("owner", source, owner.encode())
 
 
 def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
-    """Give facts in parts that an Arrow batch can hold."""
+    """Split facts into parts that fit into an Arrow batch."""
     first = size = 0
     for at, fact in enumerate(facts):
         size += fact.size
@@ -322,7 +325,7 @@ def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
 
 
 def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Part:
-    """Return the columns of several entries end to end; all of them are numbers."""
+    """Return the concatenated columns of several entries; all of them are numbers."""
     schema, columns = SCHEMAS[kind], []
     for name, dtype, type_ in _DTYPES[kind]:
         pieces = [_spread(entry[name], len(entry["sequence"]), dtype) for entry in entries]
@@ -332,7 +335,7 @@ def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Pa
 
 
 def _spread(value: Any, count: int, dtype: Any) -> Any:
-    """Return a column, made from one value for all where that is what the entry has."""
+    """Return a column; a single value is repeated for all rows."""
     if isinstance(value, np.ndarray):
         return value if value.dtype == dtype else value.astype(dtype)
     return np.full(count, value, dtype)

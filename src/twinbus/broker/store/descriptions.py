@@ -1,4 +1,4 @@
-"""Descriptions of entities, as the log keeps them."""
+"""Decodes descriptions of entities from the log."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from twinbus.errors import InvalidArgumentError
 
 
 def description_of(saved: dict[str, Any]) -> EntityDescription:
-    """Return the description the log kept; metadata that is no longer valid is left out."""
+    """Return the description in the log; metadata that is no longer valid is removed."""
     text = saved["description"]
     try:
         return from_json(text, object)  # type: ignore[return-value]

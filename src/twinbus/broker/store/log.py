@@ -7,11 +7,11 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     +16  8  segment number             +48  8  number of the oldest segment the log needs
                                        +56  8  xxh3 of bytes 0..40 and 48..56
 
-    record         starts at a multiple of 64; a commit is one record, so it is there whole or not
+    record         starts at a multiple of 64; a commit is one record, so it is complete or absent
     +0   4  magic "TBR1"               +16  8  record number, one more than the last
     +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
     +8   8  payload length             +32     zeros to +64, then the payload
-    A record without parts stands for lost ones: what accept_damage left out, up to its number.
+    A record without parts replaces lost ones: those that accept_damage skipped, up to its number.
 
     seal           follows the last record of a segment that is full
     +0   4  magic "TBSL"               +16  8  number of the last record
@@ -27,24 +27,25 @@ r"""The log: append-only segments of commit records, one checksum and one sync p
     A part is one Arrow IPC record batch of its kind's schema, or a few messages as rows
     (message_rows.py). In format version 1 all are columns, and messages have no column `amqp`.
 
-    A MESSAGES part with an entity went there whole and in order at that time, each message active
-    and without expiry: the common case costs no columns. Everything else is told by PLACES. A part
-    with a sender says that these numbers of it were taken; FACTS tell of other transfers.
+    A MESSAGES part with an entity went to this entity completely and in order, each message active
+    and without expiry: this common case needs no columns. PLACES describe all other cases. A part
+    with a sender says that these numbers of it were accepted; FACTS contain other transfers.
 
-A segment's space is reserved when it begins, and the files of dropped segments are written over:
-a sync that need not grow the file takes half the time. What lies behind the last record is zeros or
-old records, which fail the new salt. A segment gets its name when its header is on the disk.
+A segment's space is reserved when it begins, and the files of dropped segments are overwritten: a
+sync that does not extend the file takes half the time. The bytes after the last record are zeros or
+old records, whose checksums do not match the new salt. A segment is renamed to its name when its
+header is on the disk.
 
-Each record is synced before the next is written, so only the last can be torn. A torn tail is
-cut off and its bytes are kept in `cut/`. A bad record with good ones after it is damage; the salt
-keeps a message whose body is a copy of some log from passing for one of them.
+Each record is synced before the next is written, so only the last record can be torn. A torn tail
+is cut off and its bytes are kept in `cut/`. A bad record followed by good ones is damage. Because
+of the salt, a message body that is a copy of some log cannot look like a good record.
 
-No segment can go missing unnoticed. A segment is sealed when the next one is on the disk, so a
-sealed last segment has lost its successors. Before the oldest is removed, the newest says so in its
-header. LOCK says which record was durable when the newest segment began: if every segment is gone,
-the engine refuses to start.
+A missing segment is always detected. A segment is sealed when the next one is on the disk, so a
+sealed last segment has lost its successors. Before the oldest segment is removed, the newest
+records it in its header. LOCK contains the number of the record that was durable when the newest
+segment began: if all segments are missing, the engine refuses to start.
 
-`reserve` is space set aside: when the disk is full, records that free space go there.
+`reserve` is a file of reserved space: when the disk is full, records that free space go there.
 """
 
 import errno
@@ -89,18 +90,18 @@ _OLDEST = struct.Struct("<QQ")  # at byte 48 of a segment
 _SEAL_MAGIC = b"TBSL"
 _SEAL = struct.Struct("<4sIQQQ32x")
 _CHECKED_SEAL = struct.Struct("<IQQ")
-_NEW = "new.spare"  # a segment before it has its name
+_NEW = "new.spare"  # the name of a segment before it gets its own
 _ZEROS = bytes(ALIGNMENT)
 _NAME = re.compile(r"\d{20}\.log")
 
 
 class PartKind(IntEnum):
-    """What a part of a record holds."""
+    """The kinds of parts of a record."""
 
-    FACTS = 1  # keyed values, the last one wins: entities, session states, leases ...
+    FACTS = 1  # keyed values, of which the last is valid: entities, session states, leases ...
     MESSAGES = 2  # message columns, referred to by batch number and row
     PLACES = 3  # which entity holds which message under which number, in which state
-    CHANGES = 4  # new states of messages already placed
+    CHANGES = 4  # new states of messages that have a place
     HISTORY = 5  # message ids for duplicate detection
 
 
@@ -129,7 +130,7 @@ SCHEMAS = {
             ("entity", pa.int32()),
             ("sequence", pa.int64()),
             ("state", pa.uint8()),
-            ("failures", pa.int32()),  # of one that is gone: the cause
+            ("failures", pa.int32()),  # for a message that is gone: the cause
         ]
     ),
     PartKind.HISTORY: pa.schema(
@@ -142,19 +143,19 @@ _MESSAGE_SCHEMA_1 = pa.schema([field for field in MESSAGE_SCHEMA if field.name !
 
 
 class Part(NamedTuple):
-    """One part of a record, to be written or just read."""
+    """A part of a record, to be written or just read."""
 
     kind: PartKind
-    columns: Any  # a pa.RecordBatch, or a few messages as MessageRows
+    columns: Any  # a pa.RecordBatch, or MessageRows for a few messages
     number: int = 0  # of the message batch
-    entity: int = 0  # that all its messages went to; 0: see PLACES
+    entity: int = 0  # of all its messages; 0: see PLACES
     first_sequence: int = 0
     time: int = 0
     sent: "Sent | None" = None
 
 
 class Sent(NamedTuple):
-    """Consecutive numbers of one sender that were taken."""
+    """Consecutive numbers of a sender that were accepted."""
 
     sender: int  # 0: none
     first: int
@@ -164,8 +165,8 @@ class Sent(NamedTuple):
 _NOT_SENT = Sent(0, 0, 0)
 
 
-class Place(NamedTuple):
-    """Where a part lies."""
+class PartPosition(NamedTuple):
+    """The position of a part in the log."""
 
     segment: int
     offset: int
@@ -178,25 +179,25 @@ class Segment:
 
     number: int
     path: Path
-    size: int  # up to the end of its last record; space is reserved behind
+    size: int  # up to the end of its last record; reserved space follows
     salt: int = 0
     version: int = FORMAT_VERSION
-    head: int = ALIGNMENT  # end of its first record, which holds every fact
-    ours: bool = False  # begun by this object, so that it knows everyone who looks at it
+    head: int = ALIGNMENT  # end of its first record, which contains every fact
+    ours: bool = False  # begun by this object, which therefore knows all its readers
     first_record: int = 0
-    successor: int = 0  # the segment its seal names; 0: it is not sealed
-    oldest: int = 0  # the oldest segment that the log needs, as its header says; 0: it does not
+    successor: int = 0  # the next segment in its seal; 0: it is not sealed
+    oldest: int = 0  # the oldest needed segment, from its header; 0: not recorded
     _maps: list[mmap.mmap] = field(default_factory=list, repr=False)  # the last is the largest
 
     def mapped(self, size: int) -> mmap.mmap:
-        """Return the file in memory, at least this much of it."""
+        """Return a mapping of the file with at least this size."""
         if not self._maps or len(self._maps[-1]) < size:
             with self.path.open("rb") as file:
                 self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return self._maps[-1]
 
     def is_viewed(self) -> bool:
-        """Whether somebody still looks at its bytes, so that they must not change."""
+        """Return whether views of its bytes exist, so that they must not change."""
         try:
             while self._maps:
                 self._maps[-1].close()
@@ -205,17 +206,17 @@ class Segment:
             return True
         return False
 
-    def buffer(self, place: Place) -> pa.Buffer:
-        """Return a part's bytes as a view of the mapped file."""
+    def buffer(self, place: PartPosition) -> pa.Buffer:
+        """Return the bytes of a part as a view of the mapped file."""
         content = pa.py_buffer(self.mapped(place.offset + place.length))
         return content.slice(place.offset, place.length)
 
 
 class Record(NamedTuple):
-    """One commit as replay sees it: its parts and where each lies."""
+    """A commit as replay reads it: its parts and their positions."""
 
     number: int
-    parts: tuple[tuple[Part, Place], ...]
+    parts: tuple[tuple[Part, PartPosition], ...]
 
 
 class Log:
@@ -235,19 +236,19 @@ class Log:
         self._segment_bytes = segment_bytes
         self._accept_damage = accept_damage
         self._reserve = directory / "reserve" if keeps_reserve else None
-        self.is_on_reserve = False  # the active segment lies in what was reserved: the disk is full
+        self.is_on_reserve = False  # the active segment uses the reserve: the disk is full
         self._lock, self.seen_record = _lock_directory(directory)
         self.segments: dict[int, Segment] = {}  # oldest first
-        self.cut_bytes = 0  # of the torn tail found at start
+        self.cut_bytes = 0  # size of the torn tail found at the start
         self._next_record = 1
         self._descriptor = -1
-        self._soiled = False  # bytes of a failed append may lie behind the last good record
-        self._written_to = 0  # of the active segment: from here on space was at most reserved
+        self._soiled = False  # bytes of a failed append may follow the last good record
+        self._written_to = 0  # of the active segment: the space after it was never written
 
     # -- reading -------------------------------------------------------------------------------
 
     def replay(self) -> Iterator[Record]:
-        """Yield every record in order; cut a torn tail; must be exhausted before `append`."""
+        """Yield every record in order; cut off a torn tail. Must be exhausted before `append`."""
         paths = sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
         paths = self._needed(paths)
         for path in paths:
@@ -272,7 +273,7 @@ class Log:
     def _needed(self, paths: list[Path]) -> list[Path]:
         """Return the segments that the newest one needs; refuse if the oldest are missing.
 
-        Older ones were about to be removed when the broker ended.
+        Older segments were about to be removed when the broker ended.
         """
         oldest = max((_oldest_needed(path) for path in paths[-1:]), default=0)
         for path in [path for path in paths if int(path.stem) < oldest]:
@@ -281,16 +282,16 @@ class Log:
         if paths and oldest and int(paths[0].stem) > oldest and not self._accept_damage:
             raise LogDamagedError(
                 f"segments {oldest} to {int(paths[0].stem) - 1} of the log in {self.directory} are "
-                "missing: the newest segment says that they are needed. Restore them from a "
+                "missing, but the newest segment needs them. Restore them from a "
                 f"backup, or run `twinbus restored --accept-damage {self.directory.parent}` and "
-                "lose what they held",
+                "lose their content",
                 path=str(self.directory / f"{oldest:020d}.log"),
                 segment=oldest,
             )
         return paths
 
     def _check_newest(self) -> None:
-        """Refuse a log whose newest segment names a successor that is missing."""
+        """Refuse a log whose newest segment has a successor that is missing."""
         newest = self._active() if self.segments else None
         if newest and newest.successor and self._accept_damage:
             self._mend(newest, newest.size, bytes(_SEAL.size))
@@ -299,7 +300,7 @@ class Log:
                 f"segment {newest.successor} of the log in {self.directory} is missing, and all "
                 f"after it: segment {newest.number} is sealed, so its successor was on the disk. "
                 "Restore it from a backup, or run "
-                f"`twinbus restored --accept-damage {self.directory.parent}` and lose what it held",
+                f"`twinbus restored --accept-damage {self.directory.parent}` and lose its content",
                 path=str(self.directory / f"{newest.successor:020d}.log"),
                 segment=newest.successor,
             )
@@ -313,7 +314,7 @@ class Log:
             end = _record_end(view, offset, segment.salt, self._next_record)
             if end is not None:
                 record = self._parse(segment, pa.py_buffer(content), offset)
-                if record.parts:  # else it stands for what was lost
+                if record.parts:  # a record without parts replaces lost ones
                     yield record
                 self._next_record = record.number + 1
                 if record.parts and segment.head == ALIGNMENT:
@@ -330,10 +331,10 @@ class Log:
         segment.size = offset
 
     def _find_record(self, segment: Segment, content: mmap.mmap, offset: int) -> int | None:
-        """Return the next good record after a bad one: proof that the bad one is damage.
+        """Return the next good record after a bad one: it proves that the bad one is damage.
 
-        The search ends a byte early: some Pythons (3.11.2) look at the byte behind what they
-        search, and behind a whole mapping there may be none, which ends the process.
+        The search ends a byte early: some Pythons (3.11.2) read the byte after the searched range,
+        and after the end of a mapping there may be none, which ends the process.
         """
         view = memoryview(content)
         end = len(view) - 1
@@ -361,7 +362,7 @@ class Log:
         good = checksum == xxhash.xxh3_64_intdigest(view[: _SEGMENT_HEADER.size])
         if magic != _SEGMENT_MAGIC or not good or number != segment.number:
             raise LogDamagedError(
-                f"{segment.path} does not begin like segment {segment.number} of a Twinbus log; "
+                f"{segment.path} does not have the header of segment {segment.number} of a log; "
                 "restore the file from a backup",
                 path=str(segment.path),
                 offset=0,
@@ -370,9 +371,9 @@ class Log:
         if missing and not self._accept_damage:
             raise LogDamagedError(
                 f"{segment.path} begins with record {first}, but record {self._next_record} was "
-                "to come: the end of the segment before it, or a whole segment, is missing. "
+                "expected: the end of the previous segment, or a complete segment, is missing. "
                 "Restore it from a backup, or open the namespace once with accept_damage=True "
-                "and lose what it held",
+                "and lose its content",
                 path=str(segment.path),
                 offset=0,
                 record=self._next_record,
@@ -390,7 +391,7 @@ class Log:
                 f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
                 "and later records are intact, so this is damage, not an interrupted write. "
                 "Restore the file from a backup, or open the namespace once with "
-                "accept_damage=True: the damaged bytes are then kept in cut/ and what they held "
+                "accept_damage=True: the damaged bytes are then kept in cut/ and their content "
                 "is lost",
                 path=str(segment.path),
                 offset=offset,
@@ -403,7 +404,7 @@ class Log:
         return end
 
     def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
-        """Write a record without parts in place of what is lost, so that it is accepted once."""
+        """Write a record without parts for lost records, so that the loss is accepted once."""
         payload = bytes(end - offset - _RECORD_HEADER.size)
         checked = _CHECKED_HEADER.pack(0, len(payload), number)
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
@@ -412,7 +413,7 @@ class Log:
         self._mend(segment, offset, header.ljust(_RECORD_HEADER.size, b"\0") + payload)
 
     def _mend(self, segment: Segment, offset: int, content: bytes) -> None:
-        """Write over a part of a segment, durably."""
+        """Overwrite a part of a segment, durably."""
         descriptor = self._storage.create(segment.path)
         try:
             self._storage.write(descriptor, offset, [memoryview(content)])
@@ -421,7 +422,7 @@ class Log:
             os.close(descriptor)
 
     def _cut(self, segment: Segment, offset: int) -> None:
-        """Take the torn tail off the last segment; its bytes were never acknowledged."""
+        """Cut the torn tail off the last segment; its bytes were never acknowledged."""
         self.cut_bytes = self._keep_aside(segment, offset, segment.size)
         descriptor = self._storage.create(segment.path)
         try:
@@ -431,7 +432,7 @@ class Log:
             os.close(descriptor)
 
     def _keep_aside(self, segment: Segment, start: int, end: int) -> int:
-        """Keep bytes for an operator to look at; return how many there were before the zeros."""
+        """Keep bytes for an operator to inspect; return how many precede the zeros."""
         aside = self.directory / "cut"
         make_private(aside)
         with segment.path.open("rb") as file:
@@ -449,7 +450,7 @@ class Log:
         for index in range(count):
             header = _PART_HEADER.unpack_from(content, table + index * _PART_HEADER.size)
             kind, entity, batch_number, length, first_sequence, time, *numbers = header
-            place = Place(segment.number, at, length)
+            place = PartPosition(segment.number, at, length)
             columns = _read(content.slice(at, length), PartKind(kind), segment.version)
             sent = Sent(*numbers) if numbers[0] else None
             part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time, sent)
@@ -457,8 +458,8 @@ class Log:
             at += _padded(length)
         return Record(number, tuple(parts))
 
-    def read(self, place: Place) -> pa.RecordBatch:
-        """Return the message batch at this place: columns are a view of the file."""
+    def read(self, place: PartPosition) -> pa.RecordBatch:
+        """Return the message batch at a position; columns are a view of the file."""
         segment = self.segments[place.segment]
         content = _read(segment.buffer(place), PartKind.MESSAGES, segment.version)
         return content.batch() if isinstance(content, MessageRows) else content
@@ -467,24 +468,24 @@ class Log:
 
     @property
     def begins_segment(self) -> bool:
-        """Whether the next record is the first of a segment: it must hold every fact."""
+        """Whether the next record is the first of a segment and must contain every fact."""
         return self._wants_new_segment or self._active().head == ALIGNMENT
 
     def needs_facts(self, *, frees_space: bool) -> bool:
-        """Whether the next record must hold every fact: it is the first of its segment.
+        """Return whether the next record is the first of its segment and must contain every fact.
 
-        One that does not free space leaves the reserve, for a segment of its own.
+        A record that does not free space leaves the reserve and begins a new segment.
         """
         return self.begins_segment or (self.is_on_reserve and not frees_space)
 
     @property
     def has_head(self) -> bool:
-        """Whether the active segment holds every fact."""
+        """Whether the active segment contains every fact."""
         return bool(self.segments) and self._active().head > ALIGNMENT
 
     @property
     def first_record(self) -> int:
-        """The number of the oldest record it may still hold."""
+        """The number of the oldest record that the log may still have."""
         return next(iter(self.segments.values())).first_record if self.segments else 0
 
     @property
@@ -492,29 +493,29 @@ class Log:
         if not self.segments or self._soiled:
             return True
         active = self._active()
-        is_old = active.version < FORMAT_VERSION  # its readers would not know what we write
+        is_old = active.version < FORMAT_VERSION  # its readers cannot read what we write
         return is_old or active.size - active.head >= self._segment_bytes
 
     @property
     def last_record(self) -> int:
-        """The number of the record written last."""
+        """The number of the last record."""
         return self._next_record - 1
 
     @property
     def size_in_bytes(self) -> int:
-        """Bytes of all segments."""
+        """The size of all segments in bytes."""
         return sum([segment.size for segment in self.segments.values()])
 
     @property
     def size_without_heads(self) -> int:
-        """Bytes of all segments but for the facts they begin with."""
+        """The size of all segments in bytes, without the facts at their beginning."""
         return sum(segment.size - segment.head for segment in self.segments.values())
 
-    def append(self, parts: Sequence[Part], *, frees_space: bool = False) -> list[Place]:
-        """Write one record and sync it; return where its parts lie.
+    def append(self, parts: Sequence[Part], *, frees_space: bool = False) -> list[PartPosition]:
+        """Write a record and sync it; return the positions of its parts.
 
-        On failure nothing of it remains, and StoreUnavailableError says why. The next append goes
-        to a new segment; if the disk is full, that of a record that frees space to the reserve.
+        If it fails, nothing of it remains, and StoreUnavailableError has the reason. The next
+        append goes to a new segment; on a full disk, a record that frees space goes to the reserve.
         """
         try:
             if self._soiled or self.is_on_reserve or self._wants_new_segment:
@@ -525,17 +526,17 @@ class Log:
             self._take_back()
             raise StoreUnavailableError(
                 f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
-                "was accepted. Free space or mend the disk: the broker tries again by itself",
+                "was accepted. Free space or repair the disk; the broker then continues by itself",
                 directory=str(self.directory),
                 errno=error.errno,
             ) from error
 
     def _prepare(self, *, frees_space: bool) -> None:
-        """See that the active segment can take a record.
+        """Ensure that the active segment can accept a record.
 
-        After a failed append the log goes on in a new segment: a failed sync leaves the kernel's
-        view of the pages unknown, so the file is not trusted with more. Space that was reserved is
-        for records that free space; anything else needs a segment of its own.
+        After a failed append, the log continues in a new segment: after a failed sync the content
+        of the page cache is unknown, so the file is not used any more. The reserve is for records
+        that free space; any other record needs a new segment.
         """
         if self._soiled:
             self._take_back()
@@ -555,11 +556,11 @@ class Log:
 
     @property
     def has_reserve(self) -> bool:
-        """Whether there is space set aside."""
+        """Whether the reserve exists."""
         return self._reserve is not None and self._reserve.exists()
 
     def _keep_reserve(self) -> None:
-        """Set space aside again, if it is gone and there is some; it is no reason to fail."""
+        """Create the reserve again if it was used and the disk has space; failing is no error."""
         if self._reserve is None or self._reserve.exists() or self.is_on_reserve:
             return
         draft = self._reserve.with_suffix(".draft")
@@ -575,9 +576,9 @@ class Log:
                 os.close(descriptor)
             self._storage.rename(draft, self._reserve)
 
-    def _append(self, segment: Segment, parts: Sequence[Part]) -> list[Place]:
+    def _append(self, segment: Segment, parts: Sequence[Part]) -> list[PartPosition]:
         offset = segment.size + _RECORD_HEADER.size + len(parts) * _PART_HEADER.size
-        places: list[Place] = []
+        places: list[PartPosition] = []
         table: list[bytes] = []
         buffers: list[Any] = []
         for part in parts:
@@ -587,12 +588,12 @@ class Log:
             sent = part.sent or _NOT_SENT
             numbers = (part.number, length, part.first_sequence, part.time, *sent)
             table.append(_PART_HEADER.pack(part.kind, part.entity, *numbers))
-            places.append(Place(segment.number, offset, length))
+            places.append(PartPosition(segment.number, offset, length))
             buffers += (body, _ZEROS[:padding])
             offset += length + padding
         payload = offset - segment.size - _RECORD_HEADER.size
         head = b"".join(table)
-        if payload < ZERO_AHEAD_BYTES:  # small: one buffer is cheaper to check and to write
+        if payload < ZERO_AHEAD_BYTES:  # small: one buffer is cheaper to checksum and write
             head, buffers = b"".join((head, *buffers)), []
         checked = _CHECKED_HEADER.pack(len(parts), payload, self._next_record)
         digest = xxhash.xxh3_64(checked + head, seed=segment.salt)
@@ -616,19 +617,19 @@ class Log:
         return places
 
     def _zero_ahead(self, offset: int) -> None:
-        """Write zeros where the next small records will go.
+        """Write zeros at the position of the next small records.
 
-        Reserved space that was never written is marked so, and each sync of a record in it has to
-        change that mark as well: it takes half as long again.
+        The file system marks reserved space that was never written. Each sync of a record in it
+        must also change this mark, which takes 50 % longer.
         """
         end = min(offset + ZERO_AHEAD_BYTES, self._segment_bytes)
         if offset < end:
-            with suppress(OSError):  # it only saves time
+            with suppress(OSError):  # this only saves time
                 self._storage.write(self._descriptor, offset, [memoryview(bytes(end - offset))])
         self._written_to = end
 
     def _begin_segment(self, spare: Path | None = None, *, must_reserve: bool = False) -> None:
-        """Begin a segment, in a file that is already there or in a new one."""
+        """Begin a segment, in a spare file or in a new one."""
         number = max(self.segments, default=0) + 1
         path = self.directory / f"{number:020d}.log"
         spare = spare or next(iter(self._spares()), self.directory / _NEW)
@@ -657,15 +658,15 @@ class Log:
         self.segments[number] = segment
 
     def _spares(self) -> list[Path]:
-        """Return files of dropped segments that wait to be written over."""
+        """Return the files of dropped segments that can be overwritten."""
         return sorted(path for path in self.directory.glob("*.spare") if path.name != _NEW)
 
     def _end_segment(self, successor: int = 0) -> None:
-        """Give back the space that was reserved and not written; seal it if another follows."""
+        """Release the reserved space of a segment; seal it if another one follows."""
         if self._descriptor < 0:
             return
         active, end = self._active(), self._active().size
-        with suppress(OSError):  # what lies behind the last record is not needed
+        with suppress(OSError):  # the bytes after the last record are not needed
             if successor:
                 checked = _CHECKED_SEAL.pack(0, successor, self.last_record)
                 digest = xxhash.xxh3_64_intdigest(checked, seed=active.salt)
@@ -679,16 +680,16 @@ class Log:
         self._descriptor = -1
 
     def _take_back(self) -> None:
-        """Remove the bytes of a failed append, so that no restart finds them."""
+        """Remove the bytes of a failed append, so that no restart reads them."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 self._storage.truncate(self._descriptor, self._active().size)
                 self._storage.sync(self._descriptor)
 
     def skip_to(self, record: int) -> None:
-        """Give the next record a higher number: lower ones stand for others in the ledger.
+        """Skip record numbers that the ledger has already used.
 
-        Another copy of this log wrote them, and it is lost.
+        A lost copy of this log has written records with these numbers.
         """
         if record < self._next_record:
             return
@@ -700,11 +701,11 @@ class Log:
         self._next_record = record + 1
 
     def drop(self, number: int) -> None:
-        """Give up a segment whose messages are all gone or moved; views of it stay valid."""
+        """Drop a segment whose messages are all gone or moved; views of it stay valid."""
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
-        with suppress(OSError):  # a file that stays is read once more at the next start
+        with suppress(OSError):  # a file that remains is read again at the next start
             if self._descriptor >= 0:
                 self._remove_unfinished()
                 active = self._active()
@@ -720,7 +721,7 @@ class Log:
         self._keep_reserve()
 
     def _remove_unfinished(self) -> None:
-        """Remove a segment that got its name in vain: it says that the oldest one is needed."""
+        """Remove a named segment that was not used, because its header needs the oldest one."""
         path = self.directory / f"{self._active().number + 1:020d}.log"
         if path.exists():
             self._storage.remove(path)
@@ -730,17 +731,24 @@ class Log:
         return next(reversed(self.segments.values()))
 
     def close(self) -> None:
-        """Let go of the files and the directory."""
+        """Release the files and the directory."""
         self._end_segment()
         if self._lock >= 0:
-            if self.segments:  # after a start that was refused they may be only some of them
+            if self.segments:  # after a refused start, these may be only some of the segments
                 _write_lock(self._lock, max(self.last_record, self.seen_record))
             os.close(self._lock)
             self._lock = -1
 
+    def crash(self) -> None:
+        """Close the files as the system does for a killed process: nothing is written."""
+        for descriptor in (self._descriptor, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._lock = -1
+
 
 def _read(content: pa.Buffer, kind: PartKind, version: int) -> Any:
-    """Return what a part holds."""
+    """Return the content of a part."""
     if kind is PartKind.MESSAGES:
         if version == 1:
             return conform(pa.ipc.read_record_batch(content, _MESSAGE_SCHEMA_1))
@@ -765,7 +773,7 @@ def _header_of(segment: Segment) -> bytes:
 
 
 def _check_space(descriptor: int, size: int) -> None:
-    """Refuse a file that has less space than this on the disk."""
+    """Raise OSError if a file has less space than this on the disk."""
     if os.fstat(descriptor).st_blocks * 512 < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -775,7 +783,7 @@ def _oldest_checksum(fields: bytes, oldest: int) -> int:
 
 
 def _oldest_needed(path: Path) -> int:
-    """Return the oldest segment that a segment says the log needs; 0: it does not say."""
+    """Return the oldest needed segment from a segment's header; 0 if it is not recorded."""
     with path.open("rb") as file:
         header = file.read(ALIGNMENT)
     if len(header) < ALIGNMENT:
@@ -786,7 +794,7 @@ def _oldest_needed(path: Path) -> int:
 
 
 def _sealed_for(view: memoryview, offset: int, salt: int) -> int:
-    """Return the successor that a seal at this place names; 0: there is no seal."""
+    """Return the successor in a seal at this position; 0 if there is no seal."""
     if len(view) - offset < _SEAL.size:
         return 0
     magic, zero, successor, record, checksum = _SEAL.unpack_from(view, offset)
@@ -796,7 +804,7 @@ def _sealed_for(view: memoryview, offset: int, salt: int) -> int:
 
 
 def _is_torn(view: memoryview, offset: int, number: int) -> bool:
-    """Whether the record of this number was begun here; else it is space not yet written."""
+    """Return whether this record was begun here; otherwise the space is unused."""
     if len(view) - offset < _RECORD_HEADER.size:
         return offset < len(view)
     found: int = _RECORD_HEADER.unpack_from(view, offset)[3]
@@ -804,12 +812,12 @@ def _is_torn(view: memoryview, offset: int, number: int) -> bool:
 
 
 def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | None:
-    """Return where the record of this number ends, or None if it is not there whole and good."""
+    """Return the end of the record with this number; None if it is not complete and valid."""
     if len(view) - offset < _RECORD_HEADER.size:
         return None
     magic, parts, payload, found, checksum = _RECORD_HEADER.unpack_from(view, offset)
     end: int = offset + _RECORD_HEADER.size + payload
-    expected = found == number or (parts == 0 and found > number)  # a gap that was accepted
+    expected = found == number or (parts == 0 and found > number)  # or: an accepted gap
     if magic != _RECORD_MAGIC or not expected or end > len(view):
         return None
     digest = xxhash.xxh3_64(_CHECKED_HEADER.pack(parts, payload, found), seed=salt)
@@ -818,7 +826,7 @@ def _record_end(view: memoryview, offset: int, salt: int, number: int) -> int | 
 
 
 def _lock_directory(directory: Path) -> tuple[int, int]:
-    """Become the one writer of a directory, or say who is; return the last record it had seen."""
+    """Become the only writer of a directory, or raise; return its descriptor and last record."""
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -837,7 +845,7 @@ def _lock_directory(directory: Path) -> tuple[int, int]:
     if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
         os.close(descriptor)
         raise StoreUnavailableError(
-            f"{directory / 'LOCK'} is not a file of its own (it is a link or a device); remove it",
+            f"{directory / 'LOCK'} is a link or a device, not a regular file; remove it",
             directory=str(directory),
         )
     holder, _, seen = os.pread(descriptor, 64, 0).decode(errors="replace").partition(" ")
@@ -846,8 +854,8 @@ def _lock_directory(directory: Path) -> tuple[int, int]:
     except BlockingIOError:
         os.close(descriptor)
         raise NamespaceInUseError(
-            f"{directory} is in use by process {holder}; one process at a time may write a "
-            "namespace. Stop it, or connect to it as a server",
+            f"{directory} is in use by process {holder}; only one process at a time may write a "
+            "namespace. Stop that process, or connect to it as a server",
             directory=str(directory),
             pid=int(holder) if holder.isdigit() else None,
         ) from None
@@ -857,8 +865,8 @@ def _lock_directory(directory: Path) -> tuple[int, int]:
 
 
 def _write_lock(descriptor: int, record: int) -> None:
-    """Say who holds the lock, and which record was the last."""
+    """Write our process id and the last record to LOCK."""
     content = f"{os.getpid()} {record}".encode()
-    with suppress(OSError):  # a full disk; the lock holds all the same
+    with suppress(OSError):  # such as a full disk; we hold the lock anyway
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, content, 0)

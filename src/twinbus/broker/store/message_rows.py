@@ -1,13 +1,14 @@
-"""A few messages as a part of a record: as rows, not as columns.
+"""A few messages as a part of a record: as rows instead of columns.
 
-Nearly every turn of a quiet broker brings one message. Columns of one message take ten times the
-time to make and twice the space of the message itself, so the log keeps a few messages as rows:
+Nearly every turn of a quiet broker has one message. To create columns of one message takes ten
+times as long, and they need twice the space of the message. So the log stores a few messages as
+rows:
 
-    +0   4  "ROWS", which no Arrow record batch begins with
+    +0   4  "ROWS", with which no Arrow record batch begins
     +4   4  length of the rows
-    +8      the rows as MessagePack, then the bodies end to end: as on the wire (protocol/rows.py)
+    +8      the rows as MessagePack, then the bodies: as on the wire (protocol/rows.py)
 
-Reading messages makes columns of them; replay and the ledger need no columns.
+Reading the messages creates columns; replay and the ledger need no columns.
 """
 
 import struct
@@ -27,7 +28,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class MessageRows:
-    """A few messages on their way to the log, encoded at once: a failure is that of their send."""
+    """A few messages for the log, encoded at once, so that an error belongs to their send."""
 
     __slots__ = ("_content", "_messages")
 
@@ -44,30 +45,30 @@ class MessageRows:
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return len(self._messages)
 
     def serialize(self) -> bytes:
-        """Return them as the log keeps them."""
+        """Return the encoded part."""
         return self._content
 
     def ids(self) -> tuple[str | None, ...]:
-        """Return the id of each."""
+        """Return the ids of the messages."""
         if len(self._messages) == 1:
             return (self._messages[0].message_id,)
         return tuple([message.message_id for message in self._messages])
 
     def sizes(self) -> Int64s:
-        """Return the size of each."""
+        """Return the sizes of the messages."""
         return np.array([message.size for message in self.messages], np.int64)
 
     def batch(self) -> pa.RecordBatch:
-        """Return them as columns."""
+        """Return the messages as columns."""
         return to_batch(self.messages)
 
 
 class StoredRows(MessageRows):
-    """The same, as read from the log: a view of its file until somebody asks for the messages."""
+    """Rows read from the log: a view of the file until the messages are needed."""
 
     __slots__ = ("_bodies", "_rows")
 
@@ -78,20 +79,20 @@ class StoredRows(MessageRows):
 
     @property
     def messages(self) -> Sequence[BrokeredMessage]:
-        """The messages, made each time: a start reads more of them than memory holds."""
+        """The messages, decoded each time: at a start they may not fit into memory."""
         return decode_rows(_decode(self._rows), self._bodies)
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """The number of messages."""
         return len(_decode(self._rows))
 
     def ids(self) -> tuple[str | None, ...]:
-        """Return the id of each."""
+        """Return the ids of the messages."""
         return tuple([row[1] if len(row) > 1 else None for row in _decode(self._rows)])
 
 
 def rows_in(content: pa.Buffer) -> StoredRows | None:
-    """Return the rows that a part of the log holds; None: it holds columns."""
+    """Return the rows in a part of the log; None if it has columns."""
     view = memoryview(content)
     return StoredRows(view) if view[: len(_MAGIC)] == _MAGIC else None

@@ -1,8 +1,9 @@
-"""The spill store: where sends go while the log refuses writes or is slow for a while.
+"""The spill store: accepts sends while the log refuses writes or is slow.
 
-It is a small log of its own, best on another disk. A send in it is durable and acknowledged, but
-not yet visible; it is moved into the main log, as a transfer from this spill, when that works.
-The memory of transfers makes the move exactly-once even if a crash comes before the clearing.
+It is a small separate log, best on another disk. A send in it is durable and acknowledged, but not
+yet visible. When the main log works again, the send is moved there as a transfer from this spill.
+Because the broker remembers transfers, the move is exactly-once even if a crash precedes the
+cleanup.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from twinbus.broker.store.commit import Commit, Fact
-from twinbus.broker.store.log import Log, PartKind, Place, Record
+from twinbus.broker.store.log import Log, PartKind, PartPosition, Record
 from twinbus.broker.store.storage import Storage
 from twinbus.limits import SECOND_US, SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
 from twinbus.protocol.commands import Origin, Send
@@ -29,14 +30,14 @@ class StoreHealth:
     spilling: bool = False
     retry_at: int = 0
     slow: int = 0  # slow commits in a row
-    since: int = 0  # when it began to spill
-    is_refusing: bool = False  # the store refused a record, and has not taken an ordinary one since
-    reason: str = ""  # why it began to spill
+    since: int = 0  # when spilling began
+    is_refusing: bool = False  # the store refused a record and has not accepted another since
+    reason: str = ""  # why spilling began
 
     def succeeded(self, duration: int, now: int, *, used_reserve: bool = False) -> None:
-        """Note a commit that worked, and how long it took.
+        """Record a successful commit and its duration.
 
-        A record in the reserved space does not prove that the store takes new messages.
+        A record in the reserve does not prove that the store accepts new messages.
         """
         if not used_reserve:
             self.is_refusing = False
@@ -49,20 +50,20 @@ class StoreHealth:
     def is_well(self) -> bool:
         """Whether the last commits were quick, nothing waits to be moved, and nothing was refused.
 
-        One more quick commit changes nothing about it then.
+        Another quick commit would then change nothing.
         """
         return not (self.spilling or self.slow or self.is_refusing)
 
     @property
     def is_slow(self) -> bool:
-        """Whether the store takes records, but takes too long for them."""
+        """Whether the store accepts records, but too slowly."""
         return self.spilling and self.slow >= SLOW_COMMITS_TO_SPILL
 
     def refused(self, now: int, reason: str = "") -> None:
-        """Note a commit that failed, and why."""
+        """Record a failed commit and its reason."""
         self.is_refusing = True
         self._begin(now, reason)
-        self.reason = reason  # of this refusal: a start with spilled sends has none yet
+        self.reason = reason  # of this refusal; after a start with spilled sends it is empty
 
     def _begin(self, now: int, reason: str) -> None:
         if not self.spilling:
@@ -71,22 +72,22 @@ class StoreHealth:
         self.retry_at = now + SPILL_RETRY_US
 
     def shift(self, by: int) -> None:
-        """Move its times: the wall clock was set by so much."""
+        """Move the times, because the wall clock was set."""
         self.retry_at += by
         self.since += by
 
     def recovered(self) -> None:
-        """Note that everything spilled has been moved."""
+        """Record that all spilled sends have been moved."""
         self.spilling = self.is_refusing = False
         self.slow = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A send that waits: its path, origin and owner, its messages, and when it was spilled."""
+class _WaitingSend:
+    """A waiting send: path, origin, owner, messages, and when it was spilled."""
 
     fact: Fact
-    place: Place
+    place: PartPosition
     spilled_at: int
 
 
@@ -94,7 +95,7 @@ class _Waiting:
 class SpilledSend:
     """A send that waits in the spill store."""
 
-    position: int  # among those that wait
+    position: int  # index among the waiting sends
     send: Send  # as a transfer
     owner: str  # of its sender
 
@@ -106,11 +107,11 @@ class Spill:
         self._opened_at = now
         self._log = Log(directory, storage)
         self._source = spill_source(os.urandom(16).hex())
-        self._next = 1  # number of the next row it takes
-        self._sources: set[str] = set()  # of what was moved
-        self._waiting: list[_Waiting] = []
-        self.paths: Counter[str] = Counter()  # of the entities whose sends wait here
-        self.bytes: Counter[str] = Counter()  # that each of them has here, as quotas count
+        self._next = 1  # number of the next row
+        self._sources: set[str] = set()  # of the moved sends
+        self._waiting: list[_WaitingSend] = []
+        self.paths: Counter[str] = Counter()  # number of waiting sends by entity
+        self.bytes: Counter[str] = Counter()  # their size by entity, as quotas count it
         try:
             for record in self._log.replay():
                 self._read(record)
@@ -120,11 +121,11 @@ class Spill:
 
     def _read(self, record: Record) -> None:
         facts = next(part for part, _ in record.parts if part.kind is PartKind.FACTS)
-        # An earlier version did not write the time.
+        # An earlier version did not record the time.
         spilled_at = min(facts.time, self._opened_at) if facts.time else self._opened_at
         place = next(place for part, place in record.parts if part.kind is PartKind.MESSAGES)
         kind, key, value = (column[0].as_py() for column in facts.columns.columns)
-        self._waiting.append(_Waiting(Fact(kind, key, value), place, spilled_at))
+        self._waiting.append(_WaitingSend(Fact(kind, key, value), place, spilled_at))
         self.paths[key] += 1
         self.bytes[key.lower()] += place.length
 
@@ -133,16 +134,16 @@ class Spill:
 
     @property
     def size_in_bytes(self) -> int:
-        """How much waits here."""
+        """The number of waiting sends."""
         return self._log.size_in_bytes
 
     @property
     def oldest_at(self) -> int | None:
-        """When the send was spilled that has waited longest; None: no send waits."""
+        """When the oldest waiting send was spilled; None if there is none."""
         return self._waiting[0].spilled_at if self._waiting else None
 
     def shift(self, by: int) -> None:
-        """Move the times of all sends that wait: the wall clock was set by so much."""
+        """Move the times of all waiting sends, because the wall clock was set."""
         self._waiting = [
             replace(spilled, spilled_at=spilled.spilled_at + by) for spilled in self._waiting
         ]
@@ -150,7 +151,7 @@ class Spill:
     def append(
         self, path: str, batch: pa.RecordBatch, origin: Origin | None, owner: str = "", now: int = 0
     ) -> None:
-        """Make a send durable here; its sender belongs to the owner."""
+        """Store a send durably; `owner` is the owner of its sender."""
         if origin is None:
             numbers = range(self._next, self._next + batch.num_rows)
             origin = Origin(self._source, numbers)
@@ -160,12 +161,12 @@ class Spill:
         commit.tentative.facts.append(fact)
         commit.add_batch(batch)
         places = self._log.append(commit.parts(now))
-        self._waiting.append(_Waiting(fact, places[1], now))
+        self._waiting.append(_WaitingSend(fact, places[1], now))
         self.paths[path] += 1
         self.bytes[path.lower()] += places[1].length
 
     def sends(self, paused: Container[str] = ()) -> Iterator[SpilledSend]:
-        """Yield what waits, oldest first, but for the paused entities."""
+        """Yield the waiting sends, oldest first, except those of paused entities."""
         for position, waiting in enumerate(self._waiting):
             path = waiting.fact.key
             if path.lower() not in paused:
@@ -175,9 +176,9 @@ class Spill:
                 )
 
     def moved(self, positions: Sequence[int]) -> set[str]:
-        """Note that the sends at these positions, in rising order, are in the main log.
+        """Record that the sends at these positions, in ascending order, are in the main log.
 
-        When all are, the files go; returns the spills whose transfers need no remembering then.
+        When all are, delete the files and return the spills whose transfers can be forgotten.
         """
         for position in reversed(positions):
             waiting = self._waiting.pop(position)
@@ -194,8 +195,12 @@ class Spill:
         return done
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._log.close()
+
+    def crash(self) -> None:
+        """Close the files as the system does for a killed process."""
+        self._log.crash()
 
 
 def _origin(fact: Fact) -> tuple[Origin, str]:
@@ -209,7 +214,7 @@ def _origin(fact: Fact) -> tuple[Origin, str]:
 
 
 def _plain(origin: Origin | None) -> list[tuple[str, list[int]]]:
-    """Return an origin and the others after it as JSON can hold them."""
+    """Return an origin and its further origins in JSON form."""
     if origin is None:
         return []
     return [(origin.source, [int(n) for n in origin.numbers]), *_plain(origin.also)]

@@ -1,1 +1,1 @@
-"""Turns: who has the turn, what happens in one, and the start from the log."""
+"""Turns: who runs them, what happens in a turn, and the start from the log."""

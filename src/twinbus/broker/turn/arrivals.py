@@ -1,6 +1,6 @@
-"""Requests that wait for a turn, and which of them go into the next one.
+"""Requests that wait for a turn, and which of them are executed in the next one.
 
-Any thread adds requests. The thread that has the turn takes them out.
+Any thread adds requests. The thread with the turn removes them.
 """
 
 from collections import deque
@@ -15,20 +15,20 @@ class Arrivals(deque[Request]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._withdrawn: set[int] = set()  # identities of requests that no longer count
-        self._changed_directory = False  # in the last turn
+        self._withdrawn: set[int] = set()  # identities of withdrawn requests
+        self._changed_directory = False  # whether the last turn changed the directory
 
     def withdraw(self, gone: set[int]) -> None:
-        """Pass over requests of these identities when their turn comes."""
+        """Skip requests with these identities."""
         self._withdrawn |= gone & set(map(id, list(self)))
 
     def next_group(self, *, is_careful: bool) -> list[Request]:
-        """Take out what goes into one turn: no more than a batch may carry.
+        """Remove and return the requests of the next turn, limited by the size of a batch.
 
-        A change of the directory gets a turn of its own, and so does every request while the broker
-        is careful.
+        A change of the directory gets a separate turn, and so does every request after a restart
+        of the broker, while it is careful.
         """
-        if len(self) == 1 and not self._withdrawn:  # nearly always, and there is no choice
+        if len(self) == 1 and not self._withdrawn:  # nearly always
             self._changed_directory = type(self[0].command) in CHANGES_DIRECTORY
             return [self.popleft()]
         while self._withdrawn and self and id(self[0]) in self._withdrawn:
@@ -54,11 +54,11 @@ class Arrivals(deque[Request]):
         return group
 
     def _others(self) -> list[Request]:
-        """Take what other keys ask for, past a key that keeps changing the directory.
+        """Return requests of other keys, past a key that keeps changing the directory.
 
-        What one key asked for stays in order.
+        The requests of each key stay in order.
         """
-        waits: set[str] = set()  # principals whose changes come first
+        waits: set[str] = set()  # principals with earlier changes that wait
         group: list[Request] = []
         size = 0
         for request in list(self):

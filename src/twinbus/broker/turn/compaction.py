@@ -1,8 +1,8 @@
-"""Compaction: giving back the space of settled messages while the broker runs.
+"""Compaction: releases the space of settled messages while the broker runs.
 
-Always the oldest segment goes first. What still lives in it is written again at the end of the log,
-a little per turn, under the same numbers and in its present state; when nothing refers to the
-segment any more its file is removed. Facts need no moving: every segment begins with all of them.
+The oldest segment is always first. Its live messages are written again at the end of the log, a few
+per turn, with the same numbers and in their current state. When nothing refers to the segment any
+more, its file is removed. Facts need not be moved, because every segment begins with all of them.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.waiting import Indices
 from twinbus.broker.store.commit import Commit, Effect
 from twinbus.broker.store.log import Log
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.limits import COMPACTION_GARBAGE_RATIO, COMPACTION_STEP_BYTES
 
 _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
@@ -30,12 +30,12 @@ class _Moved(Effect):
     queue: Queue
     at: Indices
     rows: npt.NDArray[np.int32]  # in the new batch
-    batch: int  # its number
+    batch: int  # number of the new batch
 
     def durable(self) -> None:
-        """Have the messages refer to the new batch."""
+        """Make the messages refer to the new batch."""
         waiting, bodies = self.queue.waiting, self.queue.shared.bodies
-        stays = waiting.get("state", self.at) != State.GONE.value  # some may go in this very commit
+        stays = waiting.get("state", self.at) != State.GONE.value  # some may end in this commit
         at, rows = self.at[stays], self.rows[stays]
         bodies.release(waiting.get("batch", at))
         waiting.put("batch", at, self.batch)
@@ -45,7 +45,7 @@ class _Moved(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _Emptied(Effect):
-    """A segment that nothing needs once the record is durable."""
+    """A segment that is not needed once the record is durable."""
 
     compaction: "Compaction"
     segment: int
@@ -64,24 +64,26 @@ class _HistoryCarried(Effect):
     span: tuple[int, int]
 
     def refused(self) -> None:
-        """Remember that the old segment is still needed for them."""
+        """Record that the old segment is still needed for them."""
         self.compaction.note_history(self.segment, *self.span)
 
 
 class Compaction:
-    """Moves what lives out of the oldest segment, step by step."""
+    """Moves live messages out of the oldest segment, step by step."""
 
-    def __init__(self, log: Log, namespace: Namespace, may_forget: Callable[[int], bool]) -> None:
+    def __init__(
+        self, log: Log, namespace: BrokerNamespace, may_forget: Callable[[int], bool]
+    ) -> None:
         self._log = log
         self._namespace = namespace
-        self._may_forget = may_forget  # records up to a number
+        self._may_forget = may_forget  # whether records up to a number may be dropped
         self._bodies = namespace.shared.bodies
-        self._looked_at: tuple[int, int] | None = None  # when a step was last not worth it
+        self._looked_at: tuple[int, int] | None = None  # when a step was last not worthwhile
         self._emptied: tuple[int, int] | None = None  # the oldest segment, and the last record then
-        self._history: dict[int, tuple[int, int]] = {}  # segment -> times of the ids it holds
+        self._history: dict[int, tuple[int, int]] = {}  # by segment: the times of its message ids
 
     def note_history(self, segment: int, first: int, last: int) -> None:
-        """Remember that a segment holds message ids of these times."""
+        """Record that a segment has message ids of these times."""
         low, high = self._history.get(segment, (first, last))
         self._history[segment] = (min(low, first), max(high, last))
 
@@ -91,12 +93,12 @@ class Compaction:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step is worth it now."""
+        """Return whether a step is worthwhile now."""
         if len(self._log.segments) < 2 or self._log.begins_segment:
-            return False  # the facts of the old segments do not stand in the new one yet
+            return False  # the new segment does not have the facts of the old ones yet
         seen = (self._bodies.released, len(self._log.segments))
         if seen == self._looked_at:
-            return False  # only what has gone or come since the last look can make it worth it
+            return False  # nothing has changed since the last check
         size = self._log.size_without_heads
         wasted = self._bodies.live_bytes < size * (1 - COMPACTION_GARBAGE_RATIO)
         is_empty = self._bodies.live_in(self._oldest) == 0
@@ -104,13 +106,13 @@ class Compaction:
         return self._may_drop_oldest() if is_empty else wasted
 
     def _may_drop_oldest(self) -> bool:
-        """Whether nothing needs the oldest segment: records up to its emptying may refer to it."""
+        """Return whether nothing needs the oldest segment, not even records from before."""
         if self._emptied is None or self._emptied[0] != self._oldest:
             self._emptied = self._oldest, self._log.last_record
         return self._may_forget(self._emptied[1])
 
     def drop_empty(self) -> None:
-        """Remove the oldest segments that nothing needs; writes nothing that takes space."""
+        """Remove the oldest segments that nothing needs; writes nothing that needs space."""
         while len(self._log.segments) > 1 and self._log.has_head:
             oldest = self._oldest
             if self._bodies.live_in(oldest) or oldest in self._history:
@@ -186,7 +188,7 @@ class Compaction:
 
 
 def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:
-    """Return batch and row of messages in one number each: a topic's copies share a row."""
+    """Return batch and row of messages, packed into one number: copies of a topic share a row."""
     keys: npt.NDArray[np.int64] = (queue.waiting.get("batch", at) << 32) | queue.waiting.get(
         "row", at
     )

@@ -1,4 +1,4 @@
-"""Diagnostic bundles: a folder a person can read, written when the broker heals itself."""
+"""Diagnostic bundles: a folder for people, written when the broker heals itself."""
 
 import json
 import os
@@ -11,40 +11,40 @@ from typing import Any
 
 from twinbus.broker.lifecycle import State
 from twinbus.broker.store.log import Log
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.clock import from_us
 from twinbus.files import create_private, make_private
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES
 
 _README = """\
-Twinbus found itself inconsistent and restarted from its log.
+Twinbus found its state inconsistent and restarted from its log.
 
 When      {when}
 What      {what}
 Process   {pid}, Python {python}
 
-Nothing acknowledged was lost: the log holds all of it, and the broker read it anew. Locks were
-given back, so messages that were being processed are delivered again.
+No acknowledged message was lost: the log contains all of them, and the broker read it again. Locks
+were released, so messages that were being processed are delivered again.
 
   traceback.txt   where it happened
-  entities.json   what each queue held, and which counts did not add up
+  entities.json   the counts of each queue, and which of them are inconsistent
   log.json        the files of the log and their sizes
   commands.txt    the last commands, newest last, without message contents
 
 What to do: if this happens once, nothing. If it happens again, report it with this folder; it
-holds entity names, but neither message bodies nor keys.
+contains entity names, but neither message bodies nor keys.
 """
 
 
 def write_bundle(
     directory: Path,
     error: BaseException,
-    namespace: Namespace,
+    namespace: BrokerNamespace,
     log: Log,
     recent: Iterable[str],
     now: int,
 ) -> Path:
-    """Write a bundle and return its folder; old bundles make room."""
+    """Write a bundle and return its folder; delete the oldest bundles."""
     when = from_us(now)
     make_private(directory)
     folder = directory / when.strftime("%Y-%m-%dT%H-%M-%S.%fZ")
@@ -70,15 +70,15 @@ def write_bundle(
     return folder
 
 
-def _without_secrets(text: str, namespace: Namespace) -> str:
-    """Return a text in which no access key can be read: an error may quote what it met."""
+def _without_secrets(text: str, namespace: BrokerNamespace) -> str:
+    """Return a text without access keys, which an error text may contain."""
     for key in namespace.keys.all():
         for secret in (key.primary, key.secondary):
             text = text.replace(secret, "(a key)")
     return text
 
 
-def _entities(namespace: Namespace) -> list[dict[str, Any]]:
+def _entities(namespace: BrokerNamespace) -> list[dict[str, Any]]:
     return [
         {
             "path": queue.path,

@@ -1,14 +1,14 @@
-"""The engine: one turn after another over the namespace of a directory. No thread of its own.
+"""The engine: runs turns over the namespace of a directory. It has no thread of its own.
 
-    turn:  tick (what time brings) -> execute (commands) -> serve (those who wait)
+    turn:  tick (timers) -> execute (commands) -> serve (waiting requests)
            -> append and sync one record -> answer
 
-Replies wait for the disk whenever the turn wrote something a caller relies on; settlements alone
-are answered first and ride the sync that follows. When the log refuses a record, what already
-happened in memory is kept for the next one, sends go to the spill store, and settlements are
-answered when they are written. When the engine finds its own state inconsistent, it writes a
-diagnostic bundle and reads its log again (healing.py). A command that raises is no reason for that:
-it fails alone (namespace.py).
+Replies wait for the disk if the turn wrote something on which a caller relies; settlements alone
+are answered first and are written with the sync that follows. When the log refuses a record,
+changes that already happened in memory are kept for the next record, sends go to the spill store,
+and settlements are answered when they are written. When the engine finds its own state
+inconsistent, it writes a diagnostic bundle and reads its log again (healing.py). A command that
+raises does not cause this: only this command fails (namespace.py).
 """
 
 import gc
@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.accounts.ledgers import Ledgers, Lineage, Standing
-from twinbus.broker.accounts.meter import SEND
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.accounts.trail import Trail
 from twinbus.broker.entities.entity import Entity
@@ -43,7 +42,7 @@ from twinbus.broker.store.storage import Storage
 from twinbus.broker.turn.compaction import Compaction
 from twinbus.broker.turn.diagnostics import write_bundle
 from twinbus.broker.turn.healing import Healing
-from twinbus.broker.turn.namespace import Namespace, NamespaceSettings, cause_of
+from twinbus.broker.turn.namespace import BrokerNamespace, NamespaceSettings, cause_of
 from twinbus.broker.turn.replay import Replay, restore
 from twinbus.broker.turn.watch import Degradation, StoreWatch
 from twinbus.broker.undo import Undo
@@ -74,6 +73,7 @@ from twinbus.limits import (
 from twinbus.loglines import facts as facts_of_line
 from twinbus.message import sizes
 from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.meter import SEND
 from twinbus.protocol.operations import Operation
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import size_of
@@ -82,39 +82,39 @@ _log = logging.getLogger("twinbus.broker")
 
 
 class InvariantError(BrokenInvariantError):
-    """The counts of a queue do not follow from its messages."""
+    """The counts of a queue do not match its messages."""
 
 
 class GaveUpError(MessagingError):
-    """The broker restarted too often for the same cause, and stops."""
+    """The broker restarted too often for the same cause, and has stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Where a namespace lives and how it is kept."""
+    """The directories of a namespace, and how it is stored."""
 
     directory: Path
     spill_directory: Path | None = None  # best on another disk; default: inside `directory`
     segment_bytes: int = SEGMENT_BYTES
-    accept_damage: bool = False  # start without damaged records and lose what they held
+    accept_damage: bool = False  # start without damaged records and lose their content
     namespace: NamespaceSettings = field(default_factory=NamespaceSettings)
     ledger: LedgerSettings = field(default_factory=LedgerSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A namespace as seen from outside, at one moment."""
+    """Counts and sizes of a namespace at a moment."""
 
-    is_open: bool  # False: it was closed, or stopped for good
-    is_spilling: bool  # the log's disk is in trouble; sends go to the spill store
-    restarts: int  # times it healed itself
+    is_open: bool  # False: it was closed, or has stopped for good
+    is_spilling: bool  # the log has trouble; sends go to the spill store
+    restarts: int  # number of self-healing restarts
     open_receives: int
     storage_bytes: int
     entities: Sequence[RuntimeProperties]
     meter: pa.RecordBatch  # METER_SCHEMA
-    failed_commands: int = 0  # internal errors that one command or timer met alone
-    rule_failures: int = 0  # messages that a rule failed for
-    spilled_sends: int = 0  # that wait in the spill store
+    failed_commands: int = 0  # internal errors that affected one command or timer
+    rule_failures: int = 0  # number of messages for which a rule failed
+    spilled_sends: int = 0  # number of sends in the spill store
     oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
 
 
@@ -122,14 +122,14 @@ class Snapshot:
 class Recovery:
     """What the broker read from its log when it opened the directory."""
 
-    messages: int  # that the namespace holds
-    records: int  # of the log
+    messages: int  # number of messages in the namespace
+    records: int  # number of records in the log
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Flushes:
-    """How often the log was written and flushed since the start, and how long the last took."""
+    """How often the log was flushed since the start, and how long the last flush took."""
 
     count: int = 0
     last_us: int = 0
@@ -137,20 +137,20 @@ class Flushes:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """Whether a namespace works; read from any thread at any time."""
+    """Whether a namespace works; any thread may read it at any time."""
 
     is_open: bool
     is_healing: bool
     is_spilling: bool
     restarts: int
-    trouble: str  # why it stopped or heals; empty: it works
-    refusal: str = ""  # why the log takes no records; empty: it takes them
-    degradation: Degradation | None = None  # sends wait in the spill store for too long
+    trouble: str  # why it stopped or restarts; empty: it works
+    refusal: str = ""  # why the log accepts no records; empty: it accepts them
+    degradation: Degradation | None = None  # set if sends are in the spill store for too long
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """The disks under the log and the spill store; None: the operating system's files."""
+    """The storages of the log and the spill store; None: files of the operating system."""
 
     log: Storage | None = None
     spill: Storage | None = None
@@ -158,24 +158,24 @@ class Storages:
 
 @dataclass(frozen=True, slots=True)
 class _SpillMoved(Effect):
-    """Spilled sends that go to the log."""
+    """Spilled sends that were moved to the log."""
 
     engine: "Engine"
     positions: Sequence[int]
 
     def durable(self) -> None:
-        """Take them out of the spill store."""
+        """Remove them from the spill store."""
         self.engine.spill_moved(self.positions)
 
 
 @dataclass(frozen=True, slots=True)
 class _LogRecovered(Effect):
-    """A record that shows whether the log takes records again."""
+    """A record that shows whether the log accepts records again."""
 
     health: StoreHealth
 
     def durable(self) -> None:
-        """End the trouble."""
+        """End the storage trouble."""
         self.health.recovered()
 
 
@@ -191,15 +191,15 @@ class Engine:
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
         self._time = BrokerTime(clock)
         self._now = self._time.now_us()
-        self._start = _nonce()  # names what this start of the broker numbers
+        self._start = _nonce()  # identifies this start of the broker in origins
         self.healing = Healing()
-        self._reopens_at: int | None = None  # while it heals
+        self._reopens_at: int | None = None  # while it waits to restart
         self.trouble = ""
-        self.stranded: list[Request] = []  # callers that wait while it heals
-        self._spill_pauses: dict[str, int] = {}  # path -> when its spilled sends are tried again
+        self.stranded: list[Request] = []  # requests that wait for the restart
+        self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are retried
         self._held: list[tuple[Request, Any]] = []  # replies that wait for a slow log
         self._uncounted: list[Operation] = []  # the operations of these replies
-        self._rule_failures = RuleFailures(lambda: self._now)  # over all restarts
+        self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
@@ -225,7 +225,7 @@ class Engine:
         self._reopens_at, self.trouble = None, ""
         if self.log.cut_bytes:
             _log.warning(
-                "%s: cut a torn tail of %d bytes that was never acknowledged; kept in log/cut",
+                "%s: cut off a torn tail of %d bytes that was never acknowledged; kept in log/cut",
                 settings.directory,
                 self.log.cut_bytes,
                 extra=facts_of_line(event="torn_tail", cut_bytes=self.log.cut_bytes),
@@ -253,11 +253,11 @@ class Engine:
 
     @property
     def spill_folder(self) -> Path:
-        """Where the spill store lives."""
+        """The directory of the spill store."""
         return self.settings.spill_directory or self.settings.directory / "spill"
 
     def _restore(self) -> int:
-        """Read the log into a new namespace; return how many records there were."""
+        """Read the log into a new namespace; return the number of records."""
         undo = Undo()
         bodies = Bodies(self.log, undo)
         replay = Replay(self._ledgers.covered)
@@ -266,7 +266,7 @@ class Engine:
         locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
         meter = self._ledgers.meter
         shared = Shared(bodies, Deaths(undo), locks, meter, undo, _nonce, self._rule_failures)
-        self.namespace = Namespace(shared, self.settings.namespace)
+        self.namespace = BrokerNamespace(shared, self.settings.namespace)
         self._kept = Entries()
         self._unwritten: list[Fact] = []  # facts of this start, for the next record
         self.clock_steps = replay.clock_steps
@@ -275,7 +275,7 @@ class Engine:
             self.id = known.decode()
         elif self._is_log_lost():
             self.id = self._ledgers.log_id or _nonce()
-            self._kept.facts.append(Fact("namespace", "id", self.id.encode()))  # at the next turn
+            self._kept.facts.append(Fact("namespace", "id", self.id.encode()))  # for the next turn
         else:
             self.id = _nonce()
             self._unwritten.append(Fact("namespace", "id", self.id.encode()))
@@ -302,10 +302,10 @@ class Engine:
         return replay.records
 
     def _is_log_lost(self) -> bool:
-        """Whether the log is empty though LOCK or the ledger says that records had been written.
+        """Return whether the log is empty although LOCK or the ledger shows earlier records.
 
         The broker starts on such a directory only if the operator accepts the damage. It then keeps
-        the id that the ledger knows, so that clients and backlog queues recognise the namespace.
+        the id in the ledger, so that clients and backlog queues recognise the namespace.
         """
         seen = max(self.log.seen_record, self._ledgers.covered)
         if self.log.last_record or not seen:
@@ -314,7 +314,7 @@ class Engine:
             witness = "LOCK" if self.log.seen_record == seen else "the ledger"
             directory = self.settings.directory
             raise LogDamagedError(
-                f"every segment of the log in {self.log.directory} is missing: the log holds no "
+                f"every segment of the log in {self.log.directory} is missing: the log has no "
                 f"record, but {witness} shows that record {seen} had been written. Restore the "
                 "files NNNNNNNNNNNNNNNNNNNN.log from a backup, or run "
                 f"`twinbus restored --accept-damage {directory}` and start with an empty "
@@ -325,10 +325,10 @@ class Engine:
         return True
 
     def _lineage(self, *, is_new: bool) -> Lineage:
-        """Return which log this is, after finding out whether it is older than what was seen.
+        """Return the identity of the log, after checking whether records at its end are missing.
 
-        Then the directory was restored from a backup, or the end of its log is lost. The records
-        that are missing keep their numbers, so that the ledger can name what they held.
+        If so, the directory was restored from a backup, or the end of its log was lost. The missing
+        records keep their numbers, so that the ledger can report their content.
         """
         last = self.log.last_record
         seen = self.log.seen_record
@@ -337,8 +337,8 @@ class Engine:
         if seen > last and not (is_new and last):
             _log.warning(
                 "%s: the log ends with record %d, but record %d had been written: the directory "
-                "was restored from an older copy, or its end is lost, and so is what came in "
-                "between. `twinbus report` names what the ledger knows of it",
+                "was restored from an older copy, or the end of the log was lost. The records in "
+                "between are lost. `twinbus report` lists what the ledger knows about them",
                 self.settings.directory,
                 last,
                 seen,
@@ -347,7 +347,7 @@ class Engine:
         return Lineage(self.id, last, last)
 
     def _standing(self) -> Standing | None:
-        """Return what the queues hold, or None while memory is ahead of the log."""
+        """Return the messages of the queues, or None while memory is ahead of the log."""
         return None if self._kept else self.namespace.standing()
 
     def _path_of(self, number: int) -> str:
@@ -355,7 +355,7 @@ class Engine:
         return queue.path if queue is not None else ""
 
     def _look_at_clock(self) -> int:
-        """Return now, after following a wall clock that was set."""
+        """Return now, after adjusting to a wall clock that was set."""
         step = self._time.look()
         self._now = self._time.seen_us
         if step:
@@ -363,11 +363,11 @@ class Engine:
         return self._now
 
     def _shift(self, by: int) -> None:
-        """Move every deadline that is a duration along with the wall clock.
+        """Move all deadlines that are durations with the wall clock.
 
-        The log holds expiry times of before the step, so the step itself is written there, too.
+        The log has expiry times from before the step, so the step is written there as well.
         """
-        _log.warning("the wall clock was set by %.3f s; durations go on", by / 1e6)
+        _log.warning("The wall clock was set by %.3f s; timers are adjusted", by / 1e6)
         self.namespace.shift(by)
         self.health.shift(by)
         self.spill.shift(by)
@@ -386,12 +386,12 @@ class Engine:
                 self._kept.facts.append(Fact("leased until", key, lease.renewal()))
 
     def notices_clock(self) -> bool:
-        """Whether the wall clock was set since the last turn."""
+        """Return whether the wall clock was set since the last turn."""
         return self._time.is_off and self._time.looks_again_at == NEVER_US
 
     @property
     def next_event(self) -> int:
-        """When a turn has something to do, commands apart; a moment of the clock."""
+        """The time at which a turn has something to do, apart from commands."""
         if self._reopens_at is not None:
             return self._time.clock_moment(self._reopens_at)
         if self.health.spilling:
@@ -406,23 +406,23 @@ class Engine:
 
     @property
     def _is_short(self) -> bool:
-        """Whether the disk takes nothing that compaction would have to write."""
+        """Whether the disk has no space for what compaction would write."""
         return self.health.spilling or self.log.is_on_reserve
 
     @property
     def restarts(self) -> int:
-        """How often it healed itself."""
+        """The number of self-healing restarts."""
         return self.healing.restarts
 
     @property
     def is_careful(self) -> bool:
-        """Whether commands run one at a time: a restart was not long ago."""
+        """Whether commands run one at a time, because of a recent restart."""
         return self.healing.restarts > 0 and self._now < self.healing.careful_until
 
     # -- a turn --------------------------------------------------------------------------------
 
     def turn(self, requests: Sequence[Request]) -> None:
-        """Carry out commands and whatever time brings; every request is answered or waits."""
+        """Execute commands and timers; every request is answered or waits."""
         if self._reopens_at is not None and not self._reopen(requests):
             return
         for request in requests:
@@ -433,9 +433,9 @@ class Engine:
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
             failure = error
         if failure is not None:
-            self._heal(failure, requests)  # whatever it is, the log is right and memory is not
+            self._heal(failure, requests)  # the log is correct, but memory may not be
             if not isinstance(failure, Exception):
-                raise failure  # it was meant for the caller whose thread this is
+                raise failure  # a signal for the thread that runs this turn
 
     def _turn(self, requests: Sequence[Request]) -> None:
         now = self._look_at_clock()
@@ -443,9 +443,9 @@ class Engine:
         commit = self._new_commit()
         self.namespace.storage_bytes = self.log.size_in_bytes
         for path in self.spill.paths:
-            self.namespace.keep_alive(path, now)  # it has messages, though it cannot see them
+            self.namespace.keep_alive(path, now)  # it has spilled messages
         self.namespace.tick(now, commit)
-        if commit.effects:  # the commands of this turn shall see what time has brought
+        if commit.effects:  # the commands of this turn must see the results of the timers
             self._finish(commit, ())
             commit = self._new_commit()
         if self.health.spilling:
@@ -459,14 +459,14 @@ class Engine:
         if now >= self._next_check:
             self._check_one(now)
         self._finish(commit, requests)
-        while self.namespace.shared.touched:  # what became visible with this commit
+        while self.namespace.shared.touched:  # messages became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         self._end_turn(now)
 
     def _end_turn(self, now: int) -> None:
-        """Put things in order that nobody waits for."""
+        """Do maintenance for which nobody waits."""
         if self.health.spilling or self.log.is_on_reserve:
             self._compaction.drop_empty()
         self.namespace.reclaim()
@@ -480,12 +480,12 @@ class Engine:
         return Commit(self.namespace.shared.bodies.next_number, kept)
 
     def _finish(self, commit: Commit, requests: Sequence[Request]) -> None:
-        # A healthy log takes settlements right after they are answered. One in trouble may not:
-        # then nobody is answered before it is written.
+        # A healthy log writes settlements right after they are answered. With storage trouble that
+        # may fail, so they are answered only after they are written.
         if not commit.must_sync and not (self.health.spilling and commit.has_settled):
             self._answer(commit)
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
-            self._kept = commit.kept  # rather than make the sick log sicker
+            self._kept = commit.kept  # do not add load to a log with trouble
             self._held += commit.replies
             self._uncounted += commit.operations
             commit.replies.clear()
@@ -500,13 +500,13 @@ class Engine:
             return
         for effect in commit.effects:
             effect.durable()
-        commit.effects.clear()  # some refer to the commit, and to entities that are gone
+        commit.effects.clear()  # some refer to the commit and to deleted entities
         if self._held:
             self._release_held(commit)
         self._answer(commit)
 
     def _release_held(self, commit: Commit) -> None:
-        """Let replies that waited for the log be answered with this commit."""
+        """Answer replies that waited for the log with this commit."""
         commit.replies += self._held
         commit.operations += self._uncounted
         self._held, self._uncounted = [], []
@@ -518,7 +518,7 @@ class Engine:
         except StoreUnavailableError:
             if not frees_space or not self.log.has_reserve:
                 raise
-            self._append_once(commit, frees_space=True)  # to the reserve
+            self._append_once(commit, frees_space=True)  # uses the reserve
 
     def _append_once(self, commit: Commit, *, frees_space: bool) -> None:
         began = self._clock.now_us()
@@ -542,7 +542,7 @@ class Engine:
         self.watch.flushed(duration, now)
 
     def _facts(self) -> list[Fact]:
-        """Return every fact, so that a segment need not rely on those before it."""
+        """Return all facts, so that a segment does not depend on earlier ones."""
         first = self.log.first_record
         self.clock_steps = {
             record: by for record, by in self.clock_steps.items() if record >= first
@@ -554,17 +554,17 @@ class Engine:
         ]
 
     def _answer(self, commit: Commit) -> None:
-        """Answer everyone; a caller that cannot take its answer harms nobody else."""
+        """Answer every request; a caller that cannot accept its reply does not affect others."""
         for request, value in commit.replies:
             try:
                 request.answer(value)
             except Exception:  # noqa: BLE001 - see above
-                _log.exception("an answer could not be handed on")
+                _log.exception("A reply could not be delivered because of an internal error")
         for request, error in commit.refusals:
             try:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
-                _log.exception("a refusal could not be handed on")
+                _log.exception("A refusal could not be delivered because of an internal error")
         for operations in (commit.operations, commit.refused_operations):
             for operation in operations:
                 self._ledgers.meter.count(operation)
@@ -575,8 +575,8 @@ class Engine:
     def _refuse(
         self, commit: Commit, requests: Sequence[Request], error: StoreUnavailableError
     ) -> None:
-        """Undo what was tentative, keep the rest for the next record, spill the sends."""
-        _log.debug("a commit was refused: %s", error)
+        """Undo tentative entries, keep the others for the next record, and spill the sends."""
+        _log.debug("A commit was refused: %s", error)
         for effect in reversed(commit.effects):
             effect.refused()
         commit.effects.clear()
@@ -588,7 +588,7 @@ class Engine:
         for operation in commit.refused_operations:
             self._ledgers.meter.count(operation)
         for operation in commit.operations:
-            if operation.kind != SEND:  # each send is counted by itself, below
+            if operation.kind != SEND:  # sends are counted one by one below
                 self._ledgers.meter.count(operation.refused(error))
         promised = {id(request) for request, _ in commit.replies}
         sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
@@ -604,7 +604,7 @@ class Engine:
             request.fail(refusal)
 
     def _spill_sends(self, requests: Sequence[Request]) -> list[Request]:
-        """Spill the sends that can be, and answer them; return the other requests."""
+        """Spill the sends that can be spilled, and answer them; return the other requests."""
         left: list[Request] = []
         for request in requests:
             if not isinstance(request.command, Send):
@@ -620,7 +620,7 @@ class Engine:
     def _spill_one(self, request: Request, command: Send, left: list[Request]) -> None:
         batch = self.namespace.check_send(command)
         if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
-            left.append(request)  # its number, needed to cancel it, is not known here
+            left.append(request)  # its sequence number, needed to cancel it, is not known here
             return
         self._check_spill_room(command.path, batch)
         self.spill.append(command.path, batch, command.origin, request.principal.id, self._now)
@@ -628,22 +628,22 @@ class Engine:
         self.namespace.meter_spilled(command, batch)
 
     def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
-        """Refuse a send that its entity, or the spill store, has no room for."""
+        """Refuse a send for which its entity or the spill store has no room."""
         entity = self.namespace.directory.entity(path)
         if counted(sizes(batch)) > entity.room - self.spill.bytes[path.lower()]:
             raise full(entity)
         if self.spill.size_in_bytes >= MAX_SPILL_BYTES:
             raise StoreUnavailableError(
-                f"the spill store holds {self.spill.size_in_bytes} bytes, and the log still cannot "
-                "be written; nothing new was accepted. Mend the disk of the log",
+                f"the spill store has {self.spill.size_in_bytes} bytes, the maximum, and the log "
+                "still cannot be written; nothing new was accepted. Repair the disk of the log",
                 path=path,
             )
 
     def _drain_spill(self, now: int, commit: Commit) -> None:
         """Move the oldest spilled sends into the log, as part of this turn.
 
-        A send that fails was acknowledged: it stays, and so do later ones to the same entity. Those
-        to other entities go on.
+        A send that fails was acknowledged, so it stays, and later sends to the same entity stay
+        behind it. Sends to other entities are moved.
         """
         if not len(self.spill):
             self._try_log(now, commit)
@@ -667,7 +667,7 @@ class Engine:
         commit.effects.append(_SpillMoved(self, taken))
 
     def spill_moved(self, positions: Sequence[int]) -> None:
-        """Let go of spilled sends that the log has; when all have moved, the trouble is over."""
+        """Drop spilled sends that the log has; when all have moved, the storage trouble ends."""
         done = self.spill.moved(positions)
         if done:
             for source in done:
@@ -676,7 +676,7 @@ class Engine:
             self.health.recovered()
 
     def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
-        """Return as many spilled sends as a turn moves."""
+        """Return as many spilled sends as one turn moves."""
         sends: list[SpilledSend] = []
         size = 0
         for spilled in self.spill.sends(paused):
@@ -687,7 +687,7 @@ class Engine:
         return sends
 
     def _try_log(self, now: int, commit: Commit) -> None:
-        """End the trouble if the log takes records; one that refused must take one first."""
+        """End the storage trouble if the log accepts records; after a refusal, only after one."""
         if not self.health.is_refusing:
             self.health.recovered()
             return
@@ -699,7 +699,7 @@ class Engine:
     # -- self-healing --------------------------------------------------------------------------
 
     def _check_one(self, now: int) -> None:
-        """Check the bookkeeping of one queue; each gets its turn."""
+        """Check the counts of one queue; each call checks the next queue."""
         self._next_check = now + SELF_CHECK_INTERVAL_US
         if not self._to_check:
             self._to_check = [queue.entity for queue in self.namespace.directory.queues()]
@@ -713,7 +713,7 @@ class Engine:
             raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
 
     def _heal(self, error: BaseException, requests: Sequence[Request]) -> None:
-        """Restart from the log, at once or after a pause; nothing of the old state stays."""
+        """Restart from the log, at once or after a pause; all old state in memory is dropped."""
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
@@ -724,7 +724,7 @@ class Engine:
             folder,
             extra=facts_of_line(event="restarting", cause=cause, bundle=str(folder)),
         )
-        error.__traceback__ = error.__context__ = error.__cause__ = None  # they hold the old state
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # they refer to old state
         self.trouble = f"{cause}; a report is in {folder}"
         restarting = BrokerRestartingError(
             f"the broker restarts after an internal error; a report is in {folder}. Try again",
@@ -733,8 +733,8 @@ class Engine:
         failed: MessagingError = restarting
         if len(requests) == 1 and isinstance(error, Exception):
             failed = CommandFailedError(
-                f"the broker restarts because this command led to an internal error ({cause}); it "
-                f"was not carried out. Do not repeat it. A report is in {folder}",
+                f"the broker restarts because this command caused an internal error ({cause}); it "
+                f"was not executed. Do not repeat it. A report is in {folder}",
                 bundle=str(folder),
             )
         waiting = [*self.namespace.waiting_requests(), *(request for request, _ in self._held)]
@@ -757,7 +757,7 @@ class Engine:
         self.stranded = []
 
     def _reopen(self, requests: Sequence[Request]) -> bool:
-        """Read the log again if it is time for that; return whether it is open."""
+        """Read the log again if it is time; return whether the namespace is open."""
         self._time.look()
         self._now = self._time.now_us()
         assert self._reopens_at is not None
@@ -771,19 +771,19 @@ class Engine:
         return False
 
     def _report(self, error: BaseException) -> Path | None:
-        """Write a diagnostic bundle; that it cannot be written must not stop the healing."""
+        """Write a diagnostic bundle; a failure to do so must not stop the restart."""
         recent = [f"{kind.__name__} {path}" for kind, path in self._recent]
         directory = self.settings.directory / "diagnostics"
         try:
             return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
-        except Exception as trouble:  # noqa: BLE001 - whatever it is, healing matters more
-            _log.warning("no diagnostic bundle could be written: %s", trouble)
+        except Exception as trouble:  # noqa: BLE001 - the restart is more important
+            _log.warning("The diagnostic bundle could not be written: %s", trouble)
             return None
 
-    # -- from outside --------------------------------------------------------------------------
+    # -- called by the writer ------------------------------------------------------------------
 
     def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
-        """Take new limits and ledger settings; a restart of the broker keeps them."""
+        """Apply new limits and ledger settings; they stay after a restart of the broker."""
         self._ledgers.reconfigure(ledger)
         self.settings = replace(self.settings, namespace=namespace, ledger=self._ledgers.settings)
         if not self.is_healing:
@@ -791,20 +791,20 @@ class Engine:
 
     @property
     def is_healing(self) -> bool:
-        """Whether it waits to read its log again."""
+        """Whether it waits to restart from its log."""
         return self._reopens_at is not None
 
     def waiting_requests(self) -> list[Request]:
-        """Return every caller whose request waits."""
+        """Return all waiting requests."""
         return [] if self.is_healing else self.namespace.waiting_requests()
 
     def withdraw(self, requests: set[int]) -> None:
-        """Let requests that wait go unanswered."""
+        """Remove waiting requests; they get no reply."""
         if not self.is_healing:
             self.namespace.withdraw(requests)
 
     def snapshot(self, *, is_open: bool) -> Snapshot:
-        """Return what there is to see from outside; entities are seen apart, see `look_at`."""
+        """Return counts and sizes; those of entities are read by `look_at`."""
         meter = self._ledgers.meter.table()
         if self.is_healing:
             failures = self._rule_failures.total
@@ -824,11 +824,11 @@ class Engine:
         )
 
     def entities(self) -> list[Entity]:
-        """Return every entity there is."""
+        """Return all entities."""
         return [] if self.is_healing else list(self.namespace.directory)
 
     def look_at(self, entities: Sequence[Entity]) -> list[tuple[RuntimeProperties, float]]:
-        """Return what entities hold and the age of their oldest message in seconds."""
+        """Return the counts of entities, and the ages of their oldest messages in seconds."""
         now, found = self._time.now_us(), []
         for entity in entities:
             oldest = entity.queue.waiting.oldest_enqueued()
@@ -837,14 +837,14 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """Write what rides, and let go of the files."""
+        """Write pending settlements, and release the files."""
         if self.is_healing:
             return
         if self._kept:
             try:
                 self._append(self._new_commit())
             except StoreUnavailableError as error:
-                _log.warning("settlements were not written: %s", error)
+                _log.warning("Settlements could not be written: %s", error)
         now = self._look_at_clock()
         self.namespace.meter_waiting()
         self._ledgers.take_stock(now, self.log.last_record, self._standing())
@@ -852,10 +852,16 @@ class Engine:
         self.abandon()
 
     def abandon(self) -> None:
-        """Let go of the files as they are."""
+        """Release the files without writing."""
         if not self.is_healing:
             self.spill.close()
             self.log.close()
+
+    def crash(self) -> None:
+        """Close the files as the system does for a killed process."""
+        if not self.is_healing:
+            self.spill.crash()
+            self.log.crash()
 
 
 def _nonce() -> str:

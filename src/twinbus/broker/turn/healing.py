@@ -1,9 +1,9 @@
-"""Self-healing: how often a broker may restart from its log, and when it gives up. Pure.
+"""Self-healing: how often a broker may restart from its log, and when it stops. Pure.
 
-A broker restarts when its own state does not add up. The first restart for a cause is immediate;
-each further one for the same cause waits twice as long. After MAX_HEALS within HEAL_WINDOW_US the
-broker stops, because the log itself leads to the failure. For a while after a restart commands run
-one at a time, so that a command that is the cause is found, and refused for good.
+A broker restarts when its own state is inconsistent. The first restart for a cause is immediate;
+each further restart for the same cause waits twice as long. After MAX_HEALS within HEAL_WINDOW_US
+the broker stops, because the log itself causes the failure. For a while after a restart, commands
+run one at a time, so that a command that causes the failure is found and refused.
 """
 
 from collections import deque
@@ -15,15 +15,15 @@ _BACKOFF = Backoff(HEAL_BACKOFF_US, HEAL_WINDOW_US)
 
 
 class Healing:
-    """What a broker remembers of its restarts."""
+    """The history of a broker's restarts."""
 
     def __init__(self) -> None:
         self.restarts = 0
         self.careful_until = 0
-        self._heals: dict[str, deque[int]] = {}  # cause -> when
+        self._heals: dict[str, deque[int]] = {}  # by cause: times of restarts
 
     def begin(self, cause: str, now: int) -> int | None:
-        """Note a failure; return how long to wait before the restart, None: give up."""
+        """Record a failure; return how long to wait before the restart, or None to stop."""
         heals = self._heals.setdefault(cause, deque())
         while heals and heals[0] <= now - HEAL_WINDOW_US:
             heals.popleft()
@@ -36,7 +36,7 @@ class Healing:
         return pause
 
     def shift(self, by: int) -> None:
-        """Move its times: the wall clock was set by so much."""
+        """Move the times, because the wall clock was set."""
         self.careful_until += by
         for heals in self._heals.values():
             for at, moment in enumerate(heals):

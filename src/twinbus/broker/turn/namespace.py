@@ -1,8 +1,8 @@
-"""One namespace: the directory of entities and the one door in.
+"""The namespace in memory: the directory of entities, and the execution of commands.
 
-`Namespace` is pure: it is given commands, `now` and a commit, changes memory, and notes in the
-commit what the log must know. It neither reads a clock nor touches a disk, apart from bodies it
-reads. The writer (writer.py) drives it: tick, execute, serve, commit.
+`BrokerNamespace` is pure: it gets commands, `now` and a commit, changes memory, and adds to the
+commit what must be written to the log. It does not read a clock or write to a disk; it only reads
+message bodies. The engine (engine.py) calls it: tick, execute, serve, commit.
 """
 
 import heapq
@@ -18,16 +18,6 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.backoff import Backoff
-from twinbus.broker.accounts.meter import (
-    SEND,
-    Metered,
-    found_nothing,
-    load_of,
-    load_of_settled,
-    load_of_sizes,
-    purpose_of,
-    purpose_of_send,
-)
 from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.duplicates import DuplicateHistory
@@ -75,6 +65,16 @@ from twinbus.message import Int64s, sizes
 from twinbus.protocol import commands as c
 from twinbus.protocol.access import OWNER, AccessKeys, Principal
 from twinbus.protocol.keys import Claim
+from twinbus.protocol.meter import (
+    SEND,
+    Metered,
+    found_nothing,
+    load_of,
+    load_of_settled,
+    load_of_sizes,
+    purpose_of,
+    purpose_of_send,
+)
 from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.origins import queue_source
 from twinbus.protocol.requests import Request
@@ -84,13 +84,13 @@ from twinbus.values import check_whole
 _log = logging.getLogger("twinbus.broker")
 
 _TIMER_BACKOFF = Backoff(SECOND_US, MAX_PAUSE_US)
-PARKED = object()  # the reply comes later
+PARKED = object()  # the reply follows later
 _Handler = Callable[[Any, Request, int, Commit], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSettings:
-    """How a namespace behaves as a whole."""
+    """The limits of a namespace."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -98,26 +98,26 @@ class NamespaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class _DeletedIdle(Effect):
-    """An entity that is deleted because nobody used it."""
+    """An entity that is deleted because it was not used."""
 
-    namespace: "Namespace"
+    namespace: "BrokerNamespace"
     entity: Entity
     now: int
 
     def refused(self) -> None:
-        """Keep it for as long again."""
+        """Keep it for another idle period."""
         self.namespace.accessed(self.entity, self.now)
 
 
-class Namespace:
-    """Entities, and what may be asked of them."""
+class BrokerNamespace:
+    """The entities, and the commands for them."""
 
     def __init__(self, shared: Shared, settings: NamespaceSettings) -> None:
         self.shared = shared
         self.directory = Directory(shared)
         self.transfers = Transfers()
         self.meter = shared.meter
-        self.storage_bytes = 0  # of the log, told by the writer
+        self.storage_bytes = 0  # size of the log, set by the engine
         router = Router(self.directory, shared, settings.max_message_bytes)
         self._router = router
         self._intake = Intake(router, self.transfers, settings.max_message_bytes)
@@ -128,18 +128,18 @@ class Namespace:
         self._management = Management(
             self.directory, self.keys, self.meter, self.adopt, shared.nonce
         )
-        self.failures: Counter[str] = Counter()  # of commands and timers, by what raised
-        self._alarms: list[tuple[int, int]] = []  # (when, queue number), a heap
-        self._armed: dict[int, int] = {}  # queue number -> its earliest alarm
-        self._changed: dict[int, Queue] = {}  # in this turn
+        self.failures: Counter[str] = Counter()  # of commands and timers, by cause
+        self._alarms: list[tuple[int, int]] = []  # (time, queue number), a heap
+        self._armed: dict[int, int] = {}  # by queue number: its earliest alarm
+        self._changed: dict[int, Queue] = {}  # queues changed in this turn
         self._handlers: dict[type, _Handler] = {
             row.command: getattr(self._management if row.is_managing else self, row.handler)
             for row in ROWS
-            if row.codec is Codec.FIELDS  # sends are carried out together, see `send`
+            if row.codec is Codec.FIELDS  # sends are executed together, see `send`
         }
 
     def reconfigure(self, settings: NamespaceSettings) -> None:
-        """Take new limits; they apply to what is asked from now on."""
+        """Apply new limits to the following commands."""
         self._router.max_message_bytes = settings.max_message_bytes
         self._intake.reconfigure(settings.max_message_bytes)
         self._throttle.reconfigure(settings.thresholds)
@@ -147,9 +147,9 @@ class Namespace:
     # -- a turn --------------------------------------------------------------------------------
 
     def tick(self, now: int, commit: Commit) -> None:
-        """Bring everything up to this time.
+        """Run the timers up to this time.
 
-        A queue whose timers fail is left alone for a while, longer each time; the others go on.
+        A queue whose timers fail is paused, longer each time; the other queues are not affected.
         """
         while self._alarms and self._alarms[0][0] <= now:
             when, number = heapq.heappop(self._alarms)
@@ -176,14 +176,14 @@ class Namespace:
             self._delete_idle(queue, now, commit)
 
     def alone(self, work: Callable[[], None], commit: Commit, what: str) -> MessagingError | None:
-        """Do something that fails alone; return the error to answer with, if it did."""
+        """Run `work`; if it fails, undo it and return the error to answer with."""
         failure = self._alone(work, commit)
         return None if failure is None else self._note_failure(failure, what)
 
     def _alone(self, work: Callable[[], None], commit: Commit) -> Exception | None:
-        """Do something that fails alone: return what it raised, with nothing of it done.
+        """Run `work`; if it raises, undo all of it and return what it raised.
 
-        Lost locks are no failure of a command: it has settled the others, as it says.
+        Lost locks are not a failure of a command: it has settled the other messages.
         """
         undo, savepoint = self.shared.undo, commit.savepoint()
         undo.begin()
@@ -192,7 +192,7 @@ class Namespace:
         except (MessageLockLostError, SessionLockLostError) as error:
             undo.end()
             return error
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this command's
+        except Exception as error:  # noqa: BLE001 - any error affects only this command
             undo.roll_back()
             commit.roll_back(savepoint)
             return error
@@ -200,22 +200,22 @@ class Namespace:
         return None
 
     def _note_failure(self, error: Exception, what: str) -> MessagingError:
-        """Return the answer to a command that raised; an error of the broker's own is logged."""
+        """Return the answer to a command that raised; log an internal error of the broker."""
         if isinstance(error, MessagingError) and not isinstance(error, BrokenInvariantError):
             drop_frames(error)
             return error
         cause = cause_of(error)
         self.failures[cause] += 1
         if self.failures[cause] == 1:
-            _log.error("%s failed, and nothing of it was done", what, exc_info=error)
+            _log.error("%s failed and was undone", what, exc_info=error)
         drop_frames(error)
         return CommandFailedError(
-            f"the broker failed to carry out {what} ({type(error).__name__}); nothing of it was "
-            "done, and trying again will not help. The log of the broker says where it failed"
+            f"the broker failed to execute {what} ({type(error).__name__}); it changed nothing, "
+            "and a retry will not help. The log of the broker has the traceback"
         )
 
     def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
-        """Carry out commands; sends come last, together. Replies are left in the commit."""
+        """Execute commands; sends are executed last, together. Replies are put into the commit."""
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.send([requests[0]], now, commit)
             return
@@ -249,7 +249,7 @@ class Namespace:
         self._check_rate(path, request.principal, now)
         value = self._handlers[type(command)](command, request, now, commit)
         if value is PARKED:
-            return  # it is metered when it is served or dismissed
+            return  # it is metered when it is answered or withdrawn
         if isinstance(value, Metered):
             value, load = value
         else:
@@ -261,7 +261,7 @@ class Namespace:
         commit.reply(request, value, operation)
 
     def _metered(self, path: str) -> str:
-        """Return the path operations are metered under; unknown ones share one."""
+        """Return the path under which operations are metered; unknown paths share one."""
         name = path.lower()
         entity = self.directory.find(name.removesuffix(DEAD_LETTER_SUFFIX.lower()))
         if entity is None:
@@ -270,7 +270,7 @@ class Namespace:
         return dead_letter_path(known) if name.endswith(DEAD_LETTER_SUFFIX.lower()) else known
 
     def serve(self, now: int, commit: Commit) -> None:
-        """Give those who wait what has become deliverable, and set the alarms."""
+        """Serve waiting requests with deliverable messages, and set the alarms."""
         touched, self.shared.touched = self.shared.touched, {}
         self._changed.update(touched)
         for queue in touched.values():
@@ -292,18 +292,18 @@ class Namespace:
         return True
 
     def reclaim(self) -> None:
-        """Between turns: give back the rows of messages that are gone."""
+        """Release the rows of messages that are gone; called between turns."""
         for queue in self._changed.values():
             queue.waiting.reclaim()
         self._changed.clear()
 
     @property
     def next_event(self) -> int:
-        """When the next turn has something to do, commands apart."""
+        """The time at which the next turn has something to do, apart from commands."""
         return self._alarms[0][0] if self._alarms else NEVER_US
 
     def shift(self, by: int) -> None:
-        """Move every deadline that is a duration: the wall clock was set by so much."""
+        """Move all deadlines that are durations, because the wall clock was set."""
         for queue in self.directory.queues():
             queue.shift(by)
             queue.pause = 0
@@ -320,13 +320,13 @@ class Namespace:
     def _arm(self, queue: Queue, not_before: int = 0) -> None:
         when = max(queue.next_event, not_before)
         if queue.pause and not not_before:
-            return  # its timers failed: it has an alarm for the next try
+            return  # its timers failed, and an alarm for the next try is set
         if when < self._armed.get(queue.entity, NEVER_US):
             self._armed[queue.entity] = when
             heapq.heappush(self._alarms, (when, queue.entity))
 
     def adopt(self, entity: Entity) -> None:
-        """Look after an entity that is new or has new settings."""
+        """Register an entity that is new or has new settings."""
         entity.queue.resend = None
         if isinstance(entity, Topic) or entity.forward_to is not None:
             entity.queue.resend = lambda at, cause, now, commit: self._router.resend(
@@ -341,21 +341,21 @@ class Namespace:
             self._arm(queue)
 
     def name_origins(self, queue: Queue, birth: str) -> None:
-        """Give a queue the names its messages have as a source of transfers."""
+        """Set the names of a queue as a source of transfers."""
         starts = [(0, ""), *self.starts.of(queue.entity)]
         queue.origins = [
             (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
         ]
 
     def accessed(self, entity: Entity, now: int) -> None:
-        """Note that an entity is in use."""
+        """Record the use of an entity."""
         entity.accessed_us = now
         entity.queue.idle_at = min(now + entity.idle_us, NEVER_US)
 
     def _delete_idle(self, queue: Queue, now: int, commit: Commit) -> None:
         entity = self.directory.entity(queue.path)
         if any(queue.waiters for queue in entity.queues):
-            self.accessed(entity, now)  # somebody waits for a message: that is use
+            self.accessed(entity, now)  # a waiting request is a use
         else:
             queue.idle_at = NEVER_US
             self._management.delete(entity, commit)
@@ -371,13 +371,13 @@ class Namespace:
         self._throttle.check_rate(path, entity.stores if entity else 0, now, key)
 
     def usage(self, now: int, principal: Principal = OWNER) -> Usage:
-        """Return what is in use of the throttled facets; memory is known to a tenth of a second."""
+        """Return the use of the throttled facets; memory is up to 0.1 s old."""
         own = self.shared.waits[principal.id]
         memory_bytes = self._memory_in_use(now)
         return Usage(memory_bytes, self.storage_bytes, self.shared.open_receives, own)
 
     def _memory_in_use(self, now: int) -> int:
-        """Return what waiting messages take; known to a tenth of a second."""
+        """Return the memory of waiting messages; up to 0.1 s old."""
         if now - self._memory_known_at >= SECOND_US // 10:
             queues = self.directory.queues()
             self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
@@ -387,14 +387,14 @@ class Namespace:
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, asked: list[SendRequest], now: int, commit: Commit) -> None:
-        """Take in the sends of a turn to one entity."""
+        """Execute the sends of a turn to one entity."""
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
             if entity.history is not None:
                 self._check_history(entity, entity.history, now)
             self._throttle.check_room(self._memory_in_use(now), self.storage_bytes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rest of the turn goes on
+        except Exception as error:  # noqa: BLE001 - an error must not affect the rest of the turn
             refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
                 self._intake.refuse(one, refusal, commit)
@@ -406,7 +406,7 @@ class Namespace:
             self._take(entity, asked, now, commit)
 
     def _check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
-        """Refuse more messages while an entity remembers as many ids as it may."""
+        """Refuse messages while an entity has the maximum number of remembered ids."""
         if len(history) < MAX_REMEMBERED_IDS:
             return
         history.forget_before(now)
@@ -415,7 +415,7 @@ class Namespace:
             raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
 
     def _take(self, entity: Entity, asked: list[SendRequest], now: int, commit: Commit) -> None:
-        """Take sends in together; if one of them makes that fail, one by one."""
+        """Execute sends together; if that fails because of one of them, one by one."""
         failure = self._alone(partial(self._intake.take, entity, asked, now, commit), commit)
         if failure is None:
             return
@@ -436,41 +436,41 @@ class Namespace:
         return True
 
     def sendable(self, path: str) -> Entity:
-        """Return the entity of a path if it lets messages in."""
+        """Return the entity of a path if it accepts messages."""
         entity = self.directory.entity(path)
         if entity.lets_in:
             return entity
         if isinstance(entity, Subscription):
             raise InvalidOperationError(
-                f"{path} is filled by its topic; send to the topic", path=path
+                f"{path} cannot be sent to directly; send to the topic", path=path
             )
         entity.check_send()
         return entity
 
     def check_send(self, command: c.Send) -> pa.RecordBatch:
-        """Return a send's batch, or raise what it would be refused for."""
+        """Return the batch of a send, or raise why it is refused."""
         return self._intake.check(self.sendable(command.path), command)
 
     def keep_alive(self, path: str, now: int) -> None:
-        """Note that the entity of a path is in use, if there is one."""
+        """Record the use of a path's entity, if it exists."""
         entity = self.directory.find(path)
         if entity is not None:
             self.accessed(entity, now)
 
     def meter_refused(self, send: c.Send, error: MessagingError) -> None:
-        """Count a send that neither the log nor the spill store took."""
+        """Meter a send that neither the log nor the spill store accepted."""
         purpose = purpose_of_send(send)
         self.meter.count(Operation(self._metered(send.path), SEND, purpose, error.code, Load()))
 
     def meter_spilled(self, send: c.Send, batch: pa.RecordBatch) -> None:
-        """Meter a send that was acknowledged by the spill store."""
+        """Meter a send that the spill store accepted."""
         path, load = self._metered(send.path), load_of_sizes(sizes(batch))
         self.meter.count(Operation(path, SEND, purpose_of_send(send), "ok", load))
 
     def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
-        """Take in a send that was acknowledged already: neither throttle nor quota applies."""
+        """Execute a send that was acknowledged before: neither throttling nor quota applies."""
         entity = self.directory.find(command.path)
-        if entity is not None:  # else deleted meanwhile, and its messages with it
+        if entity is not None:  # otherwise it was deleted, with its messages
             self.accessed(entity, now)
             asked = Request(command, _Sender(owner))
             self._intake.take_acknowledged(entity, asked, now, commit)
@@ -478,7 +478,7 @@ class Namespace:
     def cancel_scheduled(
         self, command: c.CancelScheduled, request: Request, now: int, commit: Commit
     ) -> Any:
-        """Cancel scheduled messages; a repeat of a cancel that was done succeeds."""
+        """Cancel scheduled messages; a repeated cancel succeeds."""
         entity = self.directory.entity(command.path)
         self.accessed(entity, now)
         if not self._intake.repeats.was_done_before(command.origin, request, commit):
@@ -496,7 +496,7 @@ class Namespace:
         return queue
 
     def _receivable(self, path: str, session: c.SessionLock | None, now: int) -> Queue:
-        """Return a queue that lets messages out."""
+        """Return a queue that allows receives."""
         entity, queue = self.directory.queue(path)
         if queue is entity.queue:
             entity.check_receive()
@@ -509,7 +509,7 @@ class Namespace:
         return self._queue(path, now)
 
     def receive(self, command: c.Receive, request: Request, now: int, commit: Commit) -> Any:
-        """Deliver messages, or let the request wait for some."""
+        """Deliver messages, or let the request wait."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
         queued = queue.waiters.has_receives and command.session is None
@@ -559,7 +559,7 @@ class Namespace:
         return Metered(None, load_of_settled(len(command.lock_tokens)))
 
     def _check_reason_room(self, path: str, size: int) -> None:
-        """Refuse reasons that do not fit the quota: each message keeps its own."""
+        """Refuse dead-letter reasons that exceed the quota, because each message stores its own."""
         entity, _ = self.directory.queue(path)
         if size > max(self._quota(entity).room, 0):
             raise QuotaExceededError(
@@ -569,7 +569,7 @@ class Namespace:
             )
 
     def _quota(self, entity: Entity) -> Entity:
-        """Return the entity whose quota counts: subscriptions share their topic's."""
+        """Return the entity with the quota: subscriptions share that of their topic."""
         description = entity.description
         if isinstance(description, SubscriptionDescription):
             return self.directory.entity(description.topic_path)
@@ -602,7 +602,7 @@ class Namespace:
         return from_us(self._queue(command.path, now).renew_session(command.session, now))
 
     def release_session(self, command: c.ReleaseSession, _: Request, now: int, __: Commit) -> None:
-        """Give a session back."""
+        """Release a session."""
         self._queue(command.path, now).release_session(command.session)
 
     def get_session_state(
@@ -638,16 +638,16 @@ class Namespace:
         return names[command.skip : command.skip + command.max_sessions]
 
     def _sessionful(self, path: str) -> tuple[Entity, Queue]:
-        """Return an entity that has sessions, and its queue."""
+        """Return an entity with sessions, and its queue."""
         entity, queue = self.directory.queue(path)
         if not queue.settings.requires_session:
-            raise InvalidOperationError(f"{path} has no sessions; leave the session out", path=path)
+            raise InvalidOperationError(f"{path} has no sessions; omit the session", path=path)
         return entity, queue
 
     # -- ranges --------------------------------------------------------------------------------
 
     def lease_range(self, command: c.LeaseRange, request: Request, now: int, commit: Commit) -> Any:
-        """Lease messages, or let the request wait for some."""
+        """Lease messages, or let the request wait."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, None, now)
         lease = lease_range(queue, command, now, commit)
@@ -657,7 +657,7 @@ class Namespace:
         return self._park(queue, Waiter(request, command, now + wait, holder), now)
 
     def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:
-        """Keep a lease for another duration."""
+        """Renew a lease."""
         until = now + to_us(command.duration)
         return from_us(renew_range(self._queue(command.path, now), command.epoch, until, commit))
 
@@ -677,15 +677,15 @@ class Namespace:
         return Metered(None, load_of_settled(settle_range(queue, command, commit)))
 
     def release_range(self, command: c.ReleaseRange, _: Request, now: int, commit: Commit) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         queue = self._queue(command.path, now)
         queue.leases.get(command.epoch)
         queue.end_lease(command.epoch, commit)
 
-    # -- the whole -----------------------------------------------------------------------------
+    # -- for the engine ------------------------------------------------------------------------
 
     def snapshot(self) -> list[Fact]:
-        """Return every fact, so that a segment need not rely on those before it."""
+        """Return all facts, so that a segment does not depend on earlier ones."""
         queues = self.directory.queues()
         self.shared.deaths.keep(set().union(*(queue.waiting.deaths() for queue in queues)))
         facts = [
@@ -710,7 +710,7 @@ class Namespace:
         return facts + self.starts.facts(queues)
 
     def standing(self) -> Iterable[tuple[int, Int64s]]:
-        """Give the numbers of the durable messages of each queue that stores some, in order."""
+        """Yield the numbers of the durable messages of each queue that stores messages."""
         for queue in self.directory.queues():
             at = queue.waiting.all()
             at = at[queue.waiting.get("state", at) != State.PENDING.value]
@@ -718,44 +718,44 @@ class Namespace:
                 yield queue.entity, queue.waiting.get("sequence", at)
 
     def waiting_requests(self) -> list[Request]:
-        """Return everyone whose request waits."""
+        """Return all waiting requests."""
         return [waiter.request for queue in self.directory.queues() for waiter in queue.waiters]
 
     def withdraw(self, requests: set[int]) -> None:
-        """Let requests that wait go unanswered: those who asked are gone."""
+        """Remove waiting requests, whose callers have gone; they get no reply."""
         for queue in self.directory.queues():
             for waiter in queue.waiters.withdraw(requests):
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def meter_waiting(self) -> None:
-        """Count the requests that wait: the namespace closes, and they end with it."""
+        """Meter the waiting requests, which end because the namespace closes."""
         for queue in self.directory.queues():
             for waiter in queue.waiters:
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def faults(self) -> list[str]:
-        """Return every inconsistency between counters and columns."""
+        """Return all inconsistencies between counters and columns."""
         queues = self.directory.queues()
         found = [f"{q.path}: {fault}" for q in queues for fault in q.waiting.faults()]
         standing = sum(len(q.waiting) - q.waiting.count(State.PENDING) for q in queues)
         if standing != self.shared.bodies.places:
-            found.append(f"{standing} messages stand, but {self.shared.bodies.places} are counted")
+            found.append(f"{standing} messages exist, but {self.shared.bodies.places} are counted")
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """Who sent what was spilled: known by its key, and allowed nothing more."""
+    """The principal of a spilled send: it has its key's identity, but no rights."""
 
     id: str
 
     def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
-        """Say no."""
+        """Return False."""
         return False
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what tells one internal error from another: its kind, and where it was raised."""
+    """Return what identifies an internal error: its type, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__} {where}".rstrip()
@@ -764,8 +764,8 @@ def cause_of(error: BaseException) -> str:
 def drop_frames(error: BaseException | None) -> None:
     """Remove the tracebacks of an error and of its causes.
 
-    Their frames hold the messages of the turn, and callers may keep the error. A frame that has the
-    error in a variable even makes a reference cycle, which Python frees much later.
+    Their frames refer to the messages of the turn, and callers may keep the error. A frame with the
+    error in a variable also forms a reference cycle, which Python frees late.
     """
     while error is not None and error.__traceback__ is not None:
         error.__traceback__ = None

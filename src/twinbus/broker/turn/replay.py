@@ -1,8 +1,8 @@
-"""Replay: from the log to the namespace it describes.
+"""Replay: builds the namespace from the log.
 
-The log is read once. Facts are kept by key, the last one wins; places and changes are gathered as
-columns. In the end each message stands where its last place says, in the state its last change
-says, and everything gone is left out. Nothing is looked at message by message.
+The log is read once. For each key the last fact is valid; places and changes are collected as
+columns. In the end each message is at its last place, in the state of its last change, and messages
+that are gone are removed. No step handles single messages.
 """
 
 import json
@@ -25,7 +25,7 @@ from twinbus.broker.store.commit import TAKEN, Entries
 from twinbus.broker.store.descriptions import description_of
 from twinbus.broker.store.log import SCHEMAS, Log, Part, PartKind, Record
 from twinbus.broker.store.message_rows import MessageRows
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.errors import LogDamagedError
 from twinbus.intervals import unpack
 from twinbus.limits import NEVER_US
@@ -36,15 +36,15 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Replay:
-    """What the log says, gathered."""
+    """The collected content of the log."""
 
-    def __init__(self, told: int) -> None:
-        self._told = told  # up to this record the ledger knows everything
+    def __init__(self, covered: int) -> None:
+        self._covered = covered  # the last record whose trail is in the ledger
         self.untold: list[Record] = []
-        self.records = 0  # that were read
+        self.records = 0  # number of records read
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transfers = Transfers()
-        self._owners: dict[str, str] = {}  # of senders and sinks that have one
+        self._owners: dict[str, str] = {}  # by sender or sink
         self.highest_entity = 0
         self.highest_epoch = 0
         self._places: list[Columns] = []
@@ -54,10 +54,10 @@ class Replay:
         self._history: list[tuple[int, int, pa.RecordBatch]] = []  # record, segment, ids
 
     def read(self, log: Log, bodies: Bodies) -> None:
-        """Gather the whole log."""
+        """Read the complete log."""
         for record in log.replay():
             self.records += 1
-            if record.number > self._told:
+            if record.number > self._covered:
                 self.untold.append(record)
             for part, place in record.parts:
                 if part.kind is PartKind.MESSAGES:
@@ -99,19 +99,19 @@ class Replay:
                 self.facts.get(kind, {}).pop(key, None)
             else:
                 self.facts.setdefault(kind, {})[key] = value
-            if kind == "entity":  # also of a deleted one: its number is never given again
+            if kind == "entity":  # even if it was deleted, because its number is never used again
                 self.highest_entity = max(self.highest_entity, int(key))
             elif kind == "lease":
                 self.highest_epoch = max(self.highest_epoch, int(key.partition("/")[2]))
 
     @property
     def clock_steps(self) -> dict[int, int]:
-        """By how much the wall clock was set, by the last record that was written before."""
+        """By how much the wall clock was set, according to the last record before."""
         facts = self.facts.get("clock", {})
         return {int(record): int(json.loads(value)) for record, value in facts.items()}
 
     def history(self) -> Iterator[tuple[int, pa.RecordBatch, Int64s]]:
-        """Give message ids that duplicate detection knew: their segment, columns and times."""
+        """Yield message ids of duplicate detection: their segment, columns and times."""
         steps = self.clock_steps
         for record, segment, columns in self._history:
             by = sum(step for before, step in steps.items() if record <= before)
@@ -123,9 +123,9 @@ class Replay:
         return default if value is None else int(json.loads(value))
 
     def standing(self) -> tuple[Columns, dict[int, int]]:
-        """Return the rows of every message that still stands, ordered by entity and number.
+        """Return the rows of all messages that are not gone, ordered by entity and number.
 
-        Also the highest number each entity ever gave.
+        Also return the highest number that each entity ever used.
         """
         places = _gathered(self._places, self._place_order)
         highest: dict[int, int] = {}
@@ -155,7 +155,7 @@ def _numpy(part: pa.RecordBatch) -> Columns:
 
 
 def _whole_places(part: Part) -> Columns:
-    """Return the places of a batch that went to one entity whole."""
+    """Return the places of a batch that one entity got completely."""
     count = part.columns.num_rows
     numbers = np.arange(count)
     constants = {
@@ -180,7 +180,7 @@ _DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[Part
 
 
 def _gathered(parts: list[Columns], order: list[int]) -> Columns:
-    """Return parts end to end, with the record each row came from."""
+    """Return concatenated parts, with the record of each row."""
     if not parts:
         return {}
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -206,7 +206,7 @@ def _is_ordered(columns: Columns) -> bool:
 
 
 def _apply(places: Columns, changes: Columns) -> None:
-    """Let the last change of each message decide, unless the message was written anew since."""
+    """Apply the last change of each message, unless the message was rewritten later."""
     ends = np.flatnonzero(np.diff(places["entity"], append=-1)) + 1
     start = 0
     for end in ends.tolist():
@@ -226,12 +226,12 @@ def _apply(places: Columns, changes: Columns) -> None:
 
 
 def restore(
-    namespace: Namespace, replay: Replay, start: str, now: int, *, accept_damage: bool
+    namespace: BrokerNamespace, replay: Replay, start: str, now: int, *, accept_damage: bool
 ) -> Entries:
-    """Fill an empty namespace with what the log says.
+    """Fill an empty namespace with the content of the log.
 
-    Return what the log does not know yet: this start of the broker, and the messages that are gone
-    because damage was accepted.
+    Return facts that the log does not have yet: this start of the broker, and the messages that are
+    gone because damage was accepted.
     """
     news = Entries()
     directory, shared = namespace.directory, namespace.shared
@@ -262,7 +262,7 @@ def restore(
 
 
 def _restore_rows(
-    namespace: Namespace, rows: Columns, news: Entries, *, accept_damage: bool
+    namespace: BrokerNamespace, rows: Columns, news: Entries, *, accept_damage: bool
 ) -> None:
     if not rows:
         return
@@ -306,7 +306,7 @@ def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
     return np.array(numbers, np.int32)
 
 
-def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
+def _restore_keyed(namespace: BrokerNamespace, replay: Replay) -> None:
     """Restore access keys, session states and leases."""
     for value in replay.facts.get("key", {}).values():
         namespace.keys.put(key_of(value))
@@ -330,7 +330,7 @@ def _restore_keyed(namespace: Namespace, replay: Replay) -> None:
             queue.waiting.put("lock", at, lease.epoch)
 
 
-def _restore_history(namespace: Namespace, replay: Replay) -> None:
+def _restore_history(namespace: BrokerNamespace, replay: Replay) -> None:
     seen: dict[int, dict[str, int]] = {}
     for _, part, moments in replay.history():
         numbers, ids = (part.column(name).to_pylist() for name in ("entity", "message_id"))

@@ -1,12 +1,12 @@
 """Starts of the broker: which start gave which messages their numbers.
 
-A directory that is restored from a backup, or copied, gives the numbers after the backup a second
-time. So every start of the broker gets a nonce, and a message is known by its queue, the start that
-numbered it, and its number (origins.py). Messages that were in the backup keep the names they had,
-and no message that comes later can be taken for one of them.
+A directory that is restored from a backup, or copied, uses the numbers after the backup a second
+time. So every start of the broker gets a nonce, and a message is identified by its queue, the start
+that numbered it, and its number (origins.py). Messages in the backup keep their identity, and no
+later message can be mistaken for one of them.
 
-The log holds, for each start, from which number on its queues belong to it. Starts of which no
-message is left are forgotten.
+The log contains, for each start, the first number of each queue in this start. Starts without
+messages are forgotten.
 """
 
 import json
@@ -19,37 +19,37 @@ from twinbus.broker.store.commit import Fact
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of the broker."""
+    """A start of the broker."""
 
     nonce: str
-    order: int  # later starts have higher ones
-    firsts: Mapping[int, int]  # queue -> the first number it gave in this start
+    order: int  # increases with every start
+    firsts: Mapping[int, int]  # by queue: its first number in this start
 
     def fact(self) -> Fact:
-        """Return the start as the log keeps it."""
+        """Return the start in the form of the log."""
         return Fact.of("start", self.nonce, [self.order, list(self.firsts.items())])
 
     @classmethod
     def of(cls, nonce: str, value: bytes) -> "Start":
-        """Return the start that the log kept."""
+        """Return a start from the log."""
         order, firsts = json.loads(value)
         return cls(nonce, order, {int(queue): int(first) for queue, first in firsts})
 
 
 class Starts:
-    """The starts that messages of the namespace belong to, oldest first."""
+    """The starts whose messages are in the namespace, oldest first."""
 
     def __init__(self) -> None:
         self._starts: list[Start] = []
 
     def load(self, facts: Mapping[str, bytes]) -> None:
-        """Take the starts that the log kept."""
+        """Restore the starts from the log."""
         self._starts = sorted(
             (Start.of(nonce, value) for nonce, value in facts.items()), key=lambda s: s.order
         )
 
     def begin(self, nonce: str, queues: Iterable[Queue]) -> Fact | None:
-        """Begin a start, unless the log has it already; return what the log must know of it."""
+        """Begin a start, unless it is in the log; return the facts for the log."""
         if any(start.nonce == nonce for start in self._starts):
             return None
         order = self._starts[-1].order + 1 if self._starts else 1
@@ -58,11 +58,11 @@ class Starts:
         return self._starts[-1].fact()
 
     def of(self, queue: int) -> list[tuple[int, str]]:
-        """Return the starts that a queue has seen: first number, and nonce."""
+        """Return the starts of a queue, each with its first number and nonce."""
         return [(s.firsts[queue], s.nonce) for s in self._starts if queue in s.firsts]
 
     def facts(self, queues: Iterable[Queue]) -> list[Fact]:
-        """Return the starts that are still needed as the log keeps them; forget the others."""
+        """Return the needed starts in the form of the log; forget the others."""
         lowest = {queue.entity: _lowest(queue) for queue in queues}
         kept: list[Start] = []
         for at, start in enumerate(self._starts):
@@ -79,11 +79,11 @@ class Starts:
 
 
 def _lowest(queue: Queue) -> int:
-    """Return the lowest number that a message of the queue has, or will have."""
+    """Return the lowest number that a message of the queue has or will have."""
     at = queue.waiting.all()[:1]
     return int(queue.waiting.get("sequence", at)[0]) if len(at) else queue.next_sequence
 
 
 def _is_over(queue: int, number: int, later: Iterable[Start]) -> bool:
-    """Whether a later start gave this number and all that follow."""
+    """Return whether a later start used this number and all that follow."""
     return any(start.firsts.get(queue, number + 1) <= number for start in later)

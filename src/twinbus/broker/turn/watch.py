@@ -1,8 +1,8 @@
-"""Watches the store of a namespace: logs when trouble begins and ends, and flushes that are slow.
+"""Watches the store of a namespace: logs the begin and end of trouble, and slow flushes.
 
-Whoever has the turn calls `look` at the end of it. A trouble of hours is two log lines, however
-often the broker retries. Sends that wait in the spill store for longer than SPILL_BOUND_US make the
-namespace degraded until they have appeared. Other threads may read the attributes at any time.
+The thread with the turn calls `look` at its end. Trouble of hours is two log lines, however often
+the broker retries. Sends that are in the spill store for longer than SPILL_BOUND_US make the
+namespace degraded until they have been moved. Other threads may read the attributes at any time.
 """
 
 import logging
@@ -26,23 +26,23 @@ class Degradation:
 
 
 class StoreWatch:
-    """Reports on the store of one namespace; it outlives the restarts of the broker."""
+    """Reports on the store of a namespace; survives restarts of the broker."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._trouble_since: int | None = None  # when the trouble began that was logged
+        self._trouble_since: int | None = None  # begin of the logged trouble
         self._slow_flushes = LineRate(LOG_INTERVAL_US)
         self.degradation: Degradation | None = None
-        self.degrades_at = NEVER_US  # when `look` must be called at the latest
-        self.refusal = ""  # why the log takes no records; empty: it takes them
+        self.degrades_at = NEVER_US  # the latest time for the next `look`
+        self.refusal = ""  # why the log accepts no records; empty: it accepts them
 
     @property
     def has_news(self) -> bool:
-        """Whether a trouble was logged whose end was not."""
+        """Whether the begin of a trouble was logged, but not its end."""
         return self._trouble_since is not None or self.degradation is not None or self.refusal != ""
 
     def look(self, health: StoreHealth, spill: Spill, now: int) -> None:
-        """Compare the store with what was logged last, and log what has changed."""
+        """Compare the store with what was logged last, and log the changes."""
         self.refusal = health.reason if health.is_refusing else ""
         if health.spilling and self._trouble_since is None:
             self._begin_trouble(health, spill)
@@ -57,7 +57,7 @@ class StoreWatch:
             self._end_degradation(now)
 
     def flushed(self, duration: int, now: int) -> None:
-        """Log a flush that was slow."""
+        """Log a slow flush."""
         if duration < SLOW_FLUSH_US:
             return
         suppressed = self._slow_flushes.admit("", now)
@@ -78,7 +78,7 @@ class StoreWatch:
             )
 
     def shift(self, by: int) -> None:
-        """Move its times: the wall clock was set by so much."""
+        """Move the times, because the wall clock was set."""
         if self._trouble_since is not None:
             self._trouble_since += by
         if self.degradation is not None:
@@ -101,8 +101,8 @@ class StoreWatch:
         seconds = (now - self._trouble_since) / SECOND_US
         self._trouble_since = None
         _log.warning(
-            "Storage trouble ends in %s after %.1f s: the log takes records, and no send waits in "
-            "the spill store",
+            "Storage trouble ends in %s after %.1f s: the log accepts records, and no send waits "
+            "in the spill store",
             self._directory,
             seconds,
             extra=facts(

@@ -1,7 +1,7 @@
-"""The one writer: the thread that has the turn decides, commits and answers. No other does.
+"""The only writer: the thread with the turn decides, commits and answers.
 
-What arrives during a turn waits for the next one, which takes all of it together: group commit.
-`InlineWriter` has no thread: the caller has the turn, and time passes when the clock is moved. It
+Requests that arrive during a turn wait for the next one, which executes all of them: group commit.
+`InlineWriter` has no thread: the caller runs the turn, and time passes when the clock is moved. It
 is for simulations. `ThreadedWriter` is for everything else.
 """
 
@@ -20,7 +20,12 @@ from twinbus.broker.turn.engine import Engine, EngineSettings, Flushes, Snapshot
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.clock import Clock
 from twinbus.entities import RuntimeProperties
-from twinbus.errors import MessagingError, NamespaceClosedError, NamespaceInUseError
+from twinbus.errors import (
+    NAMESPACE_CLOSED,
+    MessagingError,
+    NamespaceClosedError,
+    NamespaceInUseError,
+)
 from twinbus.forking import on_fork
 from twinbus.ledger import LedgerSettings
 from twinbus.limits import CLOCK_LOOK_S, GATHER_S, NEVER_US, SNAPSHOT_ENTITIES
@@ -33,7 +38,7 @@ _log = logging.getLogger("twinbus.broker")
 
 
 class Writer(ABC):
-    """Feeds an engine from many threads: what both kinds of writers share."""
+    """Passes requests of many threads to an engine: the common part of both writers."""
 
     _has_thread: ClassVar[bool]
 
@@ -43,19 +48,19 @@ class Writer(ABC):
         self.engine = Engine(settings, clock, storages or Storages(), threaded=self._has_thread)
         self._clock = clock
         self._arrivals = Arrivals()
-        # Requests that were withdrawn; kept, so that no other gets the identity of one of them.
+        # Withdrawn requests; kept alive, so that their identities are not reused.
         self._leaving: deque[Request] = deque()
-        self._answered: deque[FutureRequest] = deque()  # to complete after a turn
-        self._expected = 0  # callers that the next turn is held for; 0: it is not held
+        self._answered: deque[FutureRequest] = deque()  # to be completed after a turn
+        self._expected = 0  # number of callers for which the next turn waits; 0: it does not wait
         self._turn_lock = threading.Lock()
         self._turns = 0
-        self._next_event = self.engine.next_event  # as of the last turn; the engine is its holder's
-        self._end: MessagingError | None = None  # why no more commands are taken
+        self._next_event = self.engine.next_event  # of the last turn; only the turn may use engine
+        self._end: MessagingError | None = None  # why no more commands are accepted
         self._stop_listening = clock.on_advance(self._on_advance)
         on_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        """Refuse every command: the directory belongs to the process that opened it."""
+        """Refuse every command after a fork: the directory belongs to the parent process."""
         self._turn_lock = threading.Lock()
         self._arrivals.clear()
         self._end = NamespaceInUseError(
@@ -63,36 +68,36 @@ class Writer(ABC):
             "parent. Open it after the fork, or run a server that both processes reach"
         )
 
-    # -- what the kinds do in their own way ----------------------------------------------------
+    # -- different for the two writers ---------------------------------------------------------
 
     @abstractmethod
     def _serve_later(self) -> None:
-        """Have requests served whose callers do not block, without waiting for a turn."""
+        """Have requests executed whose callers do not block, without waiting for a turn."""
 
     @abstractmethod
     def _take_turn(self) -> None:
-        """Do what waits, unless another thread has the turn; it does the rest in its next turn."""
+        """Execute waiting requests, unless another thread has the turn and will execute them."""
 
     @abstractmethod
     def _on_advance(self) -> None:
-        """Do what became due: the clock was moved."""
+        """Run the timers that are due, because the clock was moved."""
 
     @abstractmethod
     def _after_turn(self, group: Sequence[Request]) -> None:
-        """Prepare for the turn that follows this one."""
+        """Prepare the next turn."""
 
     @abstractmethod
     def _wake_if_needed(self) -> None:
         """Wake a thread that has something to do now."""
 
     def _is_ready(self) -> bool:
-        """Whether the next turn may begin."""
+        """Return whether the next turn may begin."""
         return len(self._arrivals) > 0
 
     # -- requests ------------------------------------------------------------------------------
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; the future holds its reply or its error."""
+        """Start a command; return the future of its reply."""
         request = FutureRequest(command, self._answered)
         self._arrive(request)
         if self._is_ready():
@@ -102,7 +107,7 @@ class Writer(ABC):
         return request.future
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         request = BlockingRequest(command)
         self._arrive(request)
         if self._is_ready():
@@ -110,13 +115,13 @@ class Writer(ABC):
         return request.result(timeout_s)  # type: ignore[no-any-return]
 
     def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
-        """Take requests whose callers do not wait here.
+        """Execute requests whose callers do not wait here.
 
-        The calling thread has the turn if nobody else has it, or leaves it to the writer's thread.
-        The thread that has the turn answers the request.
+        The calling thread runs the turn if no other thread does, or leaves it to the writer's
+        thread. The thread with the turn answers the requests.
         """
         self._arrivals.extend(requests)
-        if self._end is not None:  # looked at last, see `_arrive`
+        if self._end is not None:  # checked last, see `_arrive`
             for request in requests:
                 self._turn_away(request, self._end)
         if in_own_thread and len(self._arrivals) >= (self._expected or 1):
@@ -125,7 +130,7 @@ class Writer(ABC):
             self._serve_later()
 
     def withdraw(self, requests: Iterable[Request]) -> None:
-        """Let requests that wait go unanswered, in this turn or the next."""
+        """Remove waiting requests, in this turn or the next; they get no reply."""
         self._leaving.extend(requests)
         if self._turn_lock.acquire(blocking=False):
             try:
@@ -135,7 +140,7 @@ class Writer(ABC):
         self._wake_if_needed()
 
     def _let_go(self) -> None:
-        """Forget requests that were withdrawn, with the turn in hand."""
+        """Remove withdrawn requests; the caller has the turn."""
         leaving: list[Request] = []
         while self._leaving:
             leaving.append(self._leaving.popleft())
@@ -146,7 +151,7 @@ class Writer(ABC):
 
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
-        if self._end is not None:  # looked at last, so that nobody slips in behind `_stop`
+        if self._end is not None:  # checked last, so that no request is added after `_stop`
             self._turn_away(request, self._end)
 
     def _turn_away(self, request: Request, reason: MessagingError) -> None:
@@ -154,17 +159,17 @@ class Writer(ABC):
         with suppress(ValueError):
             self._arrivals.remove(request)
 
-    # -- a look from outside -------------------------------------------------------------------
+    # -- called by other threads ---------------------------------------------------------------
 
     def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
-        """Change the limits and the ledger settings, between two turns."""
+        """Change the limits and the ledger settings between two turns."""
         with self._turn_kept():
             self.engine.reconfigure(namespace, ledger)
 
     def snapshot(self) -> Snapshot:
-        """Return what there is to see from outside; costs no operation.
+        """Return counts and sizes for metrics; costs no operation.
 
-        It looks at a few entities at a time, so that thousands of them hold up nobody.
+        It reads a few entities at a time, so that thousands of them do not block the turns.
         """
         with self._turn_kept():
             seen = self.engine.snapshot(is_open=self._end is None)
@@ -180,7 +185,7 @@ class Writer(ABC):
         )
 
     def vitals(self) -> Vitals:
-        """Return whether it works; waits for nobody, so that it answers while a turn hangs."""
+        """Return whether the namespace works; never waits, so it works while a turn hangs."""
         engine, end = self.engine, self._end
         trouble = engine.trouble or (end.text if end is not None else "")
         health = None if engine.is_healing else engine.health
@@ -196,12 +201,12 @@ class Writer(ABC):
 
     @property
     def flushes(self) -> Flushes:
-        """How often the log was flushed, and how long the last time took."""
+        """How many times the log was flushed, and how long the last flush took."""
         return self.engine.flushes
 
     @contextmanager
     def _turn_kept(self) -> Iterator[None]:
-        """Keep everybody from taking the turn; what arrives meanwhile is served afterwards."""
+        """Prevent turns; requests that arrive meanwhile are executed afterwards."""
         with self._turn_lock:
             yield
         self._wake_if_needed()
@@ -209,7 +214,7 @@ class Writer(ABC):
     # -- turns ---------------------------------------------------------------------------------
 
     def _complete(self) -> None:
-        """Complete the futures that turns have answered."""
+        """Complete the futures of answered requests."""
         if self._answered:
             complete_all(self._answered)
 
@@ -230,8 +235,8 @@ class Writer(ABC):
         try:
             self.engine.turn(group)
         except (KeyboardInterrupt, SystemExit):
-            raise  # of the caller that has the turn; the engine has healed
-        except BaseException as error:  # noqa: BLE001 - healing failed: no more can be promised
+            raise  # for the caller that runs the turn; the engine has restarted
+        except BaseException as error:  # noqa: BLE001 - the restart failed: the namespace must stop
             _log.exception("The namespace stops: the broker cannot restart from its log")
             stopped = MessagingError(f"the namespace stopped and must be opened again: {error!r}")
             stopped.__cause__ = error
@@ -242,7 +247,7 @@ class Writer(ABC):
             self._after_turn(group)
 
     def _stop(self, reason: MessagingError, unanswered: Sequence[Request] = ()) -> None:
-        """Take no more commands, and tell everyone who still waits."""
+        """Accept no more commands, and fail all waiting requests."""
         self._end = reason
         self._stop_listening()
         waiting = self.engine.waiting_requests()
@@ -253,18 +258,25 @@ class Writer(ABC):
     # -- closing -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what was handed over, refuse what comes later, let go of the directory."""
+        """Finish the commands in progress, refuse later ones, and release the directory."""
         with self._turn_lock:
             while self._arrivals and self._end is None:
                 self._turn()
             if self._end is None:
-                self._stop(NamespaceClosedError("the namespace was closed"))
+                self._stop(NamespaceClosedError(NAMESPACE_CLOSED))
                 self.engine.close()
         self._complete()
 
+    def crash(self) -> None:
+        """End as a killed process does, at any moment: nothing is written, nobody is answered."""
+        if self._end is None:
+            self._end = NamespaceClosedError(NAMESPACE_CLOSED)
+            self._stop_listening()
+        self.engine.crash()
+
 
 class InlineWriter(Writer):
-    """The caller has every turn; time passes when the clock is moved. For simulations."""
+    """The caller runs every turn; time passes when the clock is moved. For simulations."""
 
     _has_thread = False
 
@@ -275,7 +287,7 @@ class InlineWriter(Writer):
         self._take_turn()
 
     def _after_turn(self, group: Sequence[Request]) -> None:
-        """Do nothing: no turn is held for anybody."""
+        """Do nothing: no turn waits for callers."""
 
     def _wake_if_needed(self) -> None:
         """Do nothing: there is no thread."""
@@ -291,11 +303,11 @@ class InlineWriter(Writer):
 
 
 class ThreadedWriter(Writer):
-    """A caller that finds nobody at work has the turn itself, which saves two thread switches.
+    """If no turn is running, the caller runs it, which saves two thread switches.
 
-    Callers that were answered together tend to come back together, so the next turn is held until
-    the last of them is there, and that caller has the turn for all. A thread of the writer steps in
-    when one stays away, does what only time brings, and serves those who do not want to block.
+    Callers that were answered together tend to call again together, so the next turn waits until
+    the last of them has arrived, and that caller runs the turn for all. A thread of the writer
+    steps in if one does not arrive, runs the timers, and serves callers that do not block.
     """
 
     _has_thread = True
@@ -303,9 +315,9 @@ class ThreadedWriter(Writer):
     def __init__(
         self, settings: EngineSettings, clock: Clock, storages: Storages | None = None
     ) -> None:
-        self._wakeup = Wakeup()  # of the thread
-        self._sleeps_until = NEVER_US  # while awake it must be woken for anything that is due
-        self._guards = False  # whether it sleeps no longer than a turn may be held
+        self._wakeup = Wakeup()  # of the writer's thread
+        self._sleeps_until = NEVER_US  # NEVER_US also while it is awake
+        self._guards = False  # whether it sleeps no longer than a turn may wait for callers
         super().__init__(settings, clock, storages)
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run, name="twinbus-writer", daemon=True
@@ -318,7 +330,7 @@ class ThreadedWriter(Writer):
         self._thread = None
 
     def _is_ready(self) -> bool:
-        """Whether everyone the next turn is held for is there."""
+        """Return whether all expected callers of the next turn have arrived."""
         return len(self._arrivals) >= (self._expected or 1)
 
     def _serve_later(self) -> None:
@@ -328,7 +340,7 @@ class ThreadedWriter(Writer):
         self._wakeup.send()
 
     def _run(self) -> None:
-        """Be the writer's thread: do what is due, and what was held in vain."""
+        """Run the timers, and turns whose expected callers did not arrive. The thread runs this."""
         while self._end is None:
             turns = self._turns
             self._sleep()
@@ -341,7 +353,7 @@ class ThreadedWriter(Writer):
             self._complete()
 
     def _sleep(self) -> None:
-        """Wait for a signal, for something to be due, or for a held turn to be held too long."""
+        """Wait for a signal, for a timer, or until a turn has waited for its callers too long."""
         if self._is_ready():
             return
         self._sleeps_until = self._next_event
@@ -367,7 +379,7 @@ class ThreadedWriter(Writer):
                 self._complete()
 
     def _after_turn(self, group: Sequence[Request]) -> None:
-        """Hold the next turn for callers that block; what a server hands over does not wait."""
+        """Let the next turn wait for blocking callers; requests of a server do not wait."""
         if len(group) + len(self._arrivals) < 2:
             self._expected = 0
             return
@@ -375,10 +387,10 @@ class ThreadedWriter(Writer):
         self._expected = callers if callers > 1 else 0
 
     def _wake_if_needed(self) -> None:
-        """Wake the thread if it has something to do: those who found the turn taken rely on it."""
+        """Wake the thread if it has something to do, for callers that found the turn taken."""
         if (
-            len(self._arrivals) >= (self._expected or 1)  # as `_is_ready` says
-            or self._leaving  # somebody found the turn taken
+            len(self._arrivals) >= (self._expected or 1)  # same condition as `_is_ready`
+            or self._leaving  # a caller found the turn taken
             or (self._expected and not self._guards)
             or self._next_event < self._sleeps_until
         ):

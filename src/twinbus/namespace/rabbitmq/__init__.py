@@ -1,17 +1,17 @@
 """RabbitMQ as a namespace: queues are quorum queues, topics are exchanges.
 
-One thread of ours runs an event loop that owns every pika connection. Callers hand commands over
-to it and wait for a reply. From the top down:
+A thread of the namespace runs an event loop that owns every pika connection. Callers queue commands
+for the loop and wait for the replies. The modules, from the top down:
 
-    namespace     the contract: hands commands over, waits, closes; survives a fork
-    broker        runs on the loop: which part carries out which command
+    namespace     the contract: queues commands, waits, closes; handles a fork
+    runner        runs on the loop: which part executes which command
     publishing    sends: one channel per entity, publisher confirms, a bounded window
-    receiving     receives and settlements: consumers that take no more than was asked for
+    receiving     receives and settlements: consumers that fetch no more than a receive wants
     probing       pings: the path and the entity, without a message
     topology      queues, exchanges and bindings, and the descriptions they were created with
     connections   connections over a list of hosts, and channels whose calls can be awaited
     messages      a message as properties and headers, and back
-    refusals      the table from what RabbitMQ and pika report to our errors
+    refusals      maps what RabbitMQ and pika report to our errors
 
-There is no retry in here: the retry policy of the client is the only one.
+Nothing here retries: the retry policy of the client is the only one.
 """

@@ -1,9 +1,9 @@
 """Connections over a list of hosts, and channels whose calls can be awaited.
 
 Everything here runs on the event loop of `namespace`. A connection is opened when it is first
-needed and again after it broke; hosts are tried in turn, beginning with the one that worked last.
-After all hosts failed, callers get the same error for a short and growing time, so that a broker
-that starts is not flooded.
+needed, and again after it has failed. Hosts are tried in turn, starting with the one that worked
+last. After all hosts have failed, callers get the same error for a short and growing time, so that
+a broker that is starting is not flooded.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ _BACKOFF = Backoff(RABBITMQ_RECONNECT_US, RABBITMQ_MAX_RECONNECT_US)
 
 
 class _GatheringConnection(AsyncioConnection):  # type: ignore[misc]
-    """Writes what one turn of the loop produced at once: pika writes each frame by itself.
+    """Writes all frames of one turn of the loop at once; pika writes each frame separately.
 
-    A message has three frames. One system call for each costs more than everything else.
+    A message has three frames. A system call for each would cost more than everything else.
     """
 
     _frames: list[bytes]
@@ -57,11 +57,11 @@ class _GatheringConnection(AsyncioConnection):  # type: ignore[misc]
 
 
 class BrokerChannel:
-    """A channel of pika: its calls are awaited, and fail when it closes."""
+    """A pika channel whose calls can be awaited and fail when it closes."""
 
     def __init__(self, channel: Any) -> None:
         self.pika = channel
-        self.ended: BaseException | None = None  # why it closed; None: it is open
+        self.ended: BaseException | None = None  # why it closed; None while it is open
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._on_end: list[Callable[[BaseException], None]] = []
@@ -69,11 +69,11 @@ class BrokerChannel:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be made."""
+        """Whether the channel can be used."""
         return bool(self.pika.is_open)
 
     async def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of pika that answers by callback; return its reply."""
+        """Call a method of pika that replies by callback; return its reply."""
         reply: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(*values: Any) -> None:
@@ -84,7 +84,7 @@ class BrokerChannel:
         return await self.answer_to(reply)
 
     async def answer_to(self, reply: "asyncio.Future[Any]") -> Any:
-        """Wait for a reply; raise what closes the channel before it comes."""
+        """Wait for a reply; if the channel closes first, raise the reason."""
         self._waiting.add(reply)
         try:
             return await reply
@@ -92,7 +92,7 @@ class BrokerChannel:
             self._waiting.discard(reply)
 
     async def publish_confirmed(self, queue: str, body: bytes, properties: Any) -> bool:
-        """Publish one message, the only one on this channel; return whether it was taken."""
+        """Publish the only message on this channel; return whether the broker accepted it."""
         confirmed: asyncio.Future[bool] = self._loop.create_future()
 
         def answered(frame: Any) -> None:
@@ -103,12 +103,12 @@ class BrokerChannel:
         self.pika.basic_publish("", queue, body, properties)
         return bool(await self.answer_to(confirmed))
 
-    def on_end(self, tell: Callable[[BaseException], None]) -> None:
-        """Call back when the channel closes for any reason."""
-        self._on_end.append(tell)
+    def on_end(self, callback: Callable[[BaseException], None]) -> None:
+        """Register a callback for the end of the channel."""
+        self._on_end.append(callback)
 
     def close(self) -> None:
-        """Close it without waiting; what it holds goes back to the queues."""
+        """Close the channel without waiting; its unacknowledged messages are requeued."""
         if self.pika.is_open:
             self.pika.close()
 
@@ -117,47 +117,47 @@ class BrokerChannel:
         for reply in list(self._waiting):
             if not reply.done():
                 reply.set_exception(reason)
-        for tell in self._on_end:
-            tell(reason)
+        for callback in self._on_end:
+            callback(reason)
 
 
 class BrokerConnection:
-    """One connection for one purpose, to whichever host answers."""
+    """A connection for one purpose, to the first host that answers."""
 
     def __init__(self, settings: ConnectionString, purpose: str) -> None:
         self._settings = settings
         self._purpose = purpose
         self._hosts = settings.hosts
-        self._next = 0  # the host that is tried first
+        self._next = 0  # index of the host to try first
         self._failures = 0
-        self._closed_until = 0.0  # a moment of the loop
+        self._closed_until = 0.0  # loop time until which nothing is tried
         self._last_error: MessagingError | None = None
         self._connection: Any = None
         self._opening: asyncio.Task[Any] | None = None
-        self._leaving: set[Any] = set()  # connections that the broker has not closed yet
+        self._leaving: set[Any] = set()  # connections that are being closed
         self._left = asyncio.Event()
-        self.blocked_since: float | None = None  # a moment of the loop; None: it takes messages
+        self.blocked_since: float | None = None  # loop time; None while the broker accepts messages
         self.blocked_reason = ""
         self.on_blocked: Callable[[], None] = _do_nothing
 
     @property
     def has_other_hosts(self) -> bool:
-        """Whether there is another host to go to."""
+        """Whether the connection string has another host."""
         return len(self._hosts) > 1
 
     @property
     def frame_bytes(self) -> int:
-        """The largest frame that the broker takes."""
+        """The largest frame that the broker accepts."""
         return int(self._connection.params.frame_max) if self._connection is not None else 0
 
     async def open_channel(self) -> BrokerChannel:
-        """Return a new channel, on a new connection if there is none."""
+        """Return a new channel; connect first if necessary."""
         connection = await self._connected()
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def set_open(channel: Any) -> None:
             if opened.done():
-                channel.close()  # whoever asked for it waits no longer
+                channel.close()  # the caller has stopped waiting
             else:
                 opened.set_result(channel)
 
@@ -177,7 +177,7 @@ class BrokerConnection:
     def _opened(self, opening: "asyncio.Task[Any]") -> None:
         self._opening = None
         if not opening.cancelled():
-            opening.exception()  # whoever waits raises it
+            opening.exception()  # marks it as retrieved; the waiting callers raise it
 
     async def _open(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -187,12 +187,12 @@ class BrokerConnection:
         for _ in self._hosts:
             host, port = self._hosts[self._next]
             try:
-                connection = await self._open_one(host, port)
+                connection = await self._open_host(host, port)
             except MessagingError as refusal:
                 error = refusal
                 self._next = (self._next + 1) % len(self._hosts)
                 if not isinstance(refusal, CommunicationError):
-                    break  # the other nodes of a cluster have the same users and virtual hosts
+                    break  # all nodes of a cluster have the same users and virtual hosts
                 continue
             self._failures, self._last_error = 0, None
             self._connection = connection
@@ -203,7 +203,7 @@ class BrokerConnection:
         self._last_error = error
         raise error
 
-    async def _open_one(self, host: str, port: int) -> Any:
+    async def _open_host(self, host: str, port: int) -> Any:
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[Any] = loop.create_future()
 
@@ -244,7 +244,7 @@ class BrokerConnection:
             client_properties={"connection_name": f"twinbus {self._purpose}"},
         )
 
-    # -- what the broker says ------------------------------------------------------------------
+    # -- called by pika ------------------------------------------------------------------------
 
     def _blocked(self, _connection: Any, frame: Any) -> None:
         self.blocked_since = asyncio.get_running_loop().time()
@@ -264,12 +264,12 @@ class BrokerConnection:
     # -- the end -------------------------------------------------------------------------------
 
     def leave_host(self) -> None:
-        """Close the connection; the next one goes to the next host."""
+        """Close the connection; the next one uses the next host."""
         self._next = (self._next + 1) % len(self._hosts)
         self.drop()
 
     def drop(self) -> None:
-        """Close the connection without waiting; the next command opens another one."""
+        """Close the connection without waiting; the next command opens a new one."""
         connection, self._connection = self._connection, None
         self.blocked_since = None
         if connection is not None and connection.is_open:
@@ -278,7 +278,7 @@ class BrokerConnection:
             asyncio.get_running_loop().call_later(GRACE_S, self._cut, connection)
 
     async def close(self) -> None:
-        """Close the connection, and wait until the broker has taken everything."""
+        """Close the connection, and wait until the broker has received everything."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
@@ -288,7 +288,7 @@ class BrokerConnection:
             await self._left.wait()
 
     def cut(self) -> None:
-        """End connections that the broker does not close."""
+        """Abort connections that the broker does not close."""
         for connection in list(self._leaving):
             self._cut(connection)
 
@@ -299,15 +299,15 @@ class BrokerConnection:
 
 
 def password_of(settings: ConnectionString) -> str:
-    """Return the password; a file is read each time, so that it may be changed."""
+    """Return the password; a file is read every time, so that the password can be changed."""
     if settings.password_file is None:
         return settings.password
     try:
         return settings.password_file.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(
-            f"the PasswordFile {settings.password_file} cannot be read: {error}. Give a file that "
-            "this process may read, with the password as UTF-8"
+            f"the PasswordFile {settings.password_file} cannot be read: {error}. Use a file that "
+            "this process may read, with the password in UTF-8"
         ) from error
 
 
@@ -320,18 +320,18 @@ def _tls_of(settings: ConnectionString, host: str) -> Any:
         )
     except (OSError, ssl.SSLError) as error:
         raise InvalidArgumentError(
-            f"The CaFile {settings.ca_file} cannot be used: {error}. Give a file with "
+            f"The CaFile {settings.ca_file} cannot be used: {error}. Use a file with "
             "certificates in PEM format."
         ) from error
     return pika.SSLOptions(context, settings.tls_host_name or host)
 
 
 def _again(error: MessagingError) -> MessagingError:
-    """Return an error as another caller raises it."""
+    """Return a copy of an error for another caller to raise."""
     again = type(error)(error.text, **error.facts)
     again.__cause__ = error
     return again
 
 
 def _do_nothing() -> None:
-    """Stand in for what nobody asked for."""
+    """Do nothing."""

@@ -1,6 +1,6 @@
 """A message as AMQP 0-9-1 properties and headers, and back.
 
-    of the message            travels as
+    field of the message      is sent as
     body                      the body
     message_id                property message_id
     correlation_id            property correlation_id
@@ -13,17 +13,18 @@
     reply_to_session_id       header x-twinbus-reply-to-session-id
     partition_key             header x-twinbus-partition-key
     amqp                      header x-twinbus-amqp, bytes
-    origin of the send        header x-twinbus-origin; a receiver finds it among the properties.
-                              Diverted messages have none: they carry the number of their sender
+    origin of the send        header x-twinbus-origin, which receivers see as a property. Diverted
+                              messages have no such header, because they carry their sender's number
     application properties    a header of the same name, with a plain value
     (their types)             header x-twinbus-types, JSON: {"when": "datetime", ...}
 
-str, int, bool and bytes have a type in the table of headers. Others are texts, and the header
-x-twinbus-types names their type: float as Python writes it, datetime as ISO 8601 in UTC, timedelta
-as ISO 8601 (PT90.5S), UUID as usual. A text that is too long for a property, or that RabbitMQ would
-act on, travels as header x-twinbus-<field>. So do a time to live that is no whole number of
-milliseconds or longer than RabbitMQ takes, in microseconds; the latter does not expire there.
-Property names that RabbitMQ acts on (CC, BCC, x-death ...) get the prefix x-twinbus-escaped-.
+str, int, bool and bytes have a type in the header table. Other values are sent as text, and the
+header x-twinbus-types names their type: float as Python prints it, datetime as ISO 8601 in UTC,
+timedelta as ISO 8601 (PT90.5S), UUID as usual. A text that is too long for a property, or that
+RabbitMQ would act on, is sent as header x-twinbus-<field>. A time to live with microseconds, or
+longer than RabbitMQ supports, is also sent as such a header, in microseconds; the latter does not
+expire on RabbitMQ. Property names that RabbitMQ acts on (CC, BCC, x-death ...) get the prefix
+x-twinbus-escaped-.
 """
 
 import json
@@ -49,12 +50,12 @@ from twinbus.message import BOUNDED_TEXTS, BrokeredMessage, PropertyValue
 from twinbus.protocol.origins import ORIGIN_PROPERTY
 
 TYPES = "x-twinbus-types"
-SUBJECT = "twinbus-subject"  # filters of a headers exchange skip names that begin with x-
+SUBJECT = "twinbus-subject"  # a headers exchange ignores names that begin with x-
 REASON = "x-twinbus-dead-letter-reason"
 DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
 _FIELD = "x-twinbus-"
-_DIVERTED = "x-ms-path"  # only messages in a backlog queue have this property
+_DIVERTED = "x-ms-path"  # the property that only messages in a backlog queue have
 _AMQP = "x-twinbus-amqp"
 _LIFE = "x-twinbus-time-to-live"
 _ESCAPED = "x-twinbus-escaped-"
@@ -70,7 +71,7 @@ _HEADER_OF = {name: _FIELD + name.replace("_", "-") for name in (*_BASIC, *_AS_H
 _OWN = frozenset((*_HEADER_OF.values(), TYPES, SUBJECT, REASON, DESCRIPTION, SOURCE, _AMQP, _LIFE))
 _ACTED_ON = ("cc", "bcc", "x-death", "x-delivery-count", "x-delay", "x-stream-offset")
 _SYSTEM = ("x-first-death-", "x-last-death-")
-_DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ closes the channel of a sender without a reader
+_DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ would close the channel of the sender
 _MILLISECOND = timedelta(milliseconds=1)
 _PERSISTENT = 2
 _REASONS = {
@@ -83,7 +84,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A message as it is published."""
+    """A message in the form in which it is published."""
 
     properties: Any  # BasicProperties
     body: bytes
@@ -96,11 +97,11 @@ class Publication:
 def published(
     message: BrokeredMessage, message_id: str, origin: str | None, now_s: int, *, to_topic: bool
 ) -> Publication:
-    """Return a message as RabbitMQ takes it, or raise an error that says what it cannot take."""
+    """Convert a message for RabbitMQ, or raise an error that says what RabbitMQ cannot accept."""
     if len(message.body) > RABBITMQ_MESSAGE_BYTES:
         raise MessageSizeExceededError(
-            f"a message has {len(message.body)} bytes; RabbitMQ takes at most "
-            f"{RABBITMQ_MESSAGE_BYTES}. Send a smaller one",
+            f"a message has {len(message.body)} bytes; RabbitMQ accepts at most "
+            f"{RABBITMQ_MESSAGE_BYTES}. Send a smaller message",
             size=len(message.body),
             limit=RABBITMQ_MESSAGE_BYTES,
         )
@@ -143,10 +144,10 @@ def _set_texts(
 def _set_life(life: timedelta, basic: dict[str, Any], headers: dict[str, Any]) -> None:
     if life == UNLIMITED:
         return
-    whole = -(-life // _MILLISECOND)  # rounded up: no message expires early
-    if whole <= RABBITMQ_MAX_EXPIRATION_MS:
-        basic["expiration"] = str(whole)
-    if whole > RABBITMQ_MAX_EXPIRATION_MS or life % _MILLISECOND:
+    rounded_ms = -(-life // _MILLISECOND)  # rounded up, so that no message expires early
+    if rounded_ms <= RABBITMQ_MAX_EXPIRATION_MS:
+        basic["expiration"] = str(rounded_ms)
+    if rounded_ms > RABBITMQ_MAX_EXPIRATION_MS or life % _MILLISECOND:
         headers[_LIFE] = life // MICROSECOND
 
 
@@ -157,7 +158,7 @@ def _add_properties(properties: Mapping[str, PropertyValue], headers: dict[str, 
         headers[header] = _plain(name, value, types)
         if len(header) > 60 and len(header.encode()) > RABBITMQ_NAME_BYTES:
             raise InvalidArgumentError(
-                f"the name of a property has {len(header.encode())} bytes; RabbitMQ takes at most "
+                f"the name of a property has {len(header.encode())} bytes; RabbitMQ allows at most "
                 f"{RABBITMQ_NAME_BYTES}. Use a shorter name"
             )
     if types:
@@ -165,14 +166,14 @@ def _add_properties(properties: Mapping[str, PropertyValue], headers: dict[str, 
 
 
 def _escaped(name: str) -> str:
-    """Return the header of a property; RabbitMQ acts on some names, and we use some ourselves."""
+    """Return the header name of a property; escape names that RabbitMQ or Twinbus uses."""
     lower = name.lower()
     is_taken = lower in _ACTED_ON or name in _OWN or lower.startswith((_ESCAPED, *_SYSTEM))
     return _ESCAPED + name if is_taken else name
 
 
 def _plain(name: str, value: PropertyValue, types: dict[str, str]) -> Any:
-    """Return a property as a table of headers can hold it, and note its type if it is lost."""
+    """Return a property as a header value; record its type if the header does not keep it."""
     if isinstance(value, str | bool | int | bytes):
         return value
     if isinstance(value, float):
@@ -209,15 +210,15 @@ _READERS: Mapping[str, Any] = {
 
 
 def check_frame(publication: Publication, frame_bytes: int) -> None:
-    """Refuse headers that do not fit one frame: RabbitMQ would close the whole connection."""
+    """Refuse headers that do not fit into a frame: RabbitMQ would close the connection."""
     headers = publication.properties.headers
     if not headers or sum(len(str(value)) for value in headers.values()) < frame_bytes // 8:
         return
     size = sum(len(piece) for piece in publication.properties.encode())
-    limit = frame_bytes - 64  # of the frame's own header and end
+    limit = frame_bytes - 64  # reserved for the frame's header and end
     if size > limit:
         raise MessageSizeExceededError(
-            f"the properties of a message have {size} bytes; RabbitMQ takes at most {limit}. Put "
+            f"the properties of a message have {size} bytes; RabbitMQ accepts at most {limit}. Put "
             "large values into the body",
             size=size,
             limit=limit,
@@ -227,7 +228,7 @@ def check_frame(publication: Publication, frame_bytes: int) -> None:
 def dead_letter(
     publication: Publication, source: str, reason: str | None, text: str | None
 ) -> None:
-    """Add why a message is dead-lettered, and where, to what is published; its life ends not."""
+    """Add the dead-letter reason and source to a publication, and remove its expiration."""
     headers = dict(publication.properties.headers or {})
     headers.pop("x-delivery-count", None)
     headers[SOURCE] = source
@@ -243,7 +244,7 @@ def dead_letter(
 
 
 def received(properties: Any, body: bytes) -> BrokeredMessage:
-    """Return a delivered message; whatever another program has sent, this raises nothing."""
+    """Convert a delivered message; never raises, whatever another program has sent."""
     headers: dict[str, Any] = properties.headers or {}
     fields: dict[str, Any] = {"message_id": None}
     for name, property_name in _BASIC.items():
@@ -293,7 +294,7 @@ def _moment(seconds: object) -> datetime | None:
 
 
 def _take_death(fields: dict[str, Any], headers: Mapping[str, Any]) -> None:
-    """Take over why a message is dead: what a receiver said, or what the broker found."""
+    """Set the dead-letter reason, from the receiver or from RabbitMQ."""
     deaths = headers.get("x-death")
     if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict):
         reason = str(deaths[0].get("reason"))
@@ -331,7 +332,7 @@ def _types_of(text: object) -> Mapping[str, object]:
 
 
 def _read(value: Any, kind: object) -> PropertyValue | None:
-    """Return the value of a header; one that no property can have becomes a text."""
+    """Return the value of a header; a type that properties do not support becomes text."""
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is not None and isinstance(value, str):
         try:
@@ -341,7 +342,7 @@ def _read(value: Any, kind: object) -> PropertyValue | None:
     if isinstance(value, bool | str | bytes):
         return value
     if isinstance(value, int):
-        return int(value)  # pika has a type of its own for long ones
+        return int(value)  # pika has its own type for long integers
     if isinstance(value, datetime):
         return value
     if value is None:

@@ -1,7 +1,7 @@
-"""A RabbitMQ broker or cluster that fulfils the contract of namespaces.
+"""Implements the contract of namespaces for a RabbitMQ broker or cluster.
 
-A thread of this namespace runs an event loop that owns the connections; it begins with the first
-command. Callers put commands into a queue and wake the loop, once for all commands that wait.
+A thread of this namespace runs an event loop that owns the connections; it starts with the first
+command. Callers put commands into a queue and wake the loop, once for all waiting commands.
 """
 
 import asyncio
@@ -13,11 +13,16 @@ from typing import Any, TypeVar
 
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import ConnectionString
-from twinbus.errors import MessagingError, NamespaceClosedError, OperationTimeoutError
+from twinbus.errors import (
+    NAMESPACE_CLOSED,
+    MessagingError,
+    NamespaceClosedError,
+    OperationTimeoutError,
+)
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import GRACE_S, MAX_CLOSE_WAIT, TRY_TIMEOUT
-from twinbus.namespace.rabbitmq.runner import CAPABILITIES, CommandRunner, Job
+from twinbus.namespace.rabbitmq.runner import CAPABILITIES, CommandRunner, RabbitJob
 from twinbus.namespace.rabbitmq.topology import NAME
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
@@ -26,35 +31,35 @@ from twinbus.protocol.table import check_supported
 
 R = TypeVar("R")
 _PIKA_LOG = logging.getLogger("pika")
-if _PIKA_LOG.level == logging.NOTSET:  # what it logs as errors is raised as our errors
+if _PIKA_LOG.level == logging.NOTSET:  # we raise what pika logs as errors
     _PIKA_LOG.setLevel(logging.CRITICAL)
 
 
-class _Submitted(Request):
-    """A request whose reply goes to a future; only the loop answers it."""
+class _LoopRequest(Request):
+    """A request with a future for its reply; only the loop completes it."""
 
     __slots__ = ("future",)
 
     def __init__(self, command: Command[Any]) -> None:
         super().__init__(command)
         self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+        self.future.set_running_or_notify_cancel()  # a submitted command cannot be cancelled
 
     def answer(self, value: Any) -> None:
-        """Give the future its reply."""
+        """Complete the future with the reply."""
         if not self.future.done():
             self.future.set_result(value)
 
     def fail(self, error: MessagingError) -> None:
-        """Give the future an error."""
+        """Complete the future with an error."""
         if not self.future.done():
             self.future.set_exception(error)
 
 
 class RabbitNamespace(Closable):
-    """Reaches a RabbitMQ; nothing is opened before the first command.
+    """Connects to a RabbitMQ; opens nothing before the first command.
 
-    A process that was forked gets connections of its own when it uses the namespace.
+    A forked process gets its own connections when it first uses the namespace.
     """
 
     def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
@@ -62,40 +67,40 @@ class RabbitNamespace(Closable):
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._thread: _LoopThread | None = None
-        self._left: list[_LoopThread] = []  # of the process that this one was forked from
+        self._left: list[_LoopThread] = []  # those of the parent process, after a fork
         self._closed = False
         on_fork(self._after_fork)
 
     @property
     def id(self) -> str:
-        """The id that the connection string gives: RabbitMQ has none that clients can read."""
+        """The id from the connection string: RabbitMQ has none that clients can read."""
         return self._connection.namespace_id
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Managing entities, apart from sending and receiving."""
+        """The capabilities of RabbitMQ."""
         return CAPABILITIES
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; never blocks, never raises.
+        """Start a command; never blocks, never raises.
 
-        It is withdrawn after the default time of a try, plus the wait of a receive.
+        The command is withdrawn after the default try timeout plus the wait of a receive.
         """
-        request = _Submitted(command)
+        request = _LoopRequest(command)
         try:
             check_supported(command, NAME, CAPABILITIES)
             wait = getattr(command, "wait", None)
             timeout = TRY_TIMEOUT if wait is None else TRY_TIMEOUT + wait
-            self._loop_thread().hand_over(Job(request), timeout.total_seconds())
+            self._loop_thread().hand_over(RabbitJob(request), timeout.total_seconds())
         except MessagingError as error:
             request.fail(error)
         return request.future
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         check_supported(command, NAME, CAPABILITIES)
         request = BlockingRequest(command)
-        job = Job(request)
+        job = RabbitJob(request)
         thread = self._loop_thread()
         thread.hand_over(job, None)
         try:
@@ -113,13 +118,13 @@ class RabbitNamespace(Closable):
             return thread
         with self._lock:
             if self._closed:
-                raise NamespaceClosedError("the namespace was closed")
+                raise NamespaceClosedError(NAMESPACE_CLOSED)
             if self._thread is None:
                 self._thread = _LoopThread(self._connection, self._clock)
             return self._thread
 
     def close(self) -> None:
-        """Finish what was handed over and close the connections."""
+        """Finish the commands in progress and close the connections."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -127,36 +132,36 @@ class RabbitNamespace(Closable):
             thread.close()
 
     def _after_fork(self) -> None:
-        """Leave the connections to the process that this one was forked from."""
+        """Leave the connections to the parent process."""
         self._lock = threading.Lock()
         if self._thread is not None:
-            self._left.append(self._thread)  # kept as it is: the parent's loop shares its files
+            self._left.append(self._thread)  # must not be closed: the parent shares its sockets
             self._thread = None
 
 
 class _LoopThread:
-    """A thread with an event loop, and the queue by which commands get there."""
+    """A thread with an event loop, and the queue of its commands."""
 
     def __init__(self, connection: ConnectionString, clock: Clock) -> None:
         self._loop = asyncio.new_event_loop()
         self._runner: CommandRunner | None = None
-        self._arrivals: deque[tuple[Job, float | None]] = deque()
+        self._arrivals: deque[tuple[RabbitJob, float | None]] = deque()
         self._is_woken = False
-        self._lock = threading.Lock()  # of the end: nothing is handed over after it
+        self._lock = threading.Lock()  # ensures that no command is queued after the end
         self._is_closing = False
         self._settings = (connection, clock)
         self._thread = threading.Thread(target=self._run, name="twinbus-rabbitmq", daemon=True)
         self._thread.start()
 
-    def hand_over(self, job: Job, timeout_s: float | None) -> None:
-        """Have the loop carry out a command."""
+    def hand_over(self, job: RabbitJob, timeout_s: float | None) -> None:
+        """Queue a command for the loop."""
         self._arrivals.append((job, timeout_s))
         if not self._is_woken:
             self._is_woken = True
             self._call(self._take)
 
-    def withdraw(self, job: Job) -> None:
-        """Have the loop stop a command."""
+    def withdraw(self, job: RabbitJob) -> None:
+        """Ask the loop to stop a command."""
         self._call(self._withdraw, job)
 
     def _call(self, method: Any, *arguments: Any) -> None:
@@ -169,7 +174,7 @@ class _LoopThread:
     def _refuse_arrivals(self) -> None:
         while self._arrivals:
             job, _ = self._arrivals.popleft()
-            job.request.fail(NamespaceClosedError("the namespace was closed"))
+            job.request.fail(NamespaceClosedError(NAMESPACE_CLOSED))
 
     # -- on the loop ---------------------------------------------------------------------------
 
@@ -188,7 +193,7 @@ class _LoopThread:
             job, timeout_s = self._arrivals.popleft()
             self._runner.begin(job, timeout_s)
 
-    def _withdraw(self, job: Job) -> None:
+    def _withdraw(self, job: RabbitJob) -> None:
         assert self._runner is not None
         self._take()
         self._runner.withdraw(job)
@@ -196,7 +201,7 @@ class _LoopThread:
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what is under way, then end the thread."""
+        """Finish the commands in progress, then end the thread."""
         with self._lock:
             if self._is_closing:
                 return

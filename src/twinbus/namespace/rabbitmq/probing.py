@@ -1,20 +1,20 @@
-"""Pings: they prove the path and the entity, and leave nothing for consumers.
+"""Pings: they check the connection and the entity, and leave no message for consumers.
 
-A ping never becomes a message in the queue: one with a time to live of zero reaches a consumer that
-waits, or dies into the dead-letter queue. It consists of three steps in place of that:
+A ping is not sent as a message: even one with a time to live of zero would reach a waiting
+consumer, or expire into the dead-letter queue. Instead, a ping has three steps:
 
 1. A publication to the default exchange under a name that no queue has, not mandatory, is
-   confirmed: the node takes publications (no memory or disk alarm), and this user may publish.
-2. A passive declare: the entity exists.
-3. A consumer that is allowed no message (a credit of zero) is added to the queue and cancelled. A
-   quorum queue does both by consensus of its own members. Without a majority no answer comes,
-   while a passive declare still succeeds.
+   confirmed. This shows that the node accepts publications (no memory or disk alarm) and that this
+   user may publish.
+2. A passive declare shows that the entity exists.
+3. A consumer that may get no message (a credit of zero) is added to the queue and cancelled. A
+   quorum queue does both by consensus of its members. Without a majority there is no answer, while
+   a passive declare would still succeed.
 
-What it does not prove: that the queue has room, that the members can write to their disks (a
-consumer is a small record, too, but the size of a message is not tried), and for a topic anything
-about the queues of its subscriptions. A user without the permission to read the queue gets step 1
-and 2 only. Step 3 that gets no answer ends the whole connection after a minute, so pings have a
-connection of their own.
+A ping does not show that the queue has room, that its members can write a message to their disks
+(they write only a small record for the consumer), or anything about the subscriptions of a topic.
+For a user without the permission to read the queue, only steps 1 and 2 are made. If step 3 gets no
+answer, the connection ends after a minute, so pings have their own connection.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnecti
 from twinbus.namespace.rabbitmq.refusals import refusal_of, refused
 from twinbus.namespace.rabbitmq.topology import EntityType, get_entity
 
-_NOWHERE = "twinbus.ping"  # no queue has this name
+_NOWHERE = "twinbus.ping"  # a name that no queue has
 _NO_MESSAGES = {"x-credit": {"credit": compat.long(0), "drain": False}}
 _ACCESS_REFUSED = 403
 
 
 class Prober:
-    """Pings entities over a connection that it gives up when one does not answer."""
+    """Pings entities over its own connection, which it closes when an entity does not answer."""
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
-        self._busy = 0  # pings under way
+        self._busy = 0  # number of pings in progress
 
     async def ping(self, path: str) -> None:
-        """Return when the entity answers; the caller decides how long to wait."""
+        """Return when the entity has answered; the caller sets the timeout."""
         self._busy += 1
         try:
             await self._publish_nowhere()
@@ -80,5 +80,5 @@ async def _consume_nothing(channel: BrokerChannel, path: str) -> None:
 
 
 def _refuse(channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
-    """Give back what a broker delivers although it was allowed nothing."""
+    """Requeue a message that the broker delivered without credit."""
     channel.basic_reject(method.delivery_tag, requeue=True)

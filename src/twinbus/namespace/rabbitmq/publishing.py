@@ -1,13 +1,13 @@
 """Sends: persistent, mandatory and confirmed, with many in flight.
 
-Each entity has a channel of its own (a route). A quorum queue without a majority confirms nothing
-and makes RabbitMQ hold back the channel of its publisher: with one channel for all, it would hold
-up every other entity. The window of a route is smaller than what makes RabbitMQ stop reading the
-whole connection.
+Each entity has its own channel (a route). A quorum queue without a majority confirms nothing, and
+RabbitMQ then blocks the channel of its publisher. A channel for all entities would therefore block
+every other entity. The window of a route is smaller than the number of messages at which RabbitMQ
+stops reading the connection.
 
-A send is done when RabbitMQ has confirmed each of its messages. Confirms are matched by the number
-of the publication on its channel; a returned message is matched by its id and comes before its
-confirm. Sends of one entity are published in the order in which they were handed over.
+A send is complete when RabbitMQ has confirmed each of its messages. A confirm contains the number
+of the publication on its channel. A returned message is found by its id, and is returned before it
+is confirmed. Sends to one entity are published in the order in which they were submitted.
 """
 
 import asyncio
@@ -50,15 +50,16 @@ from twinbus.namespace.rabbitmq.refusals import (
 from twinbus.namespace.rabbitmq.topology import EntityType, find_entity, get_entity
 
 _log = logging.getLogger("twinbus.rabbitmq")
-Encode = Callable[[bool], Sequence[Publication]]  # given whether it is for a topic
-Tell = Callable[[MessagingError | None], None]
+Encode = Callable[[bool], Sequence[Publication]]  # the argument: whether the entity is a topic
+OnResult = Callable[[MessagingError | None], None]
 
 
 class Dispatch:
-    """One send under way: its messages, how many of them are open, and who is told."""
+    """A send in progress: its messages, how many are unconfirmed, and a callback for the result."""
 
     __slots__ = (
-        "_tell",
+        "_on_result",
+        "accepted",
         "began_at",
         "count",
         "encode",
@@ -72,44 +73,49 @@ class Dispatch:
         "unconfirmed",
     )
 
-    def __init__(self, path: str, count: int, encode: Encode, tell: Tell) -> None:
+    def __init__(self, path: str, count: int, encode: Encode, on_result: OnResult) -> None:
         self.path = path
         self.count = count
-        self.encode = encode  # called once the kind of the entity is known
+        self.encode = encode  # called when the kind of the entity is known
         self.publications: Sequence[Publication] | None = None
-        self.next = 0  # the publication that comes next
+        self.next = 0  # index of the next publication
         self.unconfirmed = 0
+        self.accepted = 0  # messages that the broker has accepted, even if others fail
         self.returned = False
-        self.error: MessagingError | None = None  # the first one
-        self.began_at = 0.0  # a moment of the loop; 0: nothing was published
+        self.error: MessagingError | None = None  # the first error
+        self.began_at = 0.0  # loop time of the first publication; 0: nothing was published
         self.is_done = False
         self.on_end: Callable[[Dispatch], None] = _do_nothing
-        self._tell = tell
+        self._on_result = on_result
 
     @property
     def is_published(self) -> bool:
-        """Whether every message is on its way."""
+        """Whether every message was published."""
         return self.next == self.count
 
     def finish(self, error: MessagingError | None) -> None:
-        """Tell the caller, once."""
-        if not self.is_done:
-            self.abandon()
-            self._tell(error)
+        """Report the result to the caller, once."""
+        if self.is_done:
+            return
+        if error is not None and self.accepted:
+            facts = {"outcome": UNKNOWN, "accepted": self.accepted}
+            error = type(error)(error.text, **{**error.facts, **facts})
+        self.abandon()
+        self._on_result(error)
 
     def abandon(self) -> None:
-        """Tell the caller nothing any more."""
+        """Stop reporting to the caller."""
         self.is_done = True
         self.on_end(self)
 
 
 def _do_nothing(_dispatch: Dispatch) -> None:
-    """Stand in for a publisher."""
+    """Do nothing, in place of a publisher."""
 
 
 @dataclass(slots=True)
 class _Unconfirmed:
-    """A published message, until the broker confirms it."""
+    """A published message that the broker has not confirmed yet."""
 
     dispatch: Dispatch
     size: int
@@ -118,19 +124,20 @@ class _Unconfirmed:
 
 
 class Publisher:
-    """Publishes over one connection that does nothing else."""
+    """Publishes over a connection that is used for nothing else."""
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
-        self._routes: OrderedDict[str, _Route] = OrderedDict()  # the least recently used is first
-        self.waiting = 0  # messages handed over and not yet published
-        self.confirmed_at = 0.0  # when the broker last confirmed something
+        # The least recently used route is first.
+        self._routes: OrderedDict[str, _PublishingRoute] = OrderedDict()
+        self.waiting = 0  # number of messages that are not yet published
+        self.confirmed_at = 0.0  # loop time of the last confirm
         self._open: set[Dispatch] = set()
         self._all_done = asyncio.Event()
         connection.on_blocked = self._blocked
 
     def begin(self, dispatch: Dispatch) -> None:
-        """Publish messages; its caller is told when all of them are confirmed."""
+        """Start a send; its caller gets the result when all messages are confirmed."""
         error = self._refusal(dispatch)
         if error is not None:
             dispatch.finish(error)
@@ -138,7 +145,9 @@ class Publisher:
         route = self._routes.get(dispatch.path)
         if route is None:
             self._close_idle()
-            route = self._routes[dispatch.path] = _Route(dispatch.path, self, self._connection)
+            route = self._routes[dispatch.path] = _PublishingRoute(
+                dispatch.path, self, self._connection
+            )
         self._routes.move_to_end(dispatch.path)
         self.waiting += dispatch.count
         self._open.add(dispatch)
@@ -155,7 +164,7 @@ class Publisher:
             return self._busy()
         if self.waiting and self.waiting + dispatch.count > RABBITMQ_WAITING_MESSAGES:
             return ServerBusyError(
-                f"{self.waiting} messages wait to be published; the limit is "
+                f"{self.waiting} messages wait to be published, the maximum is "
                 f"{RABBITMQ_WAITING_MESSAGES}. Send more slowly",
                 scope=dispatch.path,
                 outcome=NOT_ACCEPTED,
@@ -170,15 +179,15 @@ class Publisher:
         return blocked(self._connection.blocked_reason)
 
     def _blocked(self) -> None:
-        """Refuse what is not published: the broker does not read it before its alarm is over."""
+        """Fail unpublished sends, because the broker reads nothing until its alarm is over."""
         for route in list(self._routes.values()):
             route.fail_waiting(self._busy())
 
     def withdraw(self, dispatch: Dispatch) -> None:
-        """Stop a send whose caller waits no longer; what is not published never will be.
+        """Stop a send whose caller has stopped waiting; its other messages are not published.
 
-        A host that has confirmed nothing since then may be cut off from its cluster: the next
-        connection goes to another one.
+        If the host has confirmed nothing since the send began, it may be cut off from its cluster:
+        the next connection then uses another host.
         """
         dispatch.abandon()
         route = self._routes.get(dispatch.path)
@@ -188,8 +197,8 @@ class Publisher:
         if dispatch.began_at and is_silent and self._connection.has_other_hosts:
             self._connection.leave_host()
 
-    def forget(self, route: "_Route") -> None:
-        """Look its entity up again at the next send."""
+    def forget(self, route: "_PublishingRoute") -> None:
+        """Remove a route, so that the next send looks its entity up again."""
         if self._routes.get(route.path) is route:
             del self._routes[route.path]
         route.close()
@@ -201,20 +210,20 @@ class Publisher:
                 self.forget(idle)
 
     async def finish(self) -> None:
-        """Return when nothing is under way any more."""
+        """Wait until no send is in progress."""
         while self._open:
             self._all_done.clear()
             await self._all_done.wait()
 
     def fail_all(self, error: MessagingError) -> None:
-        """Tell every caller that its send will not be finished."""
+        """Fail every send."""
         for route in list(self._routes.values()):
             route.fail_waiting(error)
             route.fail_unconfirmed(error)
 
 
-class _Route:
-    """The way to one entity: a channel in confirm mode and what is on it."""
+class _PublishingRoute:
+    """The channel of an entity, in confirm mode, with its waiting and unconfirmed messages."""
 
     def __init__(self, path: str, publisher: Publisher, connection: BrokerConnection) -> None:
         self.path = path
@@ -224,30 +233,30 @@ class _Route:
         self._preparing: asyncio.Task[None] | None = None
         self._kind = EntityType.QUEUE
         self._waiting: deque[Dispatch] = deque()
-        self._unconfirmed: dict[int, _Unconfirmed] = {}  # by number, in order
-        self._bytes = 0  # of them
+        self._unconfirmed: dict[int, _Unconfirmed] = {}  # by publication number, in order
+        self._bytes = 0  # size of the unconfirmed messages
         self._number = 0  # of the last publication on the channel
         self._explaining: set[asyncio.Task[None]] = set()
         self._unmatched = LineRate(LOG_INTERVAL_US)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no send is in progress."""
         return not (self._waiting or self._unconfirmed or self._preparing or self._explaining)
 
     def add(self, dispatch: Dispatch) -> None:
-        """Publish after what came before."""
+        """Publish a send after the earlier ones."""
         self._waiting.append(dispatch)
         self._pump()
 
     def drop(self, dispatch: Dispatch) -> None:
-        """Publish no more of a send."""
+        """Publish no further messages of a send."""
         if dispatch in self._waiting:
             self._waiting.remove(dispatch)
             self._publisher.waiting -= dispatch.count - dispatch.next
 
     def _pump(self) -> None:
-        """Publish as much as the window allows."""
+        """Publish as many messages as the window allows."""
         channel = self._channel
         if channel is None or not channel.is_open:
             if self._preparing is None and self._waiting:
@@ -291,13 +300,13 @@ class _Route:
         self._publisher.waiting -= 1
 
     async def _prepare(self) -> None:
-        """Find the entity and open a channel to it; tell those who wait if that fails."""
+        """Look up the entity and open a channel; on failure, fail the waiting sends."""
         try:
             kind = await get_entity(self._connection, self.path)
             channel = await self._connection.open_channel()
             channel.pika.add_on_return_callback(self._returned)
             await channel.call("confirm_delivery", self._confirmed)
-        except Exception as error:  # noqa: BLE001 - of pika, and told to the callers
+        except Exception as error:  # noqa: BLE001 - pika raises many types; the callers get it
             self._preparing = None
             self.fail_waiting(refusal_of(error, self.path))
             return
@@ -306,7 +315,7 @@ class _Route:
         channel.on_end(self._ended)
         self._pump()
 
-    # -- what the broker says ------------------------------------------------------------------
+    # -- called by pika ------------------------------------------------------------------------
 
     def _confirmed(self, frame: Any) -> None:
         tag, is_multiple = frame.method.delivery_tag, frame.method.multiple
@@ -329,6 +338,7 @@ class _Route:
     def _settle(self, entry: _Unconfirmed, error: MessagingError | None) -> None:
         dispatch = entry.dispatch
         dispatch.unconfirmed -= 1
+        dispatch.accepted += error is None and not entry.is_returned
         dispatch.returned = dispatch.returned or entry.is_returned
         dispatch.error = dispatch.error or error
         if dispatch.unconfirmed or not dispatch.is_published:
@@ -344,7 +354,7 @@ class _Route:
             task.add_done_callback(self._explaining.discard)
 
     def _returned(self, _channel: Any, _method: Any, properties: Any, _body: bytes) -> None:
-        """Mark every open message of this id: the same message may be under way twice."""
+        """Mark every unconfirmed message with this id: a message may be in flight twice."""
         for entry in self._unconfirmed.values():
             if entry.message_id == properties.message_id:
                 entry.is_returned = True
@@ -352,10 +362,10 @@ class _Route:
     def _note_unmatched(self) -> None:
         now = int(asyncio.get_running_loop().time() * SECOND_US)
         if self._unmatched.admit("", now) is not None:
-            _log.info("no subscription of %s selected a message; it was dropped", self.path)
+            _log.info("No subscription of %s selected a message; it was dropped", self.path)
 
     async def _explain(self, dispatch: Dispatch) -> None:
-        """Tell the caller why the broker returned a message that was sent to a queue."""
+        """Report to the caller why the broker returned a message that was sent to a queue."""
         try:
             kind = await find_entity(self._connection, self.path)
             error: MessagingError = (
@@ -367,14 +377,14 @@ class _Route:
                     outcome=NOT_ACCEPTED,
                 )
             )
-        except Exception as problem:  # noqa: BLE001 - of pika, and told to the caller
+        except Exception as problem:  # noqa: BLE001 - pika raises many types; the caller gets it
             error = refusal_of(problem, self.path)
         dispatch.finish(error)
         if not self._unconfirmed and not self._waiting:
             self._publisher.forget(self)
 
     def _ended(self, reason: BaseException) -> None:
-        """Tell callers that what is unconfirmed may be there; publish the rest on another one."""
+        """Report unconfirmed messages as unknown; publish the others on a new channel."""
         self._channel = None
         error = refusal_of(reason, self.path)
         if isinstance(error, MessageSizeExceededError):
@@ -385,7 +395,7 @@ class _Route:
         self._pump()
 
     def _fail_oversize(self, error: MessageSizeExceededError) -> None:
-        """Blame the messages whose size the broker names; the others only shared their channel."""
+        """Fail the messages whose size the broker names; the others only shared the channel."""
         for number, entry in list(self._unconfirmed.items()):
             if f" {entry.size} " in error.text:
                 del self._unconfirmed[number]
@@ -396,17 +406,17 @@ class _Route:
     # -- the end -------------------------------------------------------------------------------
 
     def fail_waiting(self, error: MessagingError) -> None:
-        """Tell callers that their messages were not published."""
+        """Fail sends with messages that were not published."""
         waiting, self._waiting = self._waiting, deque()
         for dispatch in waiting:
             self._publisher.waiting -= dispatch.count - dispatch.next
             dispatch.error = dispatch.error or error
             dispatch.count = dispatch.next
-            if not dispatch.unconfirmed:  # else its caller is told with the last confirm
+            if not dispatch.unconfirmed:  # otherwise the last confirm reports the error
                 dispatch.finish(dispatch.error)
 
     def fail_unconfirmed(self, error: MessagingError) -> None:
-        """Tell callers that the broker did not confirm their messages."""
+        """Fail the sends of messages that the broker has not confirmed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         self._bytes = 0
         for entry in unconfirmed.values():
@@ -414,7 +424,7 @@ class _Route:
             entry.dispatch.finish(error)
 
     def close(self) -> None:
-        """Close its channel."""
+        """Close the channel."""
         channel, self._channel = self._channel, None
         if channel is not None:
             channel.close()

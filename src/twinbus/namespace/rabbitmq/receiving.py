@@ -1,15 +1,15 @@
-"""Receives and settlements: peek-lock on top of deliveries that are not acknowledged.
+"""Receives and settlements: peek-lock on top of unacknowledged deliveries.
 
-A receive first asks for one message (basic.get), which also says how many more there are. For
-these, or to wait, it adds a consumer whose prefetch is what the receive still wants, and cancels it
-when the receive ends. So no message is taken from other consumers before somebody asked for it, and
-none is counted as delivered without having been received.
+A receive first fetches one message (basic.get); the reply also contains the number of messages in
+the queue. For more messages, or to wait, it adds a consumer with a prefetch of the missing number,
+and cancels it when the receive ends. So it takes no message from other consumers before a caller
+asked for it, and no message is counted as delivered without being received.
 
-A lock token is random and stands for a channel and a delivery tag. The lock lasts as long as the
-channel: RabbitMQ knows no lock duration. When a channel ends, its messages go back to the queue and
-their tokens are unknown. A channel whose consumer was cancelled before it was full is not used
-again: a late delivery may be on it, and goes back when the channel is closed, which is as soon as
-nothing on it is locked.
+A lock token is random and refers to a channel and a delivery tag. The lock lasts as long as the
+channel, because RabbitMQ has no lock duration. When a channel ends, its messages are requeued and
+their tokens become invalid. A channel whose consumer was cancelled before its prefetch was used up
+is not used again, because a late delivery may arrive on it. Such a channel is closed as soon as
+none of its messages is locked; the late delivery is then requeued.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ _REQUEUES = (Disposition.ABANDON, Disposition.RELEASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """A message that the broker has delivered and that is not acknowledged."""
+class RabbitDelivery:
+    """A message that the broker has delivered and that is not yet acknowledged."""
 
     tag: int
     properties: Any  # BasicProperties
@@ -59,26 +59,26 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class _Lock:
-    """What a token stands for."""
+    """The channel and the delivery of a lock token."""
 
-    inlet: "_Inlet"
-    delivery: Delivery
+    inlet: "_ReceivingChannel"
+    delivery: RabbitDelivery
 
 
 class LockKeeper:
-    """Receives and settles over one connection that publishes nothing."""
+    """Receives and settles messages over a connection on which nothing is published."""
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
         self._locks: dict[bytes, _Lock] = {}
-        self._bytes = 0  # of their bodies
-        self._free: dict[str, _Inlet] = {}  # by path: an open channel that nobody receives on
-        self._sizes: dict[str, float] = {}  # by path: the average size of recent messages
+        self._bytes = 0  # size of the locked bodies
+        self._free: dict[str, _ReceivingChannel] = {}  # by path: an open channel without a receive
+        self._sizes: dict[str, float] = {}  # by path: average size of recent messages
 
     # -- receiving -----------------------------------------------------------------------------
 
     async def receive(self, command: Receive) -> pa.RecordBatch:
-        """Return messages: those that are there, or the first ones that come in time."""
+        """Return available messages, or the first ones that arrive in time."""
         most = self._most(command)
         inlet = await self._take_inlet(command.path)
         try:
@@ -96,19 +96,21 @@ class LockKeeper:
         return delivered(deliveries, tokens)
 
     def _most(self, command: Receive) -> int:
-        """Return how many messages a receive may take within all bounds."""
+        """Return how many messages a receive may fetch within all bounds."""
         room = RABBITMQ_LOCKS - len(self._locks)
         if room <= 0 or self._bytes >= RABBITMQ_LOCKED_BYTES:
             raise QuotaExceededError(
-                f"{len(self._locks)} messages with {self._bytes} bytes are unsettled; the limits "
-                f"are {RABBITMQ_LOCKS} and {RABBITMQ_LOCKED_BYTES}. Settle messages first"
+                f"{len(self._locks)} messages with {self._bytes} bytes are unsettled; at most "
+                f"{RABBITMQ_LOCKS} and {RABBITMQ_LOCKED_BYTES} are allowed. Settle messages first"
             )
         average = max(self._sizes.get(command.path, 1.0), 1.0)
         by_size = max(int(command.max_bytes / average), 1)
         return min(command.max_messages, RABBITMQ_PREFETCH, room, by_size)
 
-    async def _deliveries(self, inlet: "_Inlet", command: Receive, most: int) -> list[Delivery]:
-        deliveries: list[Delivery] = []
+    async def _deliveries(
+        self, inlet: "_ReceivingChannel", command: Receive, most: int
+    ) -> list[RabbitDelivery]:
+        deliveries: list[RabbitDelivery] = []
         limit = command.max_bytes
         try:
             left = await inlet.fetch(deliveries)
@@ -127,19 +129,19 @@ class LockKeeper:
         inlet.give_back(excess)
         return deliveries[: len(deliveries) - len(excess)]
 
-    async def _take_inlet(self, path: str) -> "_Inlet":
+    async def _take_inlet(self, path: str) -> "_ReceivingChannel":
         inlet = self._free.pop(path, None)
         if inlet is not None and inlet.channel.is_open:
             return inlet
         if await find_entity(self._connection, path) is not EntityType.QUEUE:
             raise not_found(path)
-        inlet = _Inlet(path, await self._connection.open_channel())
+        inlet = _ReceivingChannel(path, await self._connection.open_channel())
         ended = inlet
         inlet.channel.on_end(lambda _reason: self._forget(ended.tokens))
         return inlet
 
-    def _put_back(self, inlet: "_Inlet") -> None:
-        """Keep one open channel per path for the next receive; close what is not needed."""
+    def _put_back(self, inlet: "_ReceivingChannel") -> None:
+        """Keep one open channel per path for the next receive; close others."""
         if not inlet.is_retired and inlet.channel.is_open and inlet.path not in self._free:
             self._free[inlet.path] = inlet
             if len(self._free) <= RABBITMQ_FREE_CHANNELS:
@@ -148,7 +150,7 @@ class LockKeeper:
         inlet.is_retired = True
         inlet.close_if_unused()
 
-    def _note_size(self, path: str, deliveries: Sequence[Delivery]) -> None:
+    def _note_size(self, path: str, deliveries: Sequence[RabbitDelivery]) -> None:
         if deliveries:
             average = sum(len(delivery.body) for delivery in deliveries) / len(deliveries)
             self._sizes[path] = (self._sizes.pop(path, average) + average) / 2
@@ -157,7 +159,7 @@ class LockKeeper:
 
     # -- locks ---------------------------------------------------------------------------------
 
-    def _lock(self, inlet: "_Inlet", delivery: Delivery) -> bytes:
+    def _lock(self, inlet: "_ReceivingChannel", delivery: RabbitDelivery) -> bytes:
         token = urandom(TOKEN_BYTES)
         self._locks[token] = _Lock(inlet, delivery)
         self._bytes += len(delivery.body)
@@ -172,7 +174,7 @@ class LockKeeper:
                 lock.inlet.tokens.pop(token, None)
 
     def locked(self, command: Settle) -> dict[bytes, Publication]:
-        """Return the messages of the tokens that hold, as they can be published again."""
+        """Return the messages of the valid tokens, in a form that can be published again."""
         found = {}
         for token in command.lock_tokens.to_pylist():
             lock = self._locks.get(token)
@@ -185,12 +187,12 @@ class LockKeeper:
         return found
 
     async def settle(self, command: Settle) -> None:
-        """Settle messages, and wait until the broker has read that; lost locks raise.
+        """Settle messages, and wait until the broker has read it; raise if locks were lost.
 
-        The others are settled all the same. DEAD_LETTER means that a copy was published before.
+        The other messages are settled anyway. DEAD_LETTER requires that a copy was published.
         """
         tokens: list[bytes] = command.lock_tokens.to_pylist()
-        groups: dict[_Inlet, list[Delivery]] = {}
+        groups: dict[_ReceivingChannel, list[RabbitDelivery]] = {}
         lost = []
         for token in tokens:
             lock = self._locks.get(token)
@@ -213,18 +215,18 @@ class LockKeeper:
 
 def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:
     return MessageLockLostError(
-        f"{len(tokens)} locks of {path} are lost: they were settled before, or their channel "
-        "ended. The messages are delivered again",
+        f"{len(tokens)} locks of {path} were lost: the messages were settled before, or their "
+        "channel ended, in which case RabbitMQ delivers them again",
         lock_tokens=[token.hex() for token in tokens[:SHOWN_LOST]],
     )
 
 
-def _has_room(deliveries: Sequence[Delivery], limit: int) -> bool:
+def _has_room(deliveries: Sequence[RabbitDelivery], limit: int) -> bool:
     return sum(len(delivery.body) for delivery in deliveries) < limit
 
 
-def _excess(deliveries: Sequence[Delivery], limit: int) -> Sequence[Delivery]:
-    """Return the last deliveries beyond a number of bytes; the first one always stays."""
+def _excess(deliveries: Sequence[RabbitDelivery], limit: int) -> Sequence[RabbitDelivery]:
+    """Return the last deliveries beyond a number of bytes; the first is never among them."""
     total = 0
     for at, delivery in enumerate(deliveries):
         total += len(delivery.body)
@@ -233,23 +235,23 @@ def _excess(deliveries: Sequence[Delivery], limit: int) -> Sequence[Delivery]:
     return ()
 
 
-class _Inlet:
-    """A channel that receives from one queue, one receive at a time."""
+class _ReceivingChannel:
+    """A channel that receives from a queue; one receive at a time uses it."""
 
     def __init__(self, path: str, channel: BrokerChannel) -> None:
         self.path = path
         self.channel = channel
-        self.tokens: dict[bytes, int] = {}  # to delivery tags, of what is locked on it
-        self.is_retired = False  # takes no further receive
+        self.tokens: dict[bytes, int] = {}  # locks on the channel: token to delivery tag
+        self.is_retired = False  # must not be used for another receive
         self._fetching: asyncio.Future[Any] | None = None
-        self._open_tags: set[int] = set()  # delivered and not settled
-        self._prefetch = 0  # that the broker was told last, for the next consumer
+        self._open_tags: set[int] = set()  # unsettled deliveries
+        self._prefetch = 0  # the current setting for the next consumer
         channel.pika.add_callback(self._nothing, [spec.Basic.GetEmpty], one_shot=False)
         channel.pika.add_on_cancel_callback(self._cancelled)
-        self._cancel: asyncio.Future[None] | None = None  # raises when the broker cancels
+        self._cancel: asyncio.Future[None] | None = None  # fails if the broker cancels
 
-    async def fetch(self, deliveries: list[Delivery]) -> int:
-        """Take one message, if there is one; return how many more there are, or -1 for none."""
+    async def fetch(self, deliveries: list[RabbitDelivery]) -> int:
+        """Fetch a message; return how many more there are, or -1 if there was none."""
         self._fetching = asyncio.get_running_loop().create_future()
         fetching = self._fetching
         try:
@@ -258,7 +260,7 @@ class _Inlet:
         except exceptions.ChannelClosedByBroker as error:
             raise refusal_of(error, self.path) from error
         except asyncio.CancelledError:
-            self.is_retired = True  # the message may still come: closing gives it back
+            self.is_retired = True  # the message may still arrive: closing requeues it
             raise
         finally:
             self._fetching = None
@@ -276,14 +278,16 @@ class _Inlet:
         if self._fetching is not None and not self._fetching.done():
             self._fetching.set_result(None)
 
-    def _take(self, deliveries: list[Delivery], tag: int, properties: Any, body: bytes) -> None:
+    def _take(
+        self, deliveries: list[RabbitDelivery], tag: int, properties: Any, body: bytes
+    ) -> None:
         self._open_tags.add(tag)
-        deliveries.append(Delivery(tag, properties, body))
+        deliveries.append(RabbitDelivery(tag, properties, body))
 
     async def consume(
-        self, deliveries: list[Delivery], wanted: int, wait_s: float, max_bytes: int
+        self, deliveries: list[RabbitDelivery], wanted: int, wait_s: float, max_bytes: int
     ) -> None:
-        """Take up to so many messages; wait for the first if there are none yet."""
+        """Receive up to `count` messages; wait for the first if there are none yet."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         full_at = len(deliveries) + wanted
@@ -321,11 +325,11 @@ class _Inlet:
                 self._cancel.exception()  # the queue was deleted after the last delivery
 
     async def _end_consumer(self, tag: str, *, is_full: bool) -> str | None:
-        """Cancel a consumer that may still get messages, and wait until the broker says so.
+        """Cancel a consumer that may still get messages, and wait for the confirmation.
 
-        Messages that are under way belong to this receive. Left alone, they would be locked for
-        nobody, and the next receive would overtake them. A consumer that is full gets no more: its
-        tag is returned, to be cancelled without waiting.
+        Messages in flight belong to this receive. Otherwise they would be locked without a
+        receiver, and the next receive would overtake them. A consumer whose prefetch is used up
+        gets no more: its tag is returned, to be cancelled without waiting.
         """
         if is_full:
             return tag
@@ -340,7 +344,7 @@ class _Inlet:
         return None
 
     async def _arrival(self, arrived: asyncio.Event, seconds: float) -> bool:
-        """Wait for a delivery; return whether one came. Raise if the queue or channel ends."""
+        """Wait for a delivery; return whether one arrived. Raise if the queue or channel ends."""
         assert self._cancel is not None
         waiting = asyncio.ensure_future(arrived.wait())
         ending = asyncio.ensure_future(self.channel.answer_to(self._cancel))
@@ -358,24 +362,26 @@ class _Inlet:
                 self._cancel = asyncio.get_running_loop().create_future()
 
     def _cancelled(self, _frame: Any) -> None:
-        """Fail the receive: the broker ends its consumer when the queue is deleted."""
+        """Fail the receive: the broker cancels a consumer when the queue is deleted."""
         if self._cancel is not None and not self._cancel.done():
             self._cancel.set_exception(
-                EntityNotFoundError(f"the queue {self.path} was deleted", path=self.path)
+                EntityNotFoundError(
+                    f"the queue {self.path} was deleted. Create it again", path=self.path
+                )
             )
 
     # -- settling ------------------------------------------------------------------------------
 
-    def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Say that messages are done."""
+    def acknowledge(self, deliveries: Sequence[RabbitDelivery]) -> None:
+        """Acknowledge messages."""
         self._answer(deliveries, "basic_ack")
 
-    def give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Put messages back into the queue."""
+    def give_back(self, deliveries: Sequence[RabbitDelivery]) -> None:
+        """Requeue messages."""
         self._answer(deliveries, "basic_nack")
 
-    def _answer(self, deliveries: Sequence[Delivery], method: str) -> None:
-        """Settle deliveries: with one frame where they are all that is open up to the last."""
+    def _answer(self, deliveries: Sequence[RabbitDelivery], method: str) -> None:
+        """Settle deliveries: with one frame if no other delivery before the last is open."""
         if not deliveries or not self.channel.is_open:
             return
         answer = getattr(self.channel.pika, method)
@@ -389,7 +395,7 @@ class _Inlet:
         self._open_tags -= tags
 
     async def wait_until_read(self) -> None:
-        """Return when the broker has read everything that was written to the channel."""
+        """Wait until the broker has read everything that was written to the channel."""
         try:
             self._prefetch = max(self._prefetch, 1)
             await self.channel.call("basic_qos", prefetch_count=self._prefetch)
@@ -397,7 +403,7 @@ class _Inlet:
             raise refusal_of(error, self.path) from error
 
     def close_if_unused(self) -> None:
-        """Close a retired channel on which nothing is locked."""
+        """Close a retired channel without locked messages."""
         if self.is_retired and not self.tokens:
             self.channel.close()
 
@@ -405,7 +411,9 @@ class _Inlet:
 # -- as columns ------------------------------------------------------------------------------------
 
 
-def delivered(deliveries: Sequence[Delivery], tokens: Sequence[bytes | None]) -> pa.RecordBatch:
+def delivered(
+    deliveries: Sequence[RabbitDelivery], tokens: Sequence[bytes | None]
+) -> pa.RecordBatch:
     """Return deliveries as a batch of DELIVERY_SCHEMA."""
     messages = [received(delivery.properties, delivery.body) for delivery in deliveries]
     batch = to_batch(messages)

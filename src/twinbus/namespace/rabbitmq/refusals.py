@@ -1,8 +1,8 @@
-"""What RabbitMQ and pika report, as our errors. One table; the first row that fits decides.
+"""Maps what RabbitMQ and pika report to our errors. The first matching row of the table is used.
 
     reported                                         becomes                    outcome
     -- while a connection is opened ------------------------------------------------------------
-    nobody listens, no route, a name that is none    CommunicationError         not accepted
+    nobody listens, no route, an unknown host name   CommunicationError         not accepted
     no answer in time, TLS refused                   CommunicationError         not accepted
     wrong user or password                           UnauthorizedError          not accepted
     virtual host refused to this user                UnauthorizedError          not accepted
@@ -28,8 +28,10 @@
     541 INTERNAL_ERROR                               CommunicationError         unknown
     no channel left on the connection                QuotaExceededError         not accepted
 
-`outcome` is a fact of each error. "Not accepted": the message is nowhere, and a copy of it
-elsewhere is the only one. "Unknown": RabbitMQ may have the message.
+`outcome` is a fact of each error. "Not accepted": RabbitMQ does not have the message, so a copy
+elsewhere is the only copy. "Unknown": RabbitMQ may have the message. If RabbitMQ has accepted a
+part of a batch, the outcome is "unknown" in every row, and the fact `accepted` is the number of
+accepted messages.
 """
 
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ _EVERY_CODE = 0
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A reply of the broker: its code, words in its text, and what it becomes."""
+    """A reply of the broker: its code, words in its text, and the error that it becomes."""
 
     code: int
     words: str  # in lower case; empty: any text
@@ -65,7 +67,7 @@ class _Row:
     outcome: str = NOT_ACCEPTED
 
 
-_NODE_DOWN = "the node that holds the queue is down. Start the node, or use quorum queues"
+_NODE_DOWN = "the node of the queue is down. Start the node, or use quorum queues"
 _ROWS = (
     _Row(403, "", UnauthorizedError, "check user, password and permissions of the user"),
     _Row(404, "home node", CommunicationError, _NODE_DOWN),
@@ -94,7 +96,7 @@ _ROWS = (
         "it exists with other settings; use it as it is, or delete it",
     ),
     _Row(406, "in use", InvalidOperationError, "delete the subscriptions of the topic first"),
-    _Row(320, "", CommunicationError, "the broker closes its connections", UNKNOWN),
+    _Row(320, "", CommunicationError, "the broker is closing its connections", UNKNOWN),
     _Row(530, "not found", EntityNotFoundError, "create the virtual host, or correct its name"),
     _Row(530, "is down", CommunicationError, "restart the virtual host or its node"),
     _Row(530, "refused", UnauthorizedError, "give the user permissions in the virtual host"),
@@ -104,7 +106,7 @@ _ROWS = (
 
 
 def refusal_of(error: BaseException, about: str) -> MessagingError:
-    """Return our error for what pika raised; `about` names an entity, or is empty."""
+    """Return our error for an exception of pika; `about` names an entity, or is empty."""
     if isinstance(error, MessagingError):
         return error
     if isinstance(error, exceptions.ConnectionClosed | exceptions.ChannelClosed):
@@ -113,17 +115,17 @@ def refusal_of(error: BaseException, about: str) -> MessagingError:
         return of_reply(403, _texts(error), about)
     if isinstance(error, exceptions.NoFreeChannels):
         return QuotaExceededError(
-            "the connection has no channel left: too many receives wait or hold messages. Settle "
-            "messages, or use another factory",
+            "the connection has no free channel: too many receives wait or have unsettled "
+            "messages. Settle messages, or use another factory",
             outcome=NOT_ACCEPTED,
         )
     if isinstance(error, exceptions.AMQPError | OSError):
         return lost(error)
-    return MessagingError(f"RabbitMQ: an unexpected failure: {error!r}", outcome=UNKNOWN)
+    return MessagingError(f"RabbitMQ: unexpected failure {error!r}", outcome=UNKNOWN)
 
 
 def of_reply(code: int, text: str, about: str = "") -> MessagingError:
-    """Return our error for a reply code and its text."""
+    """Return our error for a reply code with its text."""
     words = text.lower()
     row = next(row for row in _ROWS if row.code in (code, _EVERY_CODE) and row.words in words)
     subject = f"{about}: " if about else ""
@@ -137,7 +139,7 @@ def of_reply(code: int, text: str, about: str = "") -> MessagingError:
 
 
 def unreachable(causes: BaseException, host: str) -> MessagingError:
-    """Return our error for a connection that could not be opened."""
+    """Return our error for a connection that cannot be opened."""
     cause = _root(causes)
     if isinstance(cause, exceptions.ConnectionClosed):
         return of_reply(cause.reply_code, cause.reply_text, "")
@@ -161,33 +163,33 @@ def _refused_at_opening(cause: BaseException) -> MessagingError:
 
 
 def lost(cause: BaseException | None = None) -> CommunicationError:
-    """Return the error of what was under way when a connection or channel ended."""
+    """Return the error for commands in progress when a connection or channel ended."""
     why = f": {_texts(cause) or type(cause).__name__}" if cause is not None else ""
     return CommunicationError(
-        f"the connection to RabbitMQ ended before the answer came{why}", outcome=UNKNOWN
+        f"the connection to RabbitMQ ended before the reply arrived{why}", outcome=UNKNOWN
     )
 
 
 def blocked(reason: str) -> ServerBusyError:
-    """Return the error of a send while the broker takes no messages from anyone."""
+    """Return the error of a send while the broker accepts no messages from anyone."""
     return ServerBusyError(
-        f"RabbitMQ takes no messages now ({reason}). Consume messages, or give it memory or disk",
+        f"RabbitMQ accepts no messages now ({reason}). Consume messages, or give it memory or disk",
         scope="",
         outcome=NOT_ACCEPTED,
     )
 
 
 def blocked_too_long(reason: str, seconds: float) -> CommunicationError:
-    """Return the error of a send while the broker has taken no messages for a long time."""
+    """Return the error of a send while the broker has accepted no messages for a long time."""
     return CommunicationError(
-        f"RabbitMQ has taken no messages for {seconds:.0f} s ({reason}). Consume messages, or give "
+        f"RabbitMQ has accepted no messages for {seconds:.0f} s ({reason}). Consume some, or give "
         "it memory or disk",
         outcome=NOT_ACCEPTED,
     )
 
 
 def refused(path: str) -> QuotaExceededError:
-    """Return the error of a message that the broker answered with basic.nack."""
+    """Return the error of a message that the broker refused with basic.nack."""
     return QuotaExceededError(
         f"RabbitMQ refused a message to {path} (basic.nack): the queue is full, or it failed. "
         "Receive from it, or raise its limit",
@@ -207,8 +209,8 @@ def not_found(path: str) -> EntityNotFoundError:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the cause that pika wraps: its workflow keeps the last failure in `exceptions`."""
-    for _ in range(8):  # they are nested three deep
+    """Return the original error: pika keeps the last failure in nested `exceptions`."""
+    for _ in range(8):  # pika nests them three deep
         inner = getattr(error, "exceptions", None) or getattr(error, "exception", None)
         inner = inner or error.args
         if isinstance(inner, list | tuple):
@@ -220,10 +222,13 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _texts(error: BaseException | None) -> str:
-    """Return the words of an error of pika, whose arguments may be errors again."""
+    """Return the texts of an error of pika, whose arguments may be errors again."""
     if error is None:
         return ""
     if not error.args:
         return ""
-    said = (_texts(one) if isinstance(one, BaseException) else str(one) for one in error.args)
+    said = (
+        _texts(argument) if isinstance(argument, BaseException) else str(argument)
+        for argument in error.args
+    )
     return "; ".join(text for text in said if text)

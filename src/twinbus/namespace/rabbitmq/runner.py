@@ -1,8 +1,8 @@
-"""Runs commands on the event loop: which part carries out which command.
+"""Runs commands on the event loop: decides which part executes which command.
 
-Three connections, each opened when it is needed. One publishes and nothing else, because RabbitMQ
-stops reading a connection that publishes during a memory or disk alarm: receives and settlements on
-another one go on. The third one is for pings.
+There are three connections, each opened when it is needed. One only publishes, because RabbitMQ
+stops reading a publishing connection during a memory or disk alarm: receives and settlements on the
+second connection are not affected. The third is for pings.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
 from twinbus.errors import (
+    NAMESPACE_CLOSED,
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
@@ -61,8 +62,8 @@ from twinbus.protocol.table import undo_of
 CAPABILITIES = frozenset({Capability.MANAGEMENT})
 
 
-class Job:
-    """A request on its way: what carries it out, so that it can be withdrawn."""
+class RabbitJob:
+    """A request in progress, with the task or send that executes it; it can be withdrawn."""
 
     __slots__ = ("dispatch", "is_answered", "request", "task", "timer", "value")
 
@@ -75,13 +76,13 @@ class Job:
         self.value: Any = None
 
     def answer(self, value: Any) -> None:
-        """Give the caller its reply."""
+        """Complete the request with its reply."""
         self._end()
         self.value = value
         self.request.answer(value)
 
     def fail(self, error: MessagingError) -> None:
-        """Give the caller an error."""
+        """Complete the request with an error."""
         self._end()
         self.request.fail(error)
 
@@ -92,7 +93,7 @@ class Job:
 
 
 class CommandRunner:
-    """Carries out commands; every method is called on the loop."""
+    """Executes commands; every method is called on the loop."""
 
     def __init__(self, settings: ConnectionString, clock: Clock) -> None:
         self._clock = clock
@@ -103,12 +104,12 @@ class CommandRunner:
         self._keeper = LockKeeper(self._receives)
         self._topology = Topology(self._receives)
         self._prober = Prober(self._pings)
-        self._jobs: set[Job] = set()  # those that are tasks
+        self._jobs: set[RabbitJob] = set()  # the jobs that have a task
 
-    # -- from hand-over to reply ---------------------------------------------------------------
+    # -- from the request to the reply ---------------------------------------------------------
 
-    def begin(self, job: Job, timeout_s: float | None) -> None:
-        """Carry a command out; it is withdrawn after the timeout."""
+    def begin(self, job: RabbitJob, timeout_s: float | None) -> None:
+        """Start a command; it is withdrawn after the timeout."""
         command = job.request.command
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
@@ -123,28 +124,28 @@ class CommandRunner:
             return
         job.task = asyncio.create_task(self._run(job, lambda: handler(self, command)))
 
-    async def _run(self, job: Job, carry_out: Callable[[], Any]) -> None:
+    async def _run(self, job: RabbitJob, carry_out: Callable[[], Any]) -> None:
         self._jobs.add(job)
         try:
             job.answer(await carry_out())
         except asyncio.CancelledError:
-            job.fail(NamespaceClosedError("the namespace was closed"))  # or it is answered
-        except Exception as error:  # noqa: BLE001 - of pika, and told to the caller
+            job.fail(NamespaceClosedError(NAMESPACE_CLOSED))  # ignored after a reply
+        except Exception as error:  # noqa: BLE001 - pika raises many types; the caller gets it
             path = getattr(job.request.command, "path", "")
             job.fail(refusal_of(error, path if isinstance(path, str) else ""))
         finally:
             self._jobs.discard(job)
 
-    def _time_out(self, job: Job, timeout_s: float) -> None:
+    def _time_out(self, job: RabbitJob, timeout_s: float) -> None:
         job.request.fail(unanswered(timeout_s))
         self.withdraw(job)
 
-    def withdraw(self, job: Job) -> None:
-        """Stop a command whose caller waits no longer; messages that it got are given back."""
+    def withdraw(self, job: RabbitJob) -> None:
+        """Stop a command whose caller has stopped waiting; requeue messages that it received."""
         if job.is_answered:
             undo = undo_of(job.request.command, job.value)
             if undo is not None:
-                self.begin(Job(Request(undo)), None)
+                self.begin(RabbitJob(Request(undo)), None)
         elif job.dispatch is not None:
             job.is_answered = True
             self._publisher.withdraw(job.dispatch)
@@ -153,7 +154,7 @@ class CommandRunner:
 
     # -- sends ---------------------------------------------------------------------------------
 
-    def _begin_send(self, job: Job, command: Send) -> None:
+    def _begin_send(self, job: RabbitJob, command: Send) -> None:
         messages = _messages_of(command)
         path = command.path
         kept = [at for at, message in enumerate(messages) if not _is_ping(message)]
@@ -175,13 +176,13 @@ class CommandRunner:
             named = _named(messages, command.origin)
             return [published(messages[at], *named[at], now_s, to_topic=to_topic) for at in kept]
 
-        def tell(error: MessagingError | None) -> None:
+        def on_result(error: MessagingError | None) -> None:
             if error is None:
                 job.answer(receipt)
             else:
                 job.fail(error)
 
-        job.dispatch = Dispatch(path, len(kept), encode, tell)
+        job.dispatch = Dispatch(path, len(kept), encode, on_result)
         self._publisher.begin(job.dispatch)
 
     async def _ping(self, path: str, receipt: SendReceipt) -> SendReceipt:
@@ -189,10 +190,10 @@ class CommandRunner:
         return receipt
 
     async def _refuse_send(self, path: str) -> None:
-        """Refuse a send to a queue that only the broker fills."""
+        """Refuse a send to a queue that only the broker writes to."""
         await get_entity(self._receives, path)
         raise InvalidOperationError(
-            f"{path} is filled by its queue or topic; send to that one", path=path
+            f"{path} cannot be sent to directly; send to its queue or topic", path=path
         )
 
     # -- everything else -----------------------------------------------------------------------
@@ -205,12 +206,12 @@ class CommandRunner:
         await self._keeper.settle(command)
 
     async def _publish_dead_letters(self, command: Settle) -> None:
-        """Publish copies to the dead-letter queue: only then may the messages be acknowledged."""
+        """Publish copies to the dead-letter queue; only then may the messages be acknowledged."""
         copies = list(self._keeper.locked(command).values())
         if not copies:
             return
         path = command.path
-        if not path.endswith(DEAD_LETTER_SUFFIX):  # a dead letter that dies again stays there
+        if not path.endswith(DEAD_LETTER_SUFFIX):  # a dead letter stays in the same queue
             channel = await self._receives.open_channel()
             try:
                 await declare_dead_letters(channel, path)
@@ -219,11 +220,11 @@ class CommandRunner:
             path += DEAD_LETTER_SUFFIX
         done: asyncio.Future[MessagingError | None] = asyncio.get_running_loop().create_future()
 
-        def tell(error: MessagingError | None) -> None:
+        def on_result(error: MessagingError | None) -> None:
             if not done.done():
                 done.set_result(error)
 
-        dispatch = Dispatch(path, len(copies), lambda _to_topic: copies, tell)
+        dispatch = Dispatch(path, len(copies), lambda _to_topic: copies, on_result)
         self._publisher.begin(dispatch)
         try:
             error = await done
@@ -243,8 +244,8 @@ class CommandRunner:
 
     async def _update(self, command: UpdateEntity) -> Any:
         raise InvalidOperationError(
-            f"RabbitMQ cannot change the settings of {command.description.path}: they are fixed "
-            "when it is created. Change them by a policy of the broker, or create another entity"
+            f"RabbitMQ cannot change the settings of {command.description.path} after its "
+            "creation. Change them by a policy of the broker, or create another entity"
         )
 
     async def _get(self, command: GetEntity) -> Any:
@@ -259,8 +260,8 @@ class CommandRunner:
     # -- the end -------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Finish what is under way, give back what is locked, and close the connections."""
-        closed = NamespaceClosedError("the namespace was closed")
+        """Finish commands in progress, requeue locked messages, and close the connections."""
+        closed = NamespaceClosedError(NAMESPACE_CLOSED)
         waiting = [job for job in self._jobs if isinstance(job.request.command, Receive)]
         for job in waiting:
             if job.task is not None:
@@ -273,14 +274,14 @@ class CommandRunner:
         except TimeoutError:
             pass
         self._publisher.fail_all(closed)
-        ends = [one.close() for one in (self._sends, self._receives, self._pings)]
+        ends = [connection.close() for connection in (self._sends, self._receives, self._pings)]
         try:
             async with asyncio.timeout(patience):
                 await asyncio.gather(*ends, return_exceptions=True)
-        except TimeoutError:  # a broker that does not answer is not waited for
-            for one in (self._sends, self._receives, self._pings):
-                one.cut()
-            await asyncio.sleep(0)  # for pika to close the sockets
+        except TimeoutError:  # the broker does not answer: do not wait any longer
+            for connection in (self._sends, self._receives, self._pings):
+                connection.cut()
+            await asyncio.sleep(0)  # lets pika close the sockets
 
 
 _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
@@ -302,7 +303,7 @@ def _is_ping(message: BrokeredMessage) -> bool:
 
 
 def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
-    """Return the messages of a send; one without an id keeps none."""
+    """Return the messages of a send; a message without an id stays without one."""
     messages = command.messages
     count = messages.num_rows if isinstance(messages, pa.RecordBatch) else len(messages)
     if not 0 < count <= MAX_BATCH_MESSAGES:
@@ -311,7 +312,8 @@ def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
         )
     if command.origin is not None and len(command.origin.numbers) != count:
         raise InvalidArgumentError(
-            f"the origin numbers {len(command.origin.numbers)} messages, and the send has {count}"
+            f"the origin has {len(command.origin.numbers)} numbers for {count} messages; they must "
+            "be equal"
         )
     if not isinstance(messages, pa.RecordBatch):
         return messages
@@ -322,7 +324,7 @@ def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
 def _named(
     messages: Sequence[BrokeredMessage], origin: Origin | None
 ) -> list[tuple[str, str | None]]:
-    """Return the id of each message, and the text that names its origin."""
+    """Return the id and the origin text of each message."""
     if origin is None:
         return [(message.message_id or uuid4().hex, None) for message in messages]
     known = origin.best_known

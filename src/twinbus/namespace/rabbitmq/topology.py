@@ -6,12 +6,12 @@
     subscription     a quorum queue of its path, bound to the exchange; and its dead letters
     description      a stream of the path and /$Description, whose first record is the description
 
-Entities that exist are used as they are: nothing is ever declared again with other arguments. What
-a client can read of a queue over AMQP is its length and no more, so the description is kept in a
-stream. Readers of a stream take nothing away, and all see the same first record. Two programs that
-create an entity at the same time both append theirs: the first record decides, and the program
-that wrote the other one gets EntityAlreadyExistsError. The record is written before the queue is
-declared, so that a queue that Twinbus made always says whose it is.
+Existing entities are used as they are: nothing is declared again with other arguments. AMQP clients
+can read only the length of a queue, so its description is kept in a stream. Reading a stream does
+not consume it, and all readers see the same first record. If two programs create an entity at the
+same time, both append a record: the first record counts, and the program that wrote the second gets
+EntityAlreadyExistsError. The record is written before the queue is declared, so that every queue
+that Twinbus created has a description.
 """
 
 import asyncio
@@ -64,28 +64,28 @@ NAME = "RabbitMQ"
 DESCRIPTION_SUFFIX = "/$Description"
 _NOT_FOUND = 404
 _RECORD = "application/vnd.twinbus.description+json"
-_NEVER = datetime.fromtimestamp(0, UTC)  # RabbitMQ keeps no times
+_NEVER = datetime.fromtimestamp(0, UTC)  # RabbitMQ does not record times
 _log = logging.getLogger("twinbus.rabbitmq")
 
 
 class EntityType(Enum):
-    """What a path is on the broker."""
+    """The kind of an entity on the broker."""
 
     QUEUE = "queue"
     TOPIC = "exchange"
 
 
-# -- looking ---------------------------------------------------------------------------------------
+# -- lookup ----------------------------------------------------------------------------------------
 
 
 async def find_queue(connection: BrokerConnection, path: str) -> int | None:
-    """Return how many messages wait in a queue; None: there is no such queue."""
+    """Return how many messages wait in a queue; None if it does not exist."""
     found = await _find(connection, "queue_declare", path)
     return None if found is None else int(found.method.message_count)
 
 
 async def find_entity(connection: BrokerConnection, path: str) -> EntityType | None:
-    """Return what a path is; None: nothing."""
+    """Return the kind of the entity at a path; None if there is none."""
     if await find_queue(connection, path) is not None:
         return EntityType.QUEUE
     if await _find(connection, "exchange_declare", path) is not None:
@@ -94,7 +94,7 @@ async def find_entity(connection: BrokerConnection, path: str) -> EntityType | N
 
 
 async def get_entity(connection: BrokerConnection, path: str) -> EntityType:
-    """Return what a path is; raise if it is nothing."""
+    """Return the kind of the entity at a path; raise if there is none."""
     kind = await find_entity(connection, path)
     if kind is None:
         raise not_found(path)
@@ -102,7 +102,7 @@ async def get_entity(connection: BrokerConnection, path: str) -> EntityType:
 
 
 async def _find(connection: BrokerConnection, declare: str, name: str) -> Any:
-    """Return the reply to a passive declare; None: not found, which also closes the channel."""
+    """Return the reply to a passive declare; None if not found, which also closes the channel."""
     if not name or len(name.encode()) > RABBITMQ_NAME_BYTES:
         return None
     channel = await connection.open_channel()
@@ -121,7 +121,7 @@ async def _find(connection: BrokerConnection, declare: str, name: str) -> Any:
 
 
 class Topology:
-    """Creates, describes and deletes entities over one connection."""
+    """Creates, describes and deletes entities over a connection."""
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
@@ -129,7 +129,7 @@ class Topology:
     async def create(
         self, description: EntityDescription, rule: RuleDescription | None
     ) -> EntityDescription:
-        """Create an entity with its description; one that exists is left as it is."""
+        """Create an entity with its description; raise if it exists."""
         path = description.path
         _check_supported(description)
         bindings = _bindings_of(description, rule)
@@ -164,7 +164,7 @@ class Topology:
                 raise not_found(description.topic_path)
 
     async def _keep(self, channel: BrokerChannel, description: EntityDescription) -> None:
-        """Append the description to its stream; refuse if another program was first."""
+        """Append the description to its stream; raise if another program was first."""
         path = description.path
         stream = path + DESCRIPTION_SUFFIX
         record = to_json(description)
@@ -179,14 +179,14 @@ class Topology:
         first = await self._read(path)
         if first is not None and first != record:
             raise EntityAlreadyExistsError(
-                f"another program is creating {path} at this moment, or began to and was "
-                f"interrupted: it describes it as {first:.200}. Try again; if the queue never "
-                f"appears, delete the stream {stream}",
+                f"another program is creating {path} now, or was interrupted while it did; its "
+                f"description is {first:.200}. Try again; if the queue does not appear, delete the "
+                f"stream {stream}",
                 path=path,
             )
 
     async def _read(self, path: str) -> str | None:
-        """Return the first record of the stream that describes an entity; None: it has none."""
+        """Return the first record of the stream that describes an entity; None if there is none."""
         channel = await self._connection.open_channel()
         first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -206,7 +206,7 @@ class Topology:
                 record: bytes = await channel.answer_to(first)
                 return record.decode(errors="replace")
         except TimeoutError:
-            return None  # whoever declared the stream wrote no record
+            return None  # the program that declared the stream wrote no record
         except exceptions.ChannelClosedByBroker as error:
             refusal = refusal_of(error, path)
             if error.reply_code == _NOT_FOUND and not refusal.is_transient:
@@ -216,7 +216,7 @@ class Topology:
             channel.close()
 
     async def describe(self, path: str) -> EntityDescription:
-        """Return the description of an entity; that of one which others made has defaults."""
+        """Return the description of an entity; one that Twinbus did not create has defaults."""
         kind = await find_entity(self._connection, path)
         if kind is None or path.endswith((DEAD_LETTER_SUFFIX, DESCRIPTION_SUFFIX)):
             raise not_found(path)
@@ -234,7 +234,7 @@ class Topology:
         return QueueDescription(path=path)
 
     async def count(self, path: str) -> RuntimeProperties:
-        """Return what a queue holds: messages that are neither locked nor expired."""
+        """Return the message count of a queue, without locked and expired messages."""
         waiting = await find_queue(self._connection, path)
         if waiting is None and await find_entity(self._connection, path) is None:
             raise not_found(path)
@@ -259,7 +259,7 @@ class Topology:
         if kind is None:
             raise not_found(path)
         if path.endswith((DEAD_LETTER_SUFFIX, DESCRIPTION_SUFFIX)):
-            raise InvalidOperationError(f"{path} belongs to another entity; delete that one")
+            raise InvalidOperationError(f"{path} belongs to another entity; delete that entity")
         channel = await self._connection.open_channel()
         try:
             if kind is EntityType.TOPIC:
@@ -285,7 +285,7 @@ async def declare_dead_letters(channel: BrokerChannel, path: str) -> None:
 
 
 def _described(record: str) -> EntityDescription | None:
-    """Return the description in a record; None: this version cannot read it."""
+    """Return the description in a record; None if this version cannot read it."""
     kinds = (QueueDescription, TopicDescription, SubscriptionDescription)
     try:
         described = from_json(record, object)
@@ -295,7 +295,9 @@ def _described(record: str) -> EntityDescription | None:
 
 
 def _exists(path: str) -> EntityAlreadyExistsError:
-    return EntityAlreadyExistsError(f"{path} exists already", path=path)
+    return EntityAlreadyExistsError(
+        f"{path} exists already. Choose another path, or delete it", path=path
+    )
 
 
 def _topic_of(path: str) -> str:
@@ -303,7 +305,7 @@ def _topic_of(path: str) -> str:
 
 
 def _arguments_of(description: QueueDescription | SubscriptionDescription) -> dict[str, Any]:
-    """Return the arguments of the queue that a description asks for."""
+    """Return the arguments of a queue for its description."""
     arguments: dict[str, Any] = {
         "x-queue-type": "quorum",
         "x-overflow": "reject-publish",
@@ -311,8 +313,8 @@ def _arguments_of(description: QueueDescription | SubscriptionDescription) -> di
         "x-dead-letter-routing-key": dead_letter_path(description.path),
         "x-dead-letter-strategy": "at-least-once",
     }
-    # RabbitMQ counts deliveries after the first one, Service Bus all that failed. The limit is
-    # always set: without one, RabbitMQ 3 puts a released message behind all others, and RabbitMQ 4
+    # RabbitMQ counts deliveries after the first one, Service Bus all that failed. A limit is always
+    # set: without one, RabbitMQ 3 requeues a released message behind all others, and RabbitMQ 4
     # dead-letters a message after 20 deliveries.
     most = min(description.max_delivery_count, RABBITMQ_MAX_DELIVERIES)
     arguments["x-delivery-limit"] = most - 1
@@ -335,7 +337,7 @@ def _check_supported(description: EntityDescription) -> None:
     path = description.path
     if len((path + DEAD_LETTER_SUFFIX).encode()) > RABBITMQ_NAME_BYTES:
         raise InvalidArgumentError(
-            f"the path has {len(path)} characters; with {DEAD_LETTER_SUFFIX} it must fit the "
+            f"the path has {len(path)} characters; with {DEAD_LETTER_SUFFIX} it must fit into the "
             f"{RABBITMQ_NAME_BYTES} bytes of a RabbitMQ name. Use a shorter path"
         )
     if getattr(description, "requires_session", False):
@@ -354,10 +356,10 @@ def _check_supported(description: EntityDescription) -> None:
 def _bindings_of(
     description: EntityDescription, rule: RuleDescription | None
 ) -> list[dict[str, Any]]:
-    """Return the arguments of the bindings that a rule asks for; none: nothing is selected."""
+    """Return the arguments of the bindings for a rule; none if it selects nothing."""
     if not isinstance(description, SubscriptionDescription):
         if rule is not None:
-            raise InvalidArgumentError("only a subscription is created with a rule")
+            raise InvalidArgumentError("only a subscription can be created with a rule")
         return []
     if rule is None or isinstance(rule.filter, TrueFilter):
         wanted: dict[str, Any] = {}
@@ -371,7 +373,7 @@ def _bindings_of(
 
 
 def _headers_of(selected: object) -> dict[str, Any]:
-    """Return the headers that a correlation filter compares; refuse what headers cannot."""
+    """Return the headers that a correlation filter compares; refuse unsupported fields."""
     if not isinstance(selected, CorrelationFilter):
         raise unsupported(NAME, Capability.RULES, "a SQL filter")
     others = ("message_id", "session_id", "correlation_id", "content_type", "to", "reply_to")

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from demo_audit import Handovers
-from shop import QUEUE
 
 from twinbus import (
     BrokeredMessage,
-    Disposition,
-    HealthState,
     MessageReceiver,
     MessagingError,
     MessagingFactory,
     NamespaceManager,
-    PairingEvent,
     RetryPolicy,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
 )
+from twinbus.demo.audit import Handovers
+from twinbus.demo.servers import QUEUE
 from twinbus.lifetimes import Closable
+from twinbus.pairing.events import PairingEvent
+from twinbus.pairing.health import HealthState
+from twinbus.protocol.commands import Disposition
 
 Orders = dict[str, bytes]  # bodies by message id
 APPLICATIONS = 4

@@ -1,8 +1,9 @@
-"""What was asked of the namespace: operations, messages, bytes and 64 KB units, per entity.
+"""Meters operations: their number, messages, bytes and 64 KB units, by entity.
 
-Each operation has a purpose, so that reports separate the price of pairing from the price of what
-the application would have done anyway. An operation is counted when it is answered: with the
-outcome that the caller gets, also when the log refuses what the broker had decided.
+Each operation has a purpose, so that reports can separate the price of pairing from the price of
+the application's own operations. An operation is counted when it is answered, with the outcome that
+the caller gets, even if the log refuses what the broker had decided. A broker counts the operations
+that it executes; a client counts its operations on a namespace that does not write a ledger.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,19 +21,19 @@ from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.table import row_of
 
-SEND = c.Send.__name__  # the kind of operation that sends are counted as
+SEND = c.Send.__name__  # the operation kind of sends
 METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
 
 
 def found_nothing(command: c.Command[object], reply: object) -> bool:
-    """Whether a request for messages brought none."""
+    """Return whether a request for messages returned none."""
     if not isinstance(command, c.Receive | c.LeaseRange):
         return False
     return reply is None or (isinstance(reply, pa.RecordBatch) and not reply.num_rows)
 
 
 def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) -> Purpose:
-    """Return what a request was for; of sends see below."""
+    """Return the purpose of a request; for sends see `purpose_of_send`."""
     if row_of(command).is_managing:
         return Purpose.MANAGEMENT
     if not is_backlog_path(path):
@@ -41,7 +42,7 @@ def purpose_of(command: c.Command[object], path: str, *, is_idle: bool = False) 
 
 
 def purpose_of_send(send: c.Send) -> Purpose:
-    """Return what a send was for."""
+    """Return the purpose of a send."""
     if is_ping(send.messages):
         return Purpose.PING
     [purpose] = purposes_of_sends(send.path, [send.origin])
@@ -49,7 +50,7 @@ def purpose_of_send(send: c.Send) -> Purpose:
 
 
 def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Purpose]:
-    """Return what sends to one entity were for, pings apart."""
+    """Return the purposes of sends to one entity, without pings."""
     if is_backlog_path(path):
         return [Purpose.BACKLOG] * len(origins)
     return [
@@ -61,26 +62,42 @@ def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Pur
 
 
 class Metered(NamedTuple):
-    """A reply whose load is known."""
+    """A reply with a known load."""
 
     reply: Any
     load: Load
 
 
 def load_of_settled(messages: int) -> Load:
-    """Return the load of a request that names messages: each is counted as an operation."""
+    """Return the load of a request about messages: each message counts as an operation."""
     return Load(messages, 0, max(messages, 1))
 
 
 def load_of(value: object) -> Load:
-    """Return what a reply carried."""
+    """Return the load of a reply."""
     if not isinstance(value, pa.RecordBatch) or value.schema != DELIVERY_SCHEMA:
         return Load()
     return load_of_sizes(sizes(value))
 
 
+def load_of_exchange(command: c.Command[Any], reply: object) -> Load:
+    """Return the load of a command and its reply, for a client."""
+    if isinstance(command, c.Send):
+        messages = command.messages
+        if isinstance(messages, pa.RecordBatch):
+            return load_of_sizes(sizes(messages))
+        return load_of_sizes(np.array([message.size for message in messages], np.int64))
+    if isinstance(command, c.Settle | c.RenewLocks):
+        return load_of_settled(len(command.lock_tokens))
+    if isinstance(command, c.CancelScheduled):
+        return load_of_settled(len(command.sequence_numbers))
+    if isinstance(command, c.DeleteMessages):
+        return load_of_settled(int(reply)) if isinstance(reply, int) else Load()
+    return load_of(reply)
+
+
 def units_of(sizes: Iterable[int]) -> int:
-    """Return how many units of 64 KB messages of these sizes count as."""
+    """Return the number of 64 KB units of messages with these sizes."""
     return sum(-(-size // UNIT_BYTES) or 1 for size in sizes)
 
 
@@ -97,20 +114,20 @@ _Totals = dict[_Key, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """What was counted over a stretch of time."""
+class MeterPeriod:
+    """The counts of a period of time."""
 
     began: int
     totals: _Totals
 
 
 class Meter:
-    """Counts by time bucket; whoever has the turn is the only one to touch it."""
+    """Counts by period; only one thread at a time may use it: in a broker, that with the turn."""
 
     def __init__(self, bucket_us: int, now: int) -> None:
         self._bucket_us = bucket_us
-        self._before: _Totals = {}  # of the buckets that were taken
-        self._closed: list[Bucket] = []
+        self._before: _Totals = {}  # of the periods that were taken
+        self._closed: list[MeterPeriod] = []
         self._begin(now)
 
     def _begin(self, now: int) -> None:
@@ -118,7 +135,7 @@ class Meter:
         self._totals: _Totals = {}
 
     def count(self, done: Operation) -> None:
-        """Count an operation that is answered."""
+        """Count an answered operation."""
         totals = self._totals.setdefault(done[:4], [0, 0, 0, 0])
         totals[0] += done.times
         totals[1] += done.load.messages
@@ -126,12 +143,12 @@ class Meter:
         totals[3] += done.load.units
 
     def shift(self, by: int) -> None:
-        """Begin another bucket: the wall clock was set by so much."""
+        """Begin a new period, because the wall clock was set."""
         self._close()
         self._begin(self._began + by)
 
     def turn_to(self, now: int) -> bool:
-        """Begin the bucket of this moment; say whether it is another."""
+        """Begin the period of this time; return whether it is a new one."""
         if now < self._began + self._bucket_us:
             return False
         self._close()
@@ -140,18 +157,18 @@ class Meter:
 
     def _close(self) -> None:
         if self._totals:
-            self._closed.append(Bucket(self._began, self._totals))
+            self._closed.append(MeterPeriod(self._began, self._totals))
             _add(self._before, self._totals)
             self._totals = {}
 
-    def take(self) -> list[Bucket]:
-        """Hand out what was counted since this was asked last."""
+    def take(self) -> list[MeterPeriod]:
+        """Return and remove the counts since the last call."""
         self._close()
         taken, self._closed = self._closed, []
         return taken
 
     def table(self) -> pa.RecordBatch:
-        """Return all since the start, one row per entity, operation, purpose and outcome."""
+        """Return all counts since the start, by entity, operation, purpose and outcome."""
         totals: _Totals = {}
         _add(totals, self._before)
         _add(totals, self._totals)
@@ -166,9 +183,9 @@ class Meter:
 
 def _add(totals: _Totals, more: _Totals) -> None:
     for key, counted in more.items():
-        held = totals.setdefault(key, [0, 0, 0, 0])
+        sums = totals.setdefault(key, [0, 0, 0, 0])
         for at, value in enumerate(counted):
-            held[at] += value
+            sums[at] += value
 
 
 def _columns(totals: _Totals) -> Iterable[Sequence[object]]:
@@ -179,8 +196,8 @@ def _columns(totals: _Totals) -> Iterable[Sequence[object]]:
     return zip(*rows, strict=True) if rows else [()] * len(METER_SCHEMA)
 
 
-def table_of(buckets: Sequence[Bucket]) -> pa.Table:
-    """Return buckets as rows of the ledger."""
+def meter_rows(buckets: Sequence[MeterPeriod]) -> pa.Table:
+    """Return the counts of periods as rows of the ledger."""
     schema = SCHEMAS[LedgerKind.OPERATIONS]
     pieces = []
     for bucket in buckets:

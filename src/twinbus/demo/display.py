@@ -5,12 +5,12 @@ import sys
 import threading
 from typing import Self
 
-from demo_fleet import Consumer, Fleet, Recorder, Sample
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from twinbus.demo.fleet import Consumer, Fleet, Recorder, Sample
 from twinbus.syphon.syphon import Syphon
 
 _SAMPLE_S = 0.5

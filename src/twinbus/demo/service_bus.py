@@ -14,13 +14,13 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceiver
 from azure.servicebus.exceptions import ServiceBusError
-from demo_audit import Handovers
-from demo_fleet import BACKLOG_QUEUES, QUICK, Fleet, Orders
-from shop import QUEUE
 
 from twinbus import SendAvailabilityPairing
 from twinbus.azure import PairedServiceBusClient, PairedWith
 from twinbus.connection import ConnectionString
+from twinbus.demo.audit import Handovers
+from twinbus.demo.fleet import BACKLOG_QUEUES, QUICK, Fleet, Orders
+from twinbus.demo.servers import QUEUE
 from twinbus.lifetimes import Closable
 
 _RECEIVED = 500  # orders at once

@@ -1,6 +1,4 @@
-"""Demo of an outage: the primary is killed with -9, and no order is lost.
-
-    python examples/demo.py [--seconds 8] [--report outage.html] [--primary servicebus]
+"""The outage of a Twinbus primary: it is killed with -9, and no order is lost.
 
 The demo starts two servers, a fleet of paired applications that send orders, a consumer, and the
 syphon on Spark. It kills the primary, and the applications divert their sends to the secondary. It
@@ -9,9 +7,7 @@ diverted orders home. At the end the demo counts every order, and writes the rep
 Spark job that computes from the ledgers what happened and what it cost.
 """
 
-import argparse
 import logging
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,16 +16,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from demo_audit import browse_queues, examine
-from demo_display import Display
-from demo_fleet import BACKLOG_QUEUES, Consumer, Fleet, Recorder
-from demo_report import Audit, Verdict, demo_page, stage_rows
-from shop import QUEUE, Server
-
 from twinbus import NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
+from twinbus.demo.audit import browse_queues, examine
+from twinbus.demo.display import Display
+from twinbus.demo.fleet import BACKLOG_QUEUES, Consumer, Fleet, Recorder
+from twinbus.demo.page import Audit, DemoVerdict, demo_page, stage_rows
+from twinbus.demo.servers import QUEUE, DemoServer
 from twinbus.pairing.backlog_queues import find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.spark.gateway import silence_py4j
@@ -41,29 +36,11 @@ LOCK = timedelta(seconds=10)  # much shorter than PATIENCE_S
 PATIENCE_S = 60.0  # how long to wait for each condition; each takes a few seconds
 
 
-INTERRUPTED = 130  # the exit code of Ctrl-C, as shells report it
+def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
+    """Run the demo with acts of that length, and write its page; return whether all went well.
 
-
-def main() -> None:
-    """Run the demo; the exit code is 0 if the audit found no problem."""
-    try:
-        _run_demo()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-
-
-def _run_demo() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8, help="of each act")
-    parser.add_argument(
-        "--primary",
-        choices=["twinbus", "servicebus"],
-        default="twinbus",
-        help="servicebus: reached at sb://, by applications on the SDK of Azure Service Bus",
-    )
-    parser.add_argument("--report", type=Path, default=Path("build/outage.html"))
-    options = parser.parse_args()
+    `on_sdk` means that the applications use the SDK of Azure Service Bus.
+    """
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display shows the same events
     silence_py4j()
     print("starting Spark ...", flush=True)
@@ -71,7 +48,7 @@ def _run_demo() -> None:
         folder = Path(made)
         with ExitStack() as stack:
             try:
-                audit = _play(options.seconds, folder, stack, options.primary == "servicebus")
+                audit = _play(seconds, folder, stack, on_sdk)
             except KeyboardInterrupt:
                 spark.abandon()  # before the stack closes: the syphon would finish its batch
                 raise
@@ -80,16 +57,16 @@ def _run_demo() -> None:
             spark.session,
             ReportSettings([folder / name for name in LEDGERS], load_sheet("azure-standard")),
         )
-    options.report.parent.mkdir(parents=True, exist_ok=True)
-    options.report.write_text(demo_page(audit, report), encoding="utf-8")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(demo_page(audit, report), encoding="utf-8")
     for name, value in [*audit.rows(), *stage_rows(report)]:
         print(f"{name:<42}{value:>16}")
-    print(f"the whole report: {options.report}")
+    print(f"the whole report: {page}")
     lost, doubled = len(audit.findings.lost), len(audit.findings.doubled)
     print(f"lost {lost}   doubled {doubled}   not reconciled {report.suspect_count}")
-    verdict = Verdict.of(audit, report.suspect_count)
+    verdict = DemoVerdict.of(audit, report.suspect_count)
     print(verdict.headline)
-    sys.exit(0 if verdict.is_good else 1)
+    return verdict.is_good
 
 
 def describe_queue(*, detects_duplicates: bool = False) -> QueueDescription:
@@ -103,7 +80,7 @@ def _people(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], st
     """Return who sends, who receives, and how they reach the primary."""
     if not on_sdk:
         return Fleet, Consumer, str
-    from demo_service_bus import (  # noqa: PLC0415 - needs the extra `azure`
+    from twinbus.demo.service_bus import (  # noqa: PLC0415 - needs the extra `azure`
         ServiceBusConsumer,
         ServiceBusFleet,
         service_bus,
@@ -118,8 +95,8 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     config = folder / "demo.toml"
     # Ledger files every second: the kill then loses little of the ledger.
     config.write_text('[ledger]\nroll_interval = "1s"\n', encoding="utf-8")
-    primary = stack.enter_context(Server(folder / "shop", config))
-    secondary = stack.enter_context(Server(folder / "backup", config))
+    primary = stack.enter_context(DemoServer(folder / "shop", config))
+    secondary = stack.enter_context(DemoServer(folder / "backup", config))
     recorder.tell("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
         # A Service Bus does not recognise a send that comes again; the queue does, by its id.
@@ -192,7 +169,3 @@ def until(condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.1)
     return True
-
-
-if __name__ == "__main__":
-    main()

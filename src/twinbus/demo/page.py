@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from html import escape
 
-from demo_audit import Findings
-from demo_fleet import Recorder
-
 from twinbus.cost.answers import Report
 from twinbus.cost.charts import Mark, Series, grid, line_chart, page, rates, table
 from twinbus.cost.report_page import report_parts
+from twinbus.demo.audit import Findings
+from twinbus.demo.fleet import Recorder
 
 _GREEN, _AMBER, _PURPLE, _BLUE, _RED = "#12723c", "#c77700", "#7a3fb5", "#1769aa", "#b3261e"
 
@@ -63,7 +62,7 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """The result of the demo, with the texts of its page."""
 
     is_good: bool
@@ -71,7 +70,7 @@ class Verdict:
     headline: str
 
     @classmethod
-    def of(cls, audit: Audit, not_reconciled: int) -> "Verdict":
+    def of(cls, audit: Audit, not_reconciled: int) -> "DemoVerdict":
         """Return the verdict on an audit and the number of messages the ledgers cannot explain."""
         problems = audit.problems
         if not_reconciled:
@@ -109,7 +108,7 @@ def demo_page(audit: Audit, report: Report) -> str:
         Series("diverted", _AMBER, rates(total("diverted"))),
         Series("delivered", _BLUE, rates(total("delivered"))),
     ]
-    verdict = Verdict.of(audit, report.suspect_count)
+    verdict = DemoVerdict.of(audit, report.suspect_count)
     style = "good" if verdict.is_good else "bad"
     timeline = [(f"{entry.at:.1f} s", entry.text) for entry in audit.recorder.timeline]
     parts = [

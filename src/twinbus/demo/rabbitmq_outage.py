@@ -1,6 +1,4 @@
-"""The story of the demo with a real RabbitMQ as the primary.
-
-    python examples/demo_rabbitmq.py [--seconds 8]        or: make demo PRIMARY=rabbitmq
+"""The outage of a RabbitMQ primary.
 
 A RabbitMQ broker is started here, killed with -9 and started again, under a fleet of applications
 that are paired with a Twinbus server. The syphon on Spark brings the diverted orders home. RabbitMQ
@@ -9,31 +7,30 @@ copies carry the same origin, and the consumer counts such an order once. At the
 accounted for. Ledgers and their report are of Twinbus brokers, so there is no report here.
 """
 
-import argparse
 import logging
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow as pa
-from demo import find_backlog, until
-from demo_audit import Findings, Held, examine
-from demo_display import Display
-from demo_fleet import Consumer, Fleet, Recorder
-from shop import QUEUE, Server
 
-from twinbus import Disposition, MessageReceiver, NamespaceManager
+from twinbus import MessageReceiver, NamespaceManager
 from twinbus.deduplicate import origin_of
+from twinbus.demo.audit import Findings, HeldOrders, examine
+from twinbus.demo.display import Display
+from twinbus.demo.fleet import Consumer, Fleet, Recorder
+from twinbus.demo.outage import find_backlog, until
+from twinbus.demo.servers import QUEUE, DemoServer
+from twinbus.errors import InvalidOperationError
 from twinbus.message import to_messages
+from twinbus.protocol.commands import Disposition
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
 from twinbus.syphon.syphon import Syphon, SyphonSettings
 from twinbus.testing.rabbitmq import RabbitBroker, missing
 
 SYNC_S = 2.0  # RabbitMQ loses a quorum queue that was declared less than 0.5 s before a kill -9
-MISSING = 2  # the exit code where there is no RabbitMQ
 
 
 class RabbitConsumer(Consumer):
@@ -51,20 +48,16 @@ class RabbitConsumer(Consumer):
         orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
 
 
-def main() -> None:
-    """Tell the story, and say by the exit code how it ended."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8, help="of each act")
-    options = parser.parse_args()
+def run_rabbitmq_demo(seconds: float) -> bool:
+    """Run the demo with acts of that length; return whether all went well."""
     why = missing()
     if why is not None:
-        print(f"this demo needs a RabbitMQ, and {why}", file=sys.stderr)
-        sys.exit(MISSING)
+        raise InvalidOperationError(f"this demo needs a RabbitMQ, and {why}")
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
     silence_py4j()
     print("starting Spark ...", flush=True)
     with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}), ExitStack() as stack:
-        findings, diverted, moved = _play(options.seconds, Path(made), stack)
+        findings, diverted, moved = _play(seconds, Path(made), stack)
     for name, value in (
         ("sent and acknowledged", findings.acknowledged),
         ("delivered", findings.delivered),
@@ -76,7 +69,7 @@ def main() -> None:
     print(f"lost {len(findings.lost)}   doubled {len(findings.doubled)}")
     is_good = not findings.lost and not findings.doubled and bool(diverted)
     print("Nothing was lost." if is_good else "The audit failed.")
-    sys.exit(0 if is_good else 1)
+    return is_good
 
 
 def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int, int]:
@@ -84,7 +77,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     display = stack.enter_context(Display(recorder))
     broker = stack.enter_context(RabbitBroker())
     primary = broker.connection_string(name="shop")
-    secondary = stack.enter_context(Server(folder / "backup"))
+    secondary = stack.enter_context(DemoServer(folder / "backup"))
     recorder.tell("a RabbitMQ is the primary, a Twinbus server the secondary")
     with NamespaceManager.from_connection_string(primary) as manager:
         manager.create_queue(QUEUE)
@@ -118,9 +111,5 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     consumer.stop()
     syphon.stop()
     fleet.close()
-    findings = examine(fleet.acknowledged, consumer.handovers, Held())
+    findings = examine(fleet.acknowledged, consumer.handovers, HeldOrders())
     return findings, fleet.diverted, syphon.progress.moved
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,73 @@
+"""A future that costs little while nobody waits for it.
+
+A future of the standard library makes a lock of its own when it is created. That takes longer than
+the rest of a pipelined send, and most futures are done before anybody looks at them. This one makes
+the lock when the first caller waits for it or adds a callback.
+"""
+
+import threading
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_UNUSED = threading.Condition()  # of futures that were done before anybody waited for them
+
+
+class RunningFuture(Future[T]):
+    """The future of work that was handed over: it cannot be cancelled."""
+
+    def __init__(self) -> None:  # without the base class, which makes a lock
+        self._state = RUNNING
+        self._result: Any = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the lock at its first use; of two threads that do, both get the same one."""
+        if name != "_condition":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return self.__dict__.setdefault("_condition", threading.Condition())
+
+    def done(self) -> bool:
+        """Whether there is a result or an error."""
+        return self._state == FINISHED
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait for the result, and return it or raise the error."""
+        if self._state == FINISHED and self._exception is None:
+            return self._result  # type: ignore[no-any-return]
+        return super().result(timeout)
+
+    def set_result(self, result: T) -> None:
+        """Finish with a result."""
+        if "_condition" in self.__dict__ or self._state == FINISHED:
+            super().set_result(result)
+        else:
+            self._result = result
+            self._finish()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Finish with an error."""
+        if "_condition" in self.__dict__ or self._state == FINISHED:
+            super().set_exception(exception)
+        else:
+            self._exception = exception
+            self._finish()
+
+    def _finish(self) -> None:
+        """Finish; wake whoever began to wait since the caller looked."""
+        self._state = FINISHED
+        condition = self.__dict__.setdefault("_condition", _UNUSED)
+        if condition is _UNUSED:
+            return
+        with condition:
+            for waiter in self._waiters:
+                if self._exception is None:
+                    waiter.add_result(self)
+                else:
+                    waiter.add_exception(self)
+            condition.notify_all()
+        self._invoke_callbacks()

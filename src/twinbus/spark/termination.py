@@ -1,0 +1,33 @@
+"""An orderly end of the process that runs a streaming source.
+
+Spark ends this process with SIGTERM when its query is stopped. Python then dies at once, and the
+`stop` of the source is not called. With the handler of this module SIGTERM raises SystemExit, the
+runner of Spark calls `stop`, and the source gives its leases back.
+"""
+
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Never
+
+_TERMINATED = 128 + signal.SIGTERM
+
+
+def exit_on_terminate() -> None:
+    """Let SIGTERM raise SystemExit, unless it has a handler; called in the process of a source."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def ignore_terminate() -> None:
+    """Ignore SIGTERM from now on, if `exit_on_terminate` took it: the source is stopping."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is _exit:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _exit(number: int, frame: FrameType | None) -> Never:  # noqa: ARG001 - as signals call it
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(_TERMINATED)

@@ -1,0 +1,153 @@
+"""A pairing with a busy secondary, or a primary whose gate is closed."""
+
+from datetime import timedelta
+
+import pytest
+
+from tests.contracts.pairing_trouble import (
+    FAULTED,
+    FEW_QUEUES,
+    MANY_QUEUES,
+    SECOND,
+)
+from tests.contracts.pairing_words import (
+    AT_ONCE,
+    MINUTE,
+    ORDERS,
+    Pair,
+    backlog,
+    bodies,
+    message,
+)
+from twinbus import MessagingError, RetryPolicy, ServerBusyError
+from twinbus.errors import BacklogUnavailableError
+from twinbus.limits import SECOND_US
+from twinbus.pairing.events import BacklogQueueBack, BacklogQueuePulled, FailedOver
+from twinbus.testing import Fault
+
+# -- a busy secondary ------------------------------------------------------------------------------
+
+
+def begin_with_time(pair: Pair, seconds: float, queues: int) -> None:
+    """Pair, fail over, and give every operation so much time."""
+    policy = RetryPolicy(operation_timeout=timedelta(seconds=seconds))
+    for end in (pair.primary, pair.secondary):
+        end.factory.courier.policy = policy
+    pair.begin(
+        backlog_queue_count=queues,
+        failover_interval=AT_ONCE,
+        ping_primary_interval=timedelta(minutes=30),
+    )
+    pair.fail_over(ORDERS, "first")
+
+
+@pytest.mark.parametrize("queues", [1, FEW_QUEUES, MANY_QUEUES])
+@pytest.mark.parametrize("seconds", [60, 11])
+def test_a_busy_secondary_is_waited_for_and_loses_no_queue(
+    local: Pair, seconds: float, queues: int
+) -> None:
+    begin_with_time(local, seconds, queues)
+    began = local.clock.now()
+    local.secondary.faults.inject(Fault.SERVER_BUSY, times=1)
+    local.send("patient")
+    assert sorted(local.diverted()) == ["first", "patient"]
+    assert timedelta(seconds=10) <= local.clock.now() - began < timedelta(seconds=11)
+    assert (local.in_rotation(), local.heard(BacklogQueuePulled)) == ([True] * queues, [])
+
+
+@pytest.mark.parametrize("queues", [1, FEW_QUEUES, MANY_QUEUES])
+@pytest.mark.parametrize("seconds", [1, 9, 10])
+def test_without_time_to_wait_for_a_busy_secondary_both_causes_are_told_and_no_queue_is_lost(
+    local: Pair, seconds: float, queues: int
+) -> None:
+    begin_with_time(local, seconds, queues)
+    local.secondary.faults.inject(Fault.SERVER_BUSY, times=1)
+    with pytest.raises(BacklogUnavailableError) as caught:
+        local.send("hasty")
+    assert isinstance(caught.value.backlog_cause, ServerBusyError)
+    assert isinstance(caught.value.primary_cause, MessagingError)
+    assert (local.in_rotation(), local.heard(BacklogQueuePulled)) == ([True] * queues, [])
+    local.pass_time(seconds=10)
+    local.send("later")
+    assert sorted(local.diverted()) == ["first", "later"]
+
+
+def test_a_secondary_that_stays_busy_is_given_up_in_time_and_loses_no_queue(local: Pair) -> None:
+    begin_with_time(local, 60, MANY_QUEUES)
+    began = local.clock.now()
+    local.secondary.faults.inject(Fault.SERVER_BUSY)
+    with pytest.raises(BacklogUnavailableError) as caught:
+        local.send("hasty")
+    assert isinstance(caught.value.backlog_cause, ServerBusyError)
+    assert local.clock.now() - began <= MINUTE
+    assert local.in_rotation() == [True] * MANY_QUEUES
+
+
+def test_a_client_keeps_its_queue_while_the_secondary_is_busy(local: Pair) -> None:
+    begin_with_time(local, 60, MANY_QUEUES)
+    sender = local.sender()
+    sender.send(message("a"))
+    local.secondary.faults.inject(Fault.SERVER_BUSY, times=1)
+    sender.send(message("b"))
+    assert ["a", "b"] in [bodies(one)[-2:] for one in local.held()]
+
+
+# -- a primary whose gate is closed ----------------------------------------------------------------
+
+
+def close_the_gate(pair: Pair) -> None:
+    """Let the primary answer a ping that it is busy: it is left alone for 10 seconds."""
+    pair.heal()
+    pair.primary.tap.refuse(ServerBusyError("wait 10 s", retry_after_s=10))
+    pair.pass_time(SECOND)
+
+
+def test_a_queue_comes_back_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:
+    local.begin(failover_interval=AT_ONCE, ping_primary_interval=SECOND)
+    local.fail_over()
+    close_the_gate(local)
+    local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
+    local.send(*"abcdefgh")
+    (pulled,) = local.heard(BacklogQueuePulled)
+    assert local.pairing._ticker._due == local.pairing.next_due_us
+    assert local.pairing._ticker._due <= local.clock.now_us() + SECOND_US
+    for _ in range(10):
+        local.pass_time(seconds=0.2)
+    (back,) = local.heard(BacklogQueueBack)
+    assert back.at - pulled.at == SECOND
+
+
+def test_the_ticker_looks_again_for_the_queue_and_not_for_the_gate(local: Pair) -> None:
+    local.begin(failover_interval=AT_ONCE, ping_primary_interval=SECOND)
+    local.fail_over()
+    local.break_backlog(0)
+    local.send(*"abcdefgh")
+    close_the_gate(local)
+    gate_opens = local.primary.factory.courier.busy_until(ORDERS, local.clock.now_us())
+    assert local.pairing._ticker._due == gate_opens
+    local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
+    local.send(*"abcdefgh")
+    local.pass_time(seconds=0.5)
+    assert local.pairing._ticker._due == local.clock.now_us() + SECOND_US // 2
+
+
+def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:
+    local.begin(failover_interval=timedelta(seconds=3), ping_primary_interval=SECOND)
+    local.break_down(ORDERS)
+    with pytest.raises(MessagingError):
+        local.send()
+    local.primary.factory.courier.note(ServerBusyError("wait 10 s", retry_after_s=10))
+    began = local.clock.now()
+    local.pass_time(SECOND)
+    assert local.pairing._ticker._due == local.clock.now_us() + 2 * SECOND_US
+    local.pass_time(seconds=2)
+    assert local.heard(FailedOver)[0].at == began + timedelta(seconds=3)
+
+
+def test_a_partner_is_faulted_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:
+    local.begin_with_syphon(failover_interval=AT_ONCE, ping_primary_interval=SECOND)
+    local.fail_over()
+    close_the_gate(local)
+    local.secondary.factory.close()
+    local.pass_time(seconds=5)
+    assert local.primary.factory.state is FAULTED

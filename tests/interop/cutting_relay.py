@@ -1,0 +1,65 @@
+"""A relay that cuts a connection at the first word of a client after the server has sent much."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class CuttingRelay:
+    """Passes bytes on between clients and a server on this machine, one pair of threads each."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._left: int | None = None  # bytes of the server until the next word is the last
+        self.cuts = 0
+        self.first_words: list[bytes] = []  # of clients, one for each connection
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, size: int) -> None:
+        """Cut the connection at a client's first word after so many bytes of the server, once."""
+        self._left = size
+
+    def close(self) -> None:
+        for one in (self._listener, *self._sockets):
+            one.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._server_port))
+                self._sockets += client, server
+                for source, target in ((client, server), (server, client)):
+                    whence = (source, target, source is server)
+                    threading.Thread(target=self._pass_on, args=whence, daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket, is_server: bool) -> None:
+        is_first = not is_server
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if is_first:
+                    self.first_words.append(data)
+                    is_first = False
+                if self._left is not None and is_server:
+                    self._left -= len(data)
+                elif self._left is not None and self._left <= 0:
+                    self._left = None
+                    self.cuts += 1
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def cutting_relay(server_port: int) -> Iterator[CuttingRelay]:
+    relay = CuttingRelay(server_port)
+    try:
+        yield relay
+    finally:
+        relay.close()
