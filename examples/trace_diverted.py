@@ -77,16 +77,20 @@ def print_trace(spans: list[dict[str, Any]]) -> bool:
     trace_id = sent["context"]["trace_id"]
     print(f"trace {trace_id}")
     began = datetime.fromisoformat(sent["start_time"])
-    found = [sent]
-    found += [one for one in spans if one["context"]["trace_id"] == trace_id and one is not sent]
-    for span in found:
+    steps = [span for span in spans if span["context"]["trace_id"] == trace_id]
+    steps.sort(key=_step)  # not by time: the receive waits while the order is brought home
+    for span in steps:
         start, end = (datetime.fromisoformat(span[at]) for at in ("start_time", "end_time"))
         indent = "" if span is sent else "  "
         print(
             f"{_ms(start - began):>7} ms  {indent + span['name']:<18} {_ms(end - start):>6} ms  "
             f"{span['kind'].removeprefix('SpanKind.'):<9} process {span['pid']}"
         )
-    return tuple(span["name"].split()[0] for span in found) == STEPS
+    return [_step(span) for span in steps] == list(range(len(STEPS)))
+
+
+def _step(span: dict[str, Any]) -> int:
+    return STEPS.index(span["name"].split()[0])
 
 
 def _ms(span: timedelta) -> str:

@@ -5,9 +5,6 @@ import pkgutil
 from importlib import import_module
 
 import twinbus
-from twinbus import (
-    MessagingError,
-)
 
 CLASSES_OF_THE_SPECIFICATION = [
     "MessagingFactory",
@@ -64,12 +61,3 @@ def test_the_classes_of_the_specification_are_in_the_public_face() -> None:
     ]
     assert missing == []
     assert "MessagingFactory" in made
-
-
-def test_every_kind_of_messaging_error_is_in_the_public_face() -> None:
-    kinds = {
-        name
-        for name, kind in classes().items()
-        if issubclass(kind, MessagingError) and kind.__module__ == "twinbus.errors"
-    }
-    assert kinds - set(twinbus.__all__) == set()

@@ -208,14 +208,14 @@ def test_a_file_that_is_gone_is_one_error_line_and_the_server_goes_on(server: Se
 # Every turn fails from the moment when a file is there.
 FAULTY = """
 from pathlib import Path
-from twinbus.broker.turn.namespace import Namespace
+from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.cli import main
-reclaim = Namespace.reclaim
+reclaim = BrokerNamespace.reclaim
 def fail(self):
     if Path({trigger!r}).exists():
         raise RuntimeError("a planted fault")
     reclaim(self)
-Namespace.reclaim = fail
+BrokerNamespace.reclaim = fail
 main()
 """
 

@@ -223,9 +223,10 @@ class Round:
         before = standing(engine.namespace)
         if self.random.random() < 0.5:
             self.site.embedded.close()
-        else:  # as a killed process: nobody is told
+        else:  # as a killed process: the requests that wait are never answered
             settled &= not engine._kept
             self.site.embedded.crash()
+            self.waiting = []
         self.site.open()
         after = standing(self.site.engine.namespace)
         for path in before.keys() | after.keys() if settled else ():

@@ -61,7 +61,9 @@ def test_columns_that_are_not_wanted_are_left_out(spark: SparkSession, twins: Tw
     rows = table(spark, twins, columns="sequence_number, message_id")
     assert rows.columns == ["sequence_number", "message_id"]
     assert [tuple(row) for row in rows.collect()] == [(1, "m.0"), (2, "m.1"), (3, "m.2")]
-    with pytest.raises(PySparkException, match="columns is 'bodies'; it must be names of columns"):
+    with pytest.raises(
+        PySparkException, match="columns is 'bodies'; it must be a list of different column names"
+    ):
         table(spark, twins, columns="bodies").collect()
 
 

@@ -182,6 +182,7 @@ def test_without_any_extra_the_client_the_broker_and_simulations_work(machine: M
 
 ENABLE_SYPHON = """
 from twinbus import *
+from twinbus.errors import MissingExtraError
 backup = "Endpoint=embedded://{folder}/backup"
 manager = NamespaceManager.from_connection_string(backup)
 options = SendAvailabilityPairedNamespaceOptions(
@@ -212,7 +213,8 @@ def test_enable_syphon_raises_before_the_secondary_is_asked_for_anything(
 
 def test_the_collector_of_a_pairing_needs_the_metrics_extra(machine: Machine) -> None:
     program = """
-from twinbus import *
+from twinbus.errors import MissingExtraError
+from twinbus.pairing.metrics import PairingCollector
 try:
     PairingCollector(None)
 except MissingExtraError as error:

@@ -293,7 +293,7 @@ def _check_senders(senders: pa.Array, numbers: pa.Array, faults: dict[int, str])
     unknown = [at for at, name in enumerate(encoded.dictionary.to_pylist()) if not _is_sender(name)]
     codes = encoded.indices.fill_null(-1).to_numpy()
     for row in np.flatnonzero(np.isin(codes, unknown)).tolist():
-        faults.setdefault(row, f"its property {SENDER} names no sender")
+        faults.setdefault(row, f"its property {SENDER} is not a valid sender")
 
 
 def _is_sender(name: str) -> bool:
