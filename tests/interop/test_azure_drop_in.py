@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.pairing.backlog import PATH
 from twinbus.pairing.health import HealthState
 from twinbus.testing import Mover
+from twinbus.testing.pausing import pause_process, resume_process
 
 TRY = timedelta(seconds=2)
 SLACK_S = 3.0  # of a busy machine
@@ -77,7 +77,7 @@ class Site:
 
     def pause(self, *, on: bool) -> None:
         assert self.primary.process is not None
-        self.primary.process.send_signal(signal.SIGSTOP if on else signal.SIGCONT)
+        (pause_process if on else resume_process)(self.primary.process.pid)
 
     def bring_home(self) -> None:
         """Do as a syphon does."""

@@ -1,7 +1,5 @@
 """A server that is there and does not answer: stopped with SIGSTOP, then let go on."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from twinbus import (
 )
 from twinbus.protocol import client_conversation
 from twinbus.protocol.commands import Receive
+from twinbus.testing.pausing import resume_process
 
 QUEUE = "orders"
 IMPATIENT = RetryPolicy.once(timedelta(seconds=0.5))
@@ -43,7 +42,7 @@ def test_a_send_to_a_hanging_server_ends_with_its_timeout(server: ServerProcess)
             sender.send(BrokeredMessage(b"small"))
         with pytest.raises(OperationTimeoutError):  # more than the connection can hold
             sender.send_batch([BrokeredMessage(bytes(200_000)) for _ in range(100)])
-        os.kill(server.pid, signal.SIGCONT)
+        resume_process(server.pid)
         sender.send(BrokeredMessage(b"after"))
 
 
@@ -94,4 +93,4 @@ def test_a_long_poll_that_nobody_waits_at_notices_it_too(
         assert not poll.done()
         server.freeze()
         assert isinstance(poll.exception(timeout=60), OperationTimeoutError)
-        os.kill(server.pid, signal.SIGCONT)
+        resume_process(server.pid)

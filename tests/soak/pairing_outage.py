@@ -9,9 +9,7 @@ raised is there at most once. Nothing waits for a time to pass, only for somethi
 
 import argparse
 import logging
-import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -49,6 +47,7 @@ from twinbus.entities import EntityStatus
 from twinbus.errors import BacklogUnavailableError
 from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
 from twinbus.protocol.commands import PutKey
+from twinbus.testing.pausing import resume_process
 
 # -- what came of it -----------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ def freeze(server: ServerProcess) -> None:
 
 
 def thaw(server: ServerProcess) -> None:
-    os.kill(server.pid, signal.SIGCONT)
+    resume_process(server.pid)
 
 
 def terminate(server: ServerProcess) -> None:

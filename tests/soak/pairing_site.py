@@ -1,8 +1,6 @@
 """Two servers, paired clients that send at a steady rate, and what becomes of what they sent."""
 
-import os
 import random
-import signal
 import tempfile
 import threading
 import time
@@ -33,6 +31,7 @@ from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command
 from twinbus.testing import Mover
+from twinbus.testing.pausing import resume_process
 
 QUEUE = "orders"
 PRIMARY = "primary"  # its name: backlog queues are called after it
@@ -273,7 +272,7 @@ class Twins:
             worker.stop()
         for server in (self.primary, self.secondary):
             if server.is_alive():
-                os.kill(server.pid, signal.SIGCONT)  # a stopped one could not be talked to
+                resume_process(server.pid)  # a stopped one could not be talked to
         with ExitStack() as stack:
             for server in (self.primary, self.secondary):
                 stack.callback(server.kill)

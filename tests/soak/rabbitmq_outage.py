@@ -14,9 +14,7 @@ settled. At the end everything is received from the primary and compared, in the
 """
 
 import argparse
-import os
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -49,6 +47,7 @@ from twinbus.protocol.commands import Disposition, GetRuntimeProperties, Receive
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.testing import Mover
+from twinbus.testing.pausing import resume_process
 from twinbus.testing.rabbitmq import RabbitBroker, missing
 
 PAIRS = ("rabbitmq-twinbus", "twinbus-rabbitmq", "rabbitmq-rabbitmq")
@@ -101,7 +100,7 @@ class Twinbus:
 
     def resume(self) -> None:
         """Let it go on."""
-        os.kill(self._server.pid, signal.SIGCONT)
+        resume_process(self._server.pid)
 
     def where(self, name: str) -> str:
         """Return its connection string."""

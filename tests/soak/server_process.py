@@ -2,15 +2,15 @@
 
 import http.client
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from twinbus.testing.pausing import pause_process
 
 _SERVE = [sys.executable, "-c", "from twinbus.cli import main; main()", "serve"]
 _READY = re.compile(r"ready at twinbus\S*://127\.0\.0\.1:(\d+), .* at http://127\.0\.0\.1:(\d+)")
@@ -99,10 +99,7 @@ class ServerProcess:
 
     def freeze(self) -> None:
         """Stop it in its tracks; return when every thread of it has stopped."""
-        os.kill(self.pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid}/task")
-        while not all(_state(thread) == "T" for thread in threads.iterdir()):
-            time.sleep(0.001)
+        pause_process(self.pid)
 
     def kill(self) -> None:
         """End it with no warning."""
@@ -127,8 +124,3 @@ class ServerProcess:
         finally:
             if process.stdout is not None:
                 process.stdout.close()
-
-
-def _state(thread: Path) -> str:
-    """Return the state of a thread, as the kernel writes it."""
-    return (thread / "stat").read_text().rpartition(")")[2].split()[0]

@@ -7,7 +7,6 @@ machine. It ends every process that it started, by process id.
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
+
+from twinbus.testing.pausing import pause_process, resume_process
 
 LOOPBACK = "127.0.0.1"
 START_S = 90
@@ -141,12 +142,12 @@ class Node:
     def pause(self) -> None:
         """Stop the process without ending it: peers and clients get no answer, and no error."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        pause_process(self._process.pid)
 
     def resume(self) -> None:
         """Let the process go on."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
+            resume_process(self._process.pid)
 
     def evaluate(self, expression: str) -> str:
         """Have the node evaluate Erlang: one call, and nothing that needs the management plugin."""
