@@ -49,6 +49,7 @@ from twinbus.message import DELIVERY_SCHEMA, to_messages
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.requests import BlockingRequest
+from twinbus.protocol.rows import DeliveryRows
 from twinbus.protocol.wire import (
     FrameKind,
     FrameReader,
@@ -272,6 +273,8 @@ class Round:
         if isinstance(value, pa.RecordBatch) and value.schema == DELIVERY_SCHEMA:
             value.validate(full=True)
             to_messages(value)
+        if isinstance(value, DeliveryRows):
+            value.messages()
         if error is None:
             self.maker.known.learn(call.command, value)
 

@@ -40,6 +40,7 @@ from twinbus.message import (
 )
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.rows import DeliveryRows
 
 T = TypeVar("T")
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
@@ -86,6 +87,10 @@ class Known:
         elif isinstance(value, pa.RecordBatch) and "lock_token" in value.schema.names:
             self.tokens += [(path, one) for one in value.column("lock_token").to_pylist() if one]
             self.numbers += [(path, one) for one in value.column("sequence_number").to_pylist()]
+        elif isinstance(value, DeliveryRows):
+            facts = [row.facts for row in value.rows]
+            self.tokens += [(path, fact.lock_token) for fact in facts if fact.lock_token]
+            self.numbers += [(path, fact.sequence_number) for fact in facts]
         elif isinstance(command, c.CreateEntity):
             self.made.append(command.description.path)
         for held in (self.tokens, self.sessions, self.epochs, self.numbers, self.made):
@@ -487,6 +492,7 @@ class Maker:
             self.mode(),
             self.maybe(self.session, 0.05),
             self.one(2**63 - 1, 0, -1, 100, 5000),
+            takes_rows=self.chance(0.5),
         )
 
     def receive_deferred(self) -> c.Command[Any]:

@@ -115,6 +115,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "mode": MODE,
         "session": HELD,
         "max_bytes": NUMBER,
+        "takes_rows": st.booleans(),
     },
     c.ReceiveDeferred: {
         "path": PATH,

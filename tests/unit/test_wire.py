@@ -144,7 +144,7 @@ def delivered(messages: list[BrokeredMessage]) -> pa.RecordBatch:
 COMMAND: dict[type[c.Command[Any]], st.SearchStrategy[Any]] = {
     c.Send: st.builds(c.Send, PATH, MESSAGES | MESSAGES.map(to_batch), st.none() | ORIGIN),
     c.CancelScheduled: st.builds(c.CancelScheduled, PATH, NUMBERS),
-    c.Receive: st.builds(c.Receive, PATH, FEW, WAIT, MODE, MAYBE_LOCK, NUMBER),
+    c.Receive: st.builds(c.Receive, PATH, FEW, WAIT, MODE, MAYBE_LOCK, NUMBER, st.booleans()),
     c.ReceiveDeferred: st.builds(c.ReceiveDeferred, PATH, NUMBERS, MODE, MAYBE_LOCK),
     c.Peek: st.builds(c.Peek, PATH, NUMBER, FEW, NUMBER, st.none() | PATH),
     c.DeleteMessages: st.builds(c.DeleteMessages, PATH, FEW, st.none() | MOMENT, MAYBE_LOCK),

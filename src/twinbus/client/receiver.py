@@ -42,6 +42,7 @@ from twinbus.protocol.commands import (
     SetSessionState,
     Settle,
 )
+from twinbus.protocol.rows import Deliveries, DeliveryRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,10 @@ class MessageReceiver(EntityClient):
         if self._ahead is not None:
             take = partial(self._ahead.take, max_messages, wait)
             return self._to_received(self._traced(take))
-        return self._to_received(self.receive_columns(max_messages, wait))
+        if tracing.hook is not None:
+            return self._to_received(self.receive_columns(max_messages, wait))
+        request = self.request(max_messages, wait, takes_rows=True)
+        return self._to_received(self._courier.ask(request))
 
     def receive_columns(self, max_messages: int, wait: timedelta = DEFAULT_WAIT) -> pa.RecordBatch:
         """Receive as an Arrow batch of DELIVERY_SCHEMA; settle by its `lock_token` column."""
@@ -165,9 +169,10 @@ class MessageReceiver(EntityClient):
             return receive()
         return tracing.hook.receive(self._courier.peer, self.path, receive)
 
-    def request(self, max_messages: int, wait: timedelta) -> Receive:
+    def request(self, max_messages: int, wait: timedelta, *, takes_rows: bool = False) -> Receive:
         """Return the command that receives from this entity."""
-        return Receive(self.path, max_messages, wait, self._options.mode, self._session)
+        mode, session = self._options.mode, self._session
+        return Receive(self.path, max_messages, wait, mode, session, takes_rows=takes_rows)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Yield messages as they arrive, until the receiver is closed."""
@@ -203,9 +208,12 @@ class MessageReceiver(EntityClient):
         command = ReceiveDeferred(self.path, numbers, self._options.mode, self._session)
         return self._to_received(self._traced(partial(self._courier.ask, command)))
 
-    def _to_received(self, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+    def _to_received(self, deliveries: Deliveries) -> list[ReceivedMessage]:
         """Return the rows as messages, and have their locks renewed if the options say so."""
-        messages = [ReceivedMessage(**fields, receiver=self) for fields in rows_of(batch)]
+        if isinstance(deliveries, DeliveryRows):
+            messages = [ReceivedMessage(*row.fields(self)) for row in deliveries.rows]
+        else:
+            messages = [ReceivedMessage(**fields, receiver=self) for fields in rows_of(deliveries)]
         if self._renewer is not None and self._session is None:
             for message in messages:
                 if message.lock_token is not None and message.locked_until_utc is not None:

@@ -272,13 +272,17 @@ class SessionLock:
 
 @dataclass(frozen=True, slots=True)
 class Receive(EntityCommand[pa.RecordBatch]):
-    """Deliver up to `max_messages`, waiting for the first; the batch has DELIVERY_SCHEMA."""
+    """Deliver up to `max_messages`, waiting for the first; the batch has DELIVERY_SCHEMA.
+
+    A caller that sets `takes_rows` may get `protocol.rows.DeliveryRows` in place of the batch.
+    """
 
     max_messages: int = 1
     wait: timedelta = NO_WAIT  # the reply is an empty batch when it is over
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
     session: SessionLock | None = None
     max_bytes: int = MAX_RECEIVE_BYTES  # the first message is delivered even if it is larger
+    takes_rows: bool = False  # rows are cheaper for few messages
 
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
@@ -287,6 +291,7 @@ class Receive(EntityCommand[pa.RecordBatch]):
         check_span("wait", self.wait, NO_WAIT, MAX_WAIT)
         check_type("mode", self.mode, ReceiveMode)
         check_type("session", self.session, SessionLock, NoneType)
+        check_type("takes_rows", self.takes_rows, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,30 @@ APPLICATION_FIELDS, without unset fields at the end. The bodies are concatenated
 frame. Times are integer microseconds. Properties are a map of names to values: text, numbers,
 booleans and bytes directly, other types as a pair of the type's name and a plain value.
 
-Rows become columns once per turn of the broker, all rows of the turn together.
+Rows become columns once per turn of the broker, all rows of the turn together. The log stores a few
+messages as rows. A receiver that takes rows gets them as they are stored, with the facts that the
+broker adds to each message (`DeliveryRows`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
+
+import pyarrow as pa
 
 from twinbus.clock import MICROSECOND, from_us, moment_us, to_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import ROWS_AS_ROWS
-from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, PropertyValue, application_values
+from twinbus.message import (
+    APPLICATION_FIELDS,
+    BrokeredMessage,
+    MessageState,
+    PropertyValue,
+    application_values,
+    to_messages,
+    tokens_of,
+)
 
 _PLAIN_TYPES = (str, int, float, bool, bytes)
 _LIFE, _SCHEDULE, _PROPERTIES = (
@@ -73,23 +85,31 @@ def decode_rows(rows: list[Any], body: memoryview) -> list[BrokeredMessage]:
         raise InvalidArgumentError(
             f"a send has {len(rows)} rows; more than {ROWS_AS_ROWS} must be sent as columns"
         )
-    messages = []
+    return [BrokeredMessage(*_values(row, content)) for row, content in split_rows(rows, body)]
+
+
+def split_rows(rows: list[Any], body: memoryview) -> Iterator[tuple[list[Any], memoryview]]:
+    """Give each row with its part of the concatenated bodies; refuse a row of another form."""
     at = 0
     for row in rows:
         if type(row) is not list or not 1 <= len(row) <= len(APPLICATION_FIELDS):
-            raise InvalidArgumentError("a row of a send is not a list of the fields of a message")
+            raise InvalidArgumentError("a row of messages is not a list of the fields of a message")
         size = row[0]
         if type(size) is not int or not 0 <= size <= len(body) - at:
-            raise InvalidArgumentError("a row of a send refers to bytes outside of its frame")
-        values = [bytes(body[at : at + size]), *(row[1:] or [None])]  # None: no message id
+            raise InvalidArgumentError("a row of messages refers to bytes outside of its frame")
+        yield row, body[at : at + size]
         at += size
-        if len(values) > _LIFE:
-            _decode_times(values)
-        messages.append(BrokeredMessage(*values))
-    return messages
 
 
-def _decode_times(values: list[Any]) -> None:
+def _values(row: list[Any], body: bytes | memoryview) -> list[Any]:
+    """Return the fields of a row's message, as far as the row has them."""
+    values = [bytes(body), *(row[1:] or [None])]  # None: no message id
+    if len(values) > _LIFE:
+        _decode_rest(values)
+    return values
+
+
+def _decode_rest(values: list[Any]) -> None:
     life = values[_LIFE]
     if life is not None:
         try:
@@ -111,3 +131,99 @@ def _decode_property(plain: Any) -> PropertyValue:
     if len(plain) != 2 or type(plain[0]) is not str or plain[0] not in _UNWRAP:
         raise InvalidArgumentError("a property has a type that messages do not support")
     return _UNWRAP[plain[0]](plain[1])
+
+
+# -- deliveries ------------------------------------------------------------------------------------
+
+
+class BrokerFacts(NamedTuple):
+    """What the broker knows of a delivered message: times in microseconds, the token as bytes."""
+
+    sequence_number: int
+    enqueued: int
+    expires: int | None
+    delivery_count: int
+    lock_token: bytes | None
+    locked_until: int | None
+    state: int
+    dead_letter_reason: str | None = None
+    dead_letter_error_description: str | None = None
+    dead_letter_source: str | None = None
+
+
+class DeliveredRow(NamedTuple):
+    """A delivered message: its row, its body, and the facts that the broker adds."""
+
+    row: list[Any]
+    body: bytes | memoryview
+    facts: BrokerFacts
+
+    def fields(self, *more: Any) -> list[Any]:
+        """Return every field of a BrokeredMessage in their order, and what a subclass adds."""
+        values = _values(self.row, self.body)
+        values.extend(_UNSET[len(values) :])
+        if len(self.row) <= _PROPERTIES:
+            values[_PROPERTIES] = {}  # a message must not share it with another
+        facts = self.facts
+        expires, token, until = facts.expires, facts.lock_token, facts.locked_until
+        values += (
+            facts.sequence_number,
+            from_us(facts.enqueued),
+            None if expires is None else from_us(expires),
+            facts.delivery_count,
+            None if token is None else UUID(bytes=token),
+            None if until is None else from_us(until),
+            MessageState(facts.state),
+            *facts[7:],
+            *more,
+        )
+        return values
+
+
+_UNSET = (None,) * len(APPLICATION_FIELDS)
+
+
+class DeliveryRows:
+    """The reply to a receive that takes rows: a few messages, at least one."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Sequence[DeliveredRow]) -> None:
+        self.rows = rows
+
+    def messages(self) -> list[BrokeredMessage]:
+        """Return the messages."""
+        return [BrokeredMessage(*delivered.fields()) for delivered in self.rows]
+
+    def lock_tokens(self) -> pa.Array:
+        """Return the lock tokens; every message must be locked."""
+        tokens = [UUID(bytes=row.facts.lock_token) for row in self.rows]
+        return tokens_of(tokens)
+
+
+Deliveries: TypeAlias = Any  # the reply to a receive: DeliveryRows, or a pa.RecordBatch
+
+
+def messages_in(deliveries: Deliveries) -> list[BrokeredMessage]:
+    """Return delivered messages, whichever form they came in."""
+    if isinstance(deliveries, DeliveryRows):
+        return deliveries.messages()
+    return to_messages(deliveries)
+
+
+def encode_deliveries(deliveries: DeliveryRows) -> tuple[list[list[Any]], list[bytes | memoryview]]:
+    """Return pairs of row and facts for the head of a reply, and the bodies."""
+    pairs = [[row, facts] for row, _, facts in deliveries.rows]
+    return pairs, [delivered.body for delivered in deliveries.rows]
+
+
+def decode_deliveries(pairs: list[Any], body: memoryview) -> DeliveryRows:
+    """Return the deliveries in a reply."""
+    rows = [row for row, _ in pairs]
+    parts = split_rows(rows, body)
+    return DeliveryRows(
+        [
+            DeliveredRow(row, content, BrokerFacts(*facts))
+            for (row, content), (_, facts) in zip(parts, pairs, strict=True)
+        ]
+    )

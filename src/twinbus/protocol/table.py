@@ -19,6 +19,7 @@ from twinbus.message import body_bytes
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
+from twinbus.protocol.rows import DeliveryRows
 from twinbus.values import shown
 
 Undo = Callable[[Any, Any], c.Command[None] | None]
@@ -69,9 +70,13 @@ class CommandRow:
 def _release_messages(command: c.Receive | c.ReceiveDeferred, value: Any) -> c.Command[None] | None:
     if command.mode is not c.ReceiveMode.PEEK_LOCK:
         return None
-    if not isinstance(value, pa.RecordBatch) or not value.num_rows:
+    if isinstance(value, DeliveryRows):
+        tokens = value.lock_tokens()
+    elif isinstance(value, pa.RecordBatch) and value.num_rows:
+        tokens = value.column("lock_token")
+    else:
         return None
-    return c.Settle(command.path, value.column("lock_token"), c.Disposition.RELEASE)
+    return c.Settle(command.path, tokens, c.Disposition.RELEASE)
 
 
 def _release_session(command: c.AcceptSession, value: Any) -> c.Command[None] | None:

@@ -24,8 +24,8 @@ Values of the head are those of plain.py, and in addition: {"$": "numbers" | "pa
 "blob" | "batch", "at": offset, "size": bytes} refers to bytes in the body; {"$": "run", "first",
 "count"} is a run of consecutive numbers; {"$": "span", "days", "seconds", "us"} is a length of
 time. A send has its messages as rows (rows.py) or as an Arrow record batch of MESSAGE_SCHEMA; a
-reply has them as a batch of DELIVERY_SCHEMA. Compressed Arrow batches are refused, because a few
-bytes could decompress to gigabytes.
+reply has them as rows with the broker's facts, or as a batch of DELIVERY_SCHEMA. Compressed Arrow
+batches are refused, because a few bytes could decompress to gigabytes.
 
 The size of a client's head is limited (MAX_HEAD_BYTES), because decoding needs a multiple of it.
 """
@@ -74,7 +74,13 @@ from twinbus.message import (
 from twinbus.plain import Kinds, Plain
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
-from twinbus.protocol.rows import decode_rows, encode_rows
+from twinbus.protocol.rows import (
+    DeliveryRows,
+    decode_deliveries,
+    decode_rows,
+    encode_deliveries,
+    encode_rows,
+)
 from twinbus.protocol.table import ROWS, unknown_command
 
 MAGIC = b"TWINBUS\n"
@@ -347,6 +353,16 @@ class _Writing(Plain):
         self.size += size + padding
         return {"$": kind, "at": at, "size": size}
 
+    def put_bodies(self, bodies: Iterable[bytes | memoryview]) -> None:
+        """Put the bodies of rows into the body, one directly after the other."""
+        for body in bodies:
+            self.body.append(body)
+            self.size += len(body)
+        padding = -self.size % 8
+        if padding:
+            self.body.append(b"\0" * padding)
+            self.size += padding
+
     def frame(self, head: Sequence[Any]) -> Buffers:
         """Return the frame with a head that was encoded here."""
         return frame(head, self.body, self.size)
@@ -539,13 +555,7 @@ def _encode_send(number: int, send: c.Send) -> Buffers:
         plain = writing.put("columns", batch.serialize())
     else:
         plain, bodies = encode_rows(messages)
-        for body in bodies:
-            writing.body.append(body)
-            writing.size += len(body)
-        padding = -writing.size % 8
-        if padding:
-            writing.body.append(b"\0" * padding)
-            writing.size += padding
+        writing.put_bodies(bodies)
     origin = _plain_origin(send.origin, writing)
     return _bounded(writing.frame([FrameKind.ASK, number, "Send", send.path, plain, origin]))
 
@@ -639,6 +649,10 @@ def encode_reply(number: int, value: Any) -> Buffers:
             plain = writing.put("deliveries", value.serialize())
         else:
             plain = {"$": "deliveries"}
+    elif isinstance(value, DeliveryRows):
+        pairs, bodies = encode_deliveries(value)
+        plain = {"$": "rows", "rows": pairs}
+        writing.put_bodies(bodies)
     elif isinstance(value, c.SendReceipt):
         plain = {"$": "receipt", "numbers": writing.dump(_compact(value.sequence_numbers))}
     else:
@@ -690,6 +704,8 @@ def decode_value(plain: Any, body: memoryview) -> Any:
             if "at" not in plain:
                 return _NO_DELIVERIES
             return _read_columns(reading.blob(plain), DELIVERY_SCHEMA)
+        if kind == "rows":
+            return decode_deliveries(plain["rows"], body)
         if kind == "receipt":
             numbers = reading.load(plain["numbers"])
             if isinstance(numbers, np.ndarray):

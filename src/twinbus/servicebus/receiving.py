@@ -44,7 +44,7 @@ from twinbus.limits import (
     SERVICE_BUS_FETCH_MESSAGES,
     SHOWN_LOST,
 )
-from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.protocol.commands import (
     Disposition,
     GetSessionState,
@@ -54,6 +54,7 @@ from twinbus.protocol.commands import (
     SessionLock,
     Settle,
 )
+from twinbus.protocol.rows import messages_in
 from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of
 from twinbus.servicebus.messages import write_message
 from twinbus.servicebus.work import LinkRequest, Work
@@ -133,6 +134,7 @@ class Receiving:
             self._mode,
             self.session,
             self._work.fetch_bytes,
+            takes_rows=True,
         )
         self._asked = self._work.ask(self.path, command, self._take_reply)
 
@@ -141,7 +143,7 @@ class Receiving:
         if isinstance(value, MessagingError):
             self.stop(value)
             return
-        self._ready.extend(to_messages(value))
+        self._ready.extend(messages_in(value))
         self.pump()
 
     def _deliver(self, message: BrokeredMessage) -> None:

@@ -1,6 +1,6 @@
 """Delivered messages: the columns of the log, and the columns that the broker adds."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,10 +11,11 @@ import pyarrow as pa
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.shared import Shared
-from twinbus.broker.queue.tokens import tokens_for
+from twinbus.broker.queue.tokens import token_bytes, tokens_for
 from twinbus.broker.queue.waiting import Indices, Waiting
 from twinbus.limits import NEVER_US
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, MessageState, column_of
+from twinbus.protocol.rows import BrokerFacts, DeliveredRow, DeliveryRows
 
 _VISIBLE = np.zeros(len(State), np.int8)
 _VISIBLE[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
@@ -58,6 +59,31 @@ def delivered(
         ],
         schema=DELIVERY_SCHEMA,
     )
+
+
+def delivered_rows(
+    waiting: Waiting, at: Indices, shared: Shared, lock_held: DeliveryLock | None = None
+) -> DeliveryRows:
+    """Return a few messages as rows; otherwise like `delivered`."""
+    names = ("batch", "row", "sequence", "enqueued", "expires", "failures", "state", "death")
+    columns = [waiting.get(name, at).tolist() for name in names]
+    rows = []
+    for batch, row, number, enqueued, expires, failures, state, death in zip(*columns, strict=True):
+        token = until = None
+        if lock_held is not None:
+            token, until = token_bytes(lock_held.lock, number), lock_held.until
+        facts = BrokerFacts(
+            number,
+            enqueued,
+            None if expires == NEVER_US else expires,
+            failures,
+            token,
+            until,
+            int(_VISIBLE[state]),
+            *(astuple(shared.deaths[death]) if death >= 0 else ()),
+        )
+        rows.append(DeliveredRow(*shared.bodies.row(batch, row), facts))
+    return DeliveryRows(rows)
 
 
 @lru_cache(maxsize=64)  # most deliveries have few messages, so the same counts recur

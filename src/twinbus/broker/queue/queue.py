@@ -17,11 +17,11 @@ import pyarrow as pa
 from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
-from twinbus.broker.queue.delivery import NOTHING, DeliveryLock, delivered
+from twinbus.broker.queue.delivery import NOTHING, DeliveryLock, delivered, delivered_rows
 from twinbus.broker.queue.ranges import Leases
 from twinbus.broker.queue.session import Sessions
 from twinbus.broker.queue.shared import Shared
-from twinbus.broker.queue.tokens import token_columns, token_of
+from twinbus.broker.queue.tokens import token_columns, token_numbers, token_of
 from twinbus.broker.queue.waiters import Waiter, Waiters
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
 from twinbus.broker.store.commit import Commit, Effect, Entries, Fact
@@ -43,6 +43,7 @@ from twinbus.limits import (
     MAX_RECEIVE_BYTES,
     MIN_QUOTA_BYTES,
     NEVER_US,
+    ROWS_AS_ROWS,
     SESSION_QUOTA_BYTES,
     SHOWN_LOST,
 )
@@ -69,6 +70,7 @@ from twinbus.protocol.meter import (
     purpose_of,
 )
 from twinbus.protocol.operations import EMPTY, Load, Operation
+from twinbus.protocol.rows import Deliveries
 from twinbus.protocol.table import row_of
 
 _DELETING = -1  # instead of a lock number
@@ -262,7 +264,9 @@ class Queue:
         if not len(at):
             return None
         at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
-        return self._deliver(at, command.mode, lock, until, commit)
+        is_few = command.takes_rows and len(at) <= ROWS_AS_ROWS
+        form = delivered_rows if is_few else delivered
+        return self._deliver(at, command.mode, DeliveryLock(lock, until), commit, form)
 
     def receive_deferred(self, command: ReceiveDeferred, now: int, commit: Commit) -> Metered:
         """Deliver deferred messages by number, all or none."""
@@ -278,7 +282,7 @@ class Queue:
                 f"the deferred messages have {size} bytes; a reply may have {MAX_RECEIVE_BYTES}. "
                 "Receive them in parts"
             )
-        return self._deliver(at, command.mode, lock, until, commit)
+        return self._deliver(at, command.mode, DeliveryLock(lock, until), commit)
 
     def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
         """Return the lock of delivered messages, and when it expires."""
@@ -303,21 +307,27 @@ class Queue:
         return once(at)
 
     def _deliver(
-        self, at: Indices, mode: ReceiveMode, lock: int, until: int, commit: Commit
+        self,
+        at: Indices,
+        mode: ReceiveMode,
+        lock: DeliveryLock,
+        commit: Commit,
+        form: Callable[..., Deliveries] = delivered,
     ) -> Metered:
         is_locked = mode is ReceiveMode.PEEK_LOCK
-        held = DeliveryLock(lock, until) if is_locked else None
-        batch = delivered(self.waiting, at, self.shared, held)  # first, because a read may fail
+        deliveries = form(  # first, because a read may fail
+            self.waiting, at, self.shared, lock if is_locked else None
+        )
         self.waiting.step(at, Cause.RECEIVED)
         if not is_locked:
             self._delete(at, commit)
         else:
-            self.waiting.put("lock", at, lock)
+            self.waiting.put("lock", at, lock.lock)
             if self.settings.requires_session:
                 self.waiting.put("due", at, NEVER_US)  # the lock of the session applies
             else:
-                self.waiting.set_due(at, until)
-        return Metered(batch, load_of_sizes(self.waiting.get("size", at)))
+                self.waiting.set_due(at, lock.until)
+        return Metered(deliveries, load_of_sizes(self.waiting.get("size", at)))
 
     def delete(self, command: DeleteMessages, commit: Commit) -> Metered:
         """Delete deliverable messages of a queue, or of a session that the caller has locked."""
@@ -416,6 +426,10 @@ class Queue:
 
     def _held(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
         """Return the rows that these tokens still lock, and the tokens without a lock."""
+        if len(tokens) == 1:  # as in most settlements; numpy is slow with few numbers
+            lock, number = token_numbers(tokens)
+            at = self.waiting.locked(number, lock)
+            return at, [] if len(at) else [token_of(lock, number)]
         locks, numbers = token_columns(tokens)
         at = self.waiting.find(numbers)
         states = self.waiting.get("state", at)

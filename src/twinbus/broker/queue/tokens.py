@@ -7,6 +7,7 @@ Lock numbers begin at a random number of 61 bits at each start, so a token from 
 never valid: not after the clock was set back, and not after the directory was restored.
 """
 
+import struct
 from uuid import UUID
 
 import numpy as np
@@ -16,6 +17,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.message import LOCK_TOKEN, Int64s
 
 _64_BITS = 2**64 - 1
+_TOKEN = struct.Struct(">qq")
 
 
 class LockNumbers:
@@ -35,6 +37,11 @@ def token_of(lock: int, number: int) -> UUID:
     return UUID(int=(int(lock) & _64_BITS) << 64 | int(number) & _64_BITS)
 
 
+def token_bytes(lock: int, number: int) -> bytes:
+    """Return the bytes of the token of a lock and a message."""
+    return _TOKEN.pack(lock, number)
+
+
 def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
     """Return the tokens of messages with one lock."""
     pairs = np.empty((len(numbers), 2), ">i8")
@@ -43,6 +50,12 @@ def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
     return pa.FixedSizeBinaryArray.from_buffers(
         LOCK_TOKEN, len(numbers), [None, pa.py_buffer(pairs.tobytes())]
     )
+
+
+def token_numbers(tokens: pa.Array) -> tuple[int, int]:
+    """Return the lock number and the sequence number of the only token."""
+    lock, number = _TOKEN.unpack(tokens[0].as_py())
+    return lock, number
 
 
 def token_columns(tokens: pa.Array) -> tuple[Int64s, Int64s]:

@@ -43,6 +43,7 @@ _GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.v
 _AFTER = {cause: after.value for (before, cause), after in TABLE.items() if before is State.PENDING}
 _STATES = len(State)
 _SMALLEST = 64
+_LOCKED = (State.LOCKED.value, State.DEFERRED_LOCKED.value)
 _TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
 _EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
 
@@ -264,6 +265,19 @@ class Waiting:
         found = numbers[at] == sequence
         found &= self._columns["state"][at] != _GONE
         return np.where(found, at, -1)
+
+    def locked(self, number: int, lock: int) -> Indices:
+        """Return the index of a number if it has this lock; otherwise none."""
+        columns = self._columns
+        row = int(columns["sequence"][: self._end].searchsorted(number))
+        is_locked = (
+            row < self._end
+            and columns["sequence"][row] == number
+            and columns["state"][row] in _LOCKED
+            and lock > 0
+            and columns["lock"][row] == lock
+        )
+        return np.full(int(is_locked), row, np.intp)
 
     def between(self, first: int, last: int) -> Indices:
         """Return the rows numbered first to last, both included, that are not gone."""

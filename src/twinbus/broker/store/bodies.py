@@ -13,9 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.store.log import Log, PartPosition
+from twinbus.broker.store.message_rows import StoredRows
 from twinbus.broker.undo import Undo
 from twinbus.limits import OPEN_RECORDS
-from twinbus.message import Int64s
+from twinbus.message import Int64s, to_messages
+from twinbus.protocol.rows import encode_rows
 
 _COLUMNS = {
     "segment": np.int64,
@@ -39,7 +41,7 @@ class Bodies:
         }
         self.released = 0  # number of places that were released since the start
         self.live_bytes = 0.0  # approximate size of the messages that are not gone
-        self._open: OrderedDict[int, pa.RecordBatch] = OrderedDict()
+        self._open: OrderedDict[int, pa.RecordBatch | StoredRows] = OrderedDict()
 
     @property
     def next_number(self) -> int:
@@ -146,18 +148,32 @@ class Bodies:
         if not self._count:
             self._first = max(self._first, number)
 
+    def row(self, number: int, row: int) -> tuple[list[Any], bytes | memoryview]:
+        """Return one message as a row, and its body."""
+        part = self._part(number)
+        if isinstance(part, StoredRows):
+            return part.row(row)
+        [encoded], [body] = encode_rows(to_messages(part.slice(row, 1)))
+        return encoded, body
+
     def _batch(self, number: int) -> pa.RecordBatch:
-        batch = self._open.get(number)
-        if batch is None:
+        part = self._part(number)
+        if isinstance(part, StoredRows):
+            part = self._open[number] = part.batch()
+        return part
+
+    def _part(self, number: int) -> pa.RecordBatch | StoredRows:
+        part = self._open.get(number)
+        if part is None:
             position = number - self._first
             segment, offset, length = (
                 int(self._columns[name][position]) for name in ("segment", "offset", "length")
             )
-            batch = self._log.read(PartPosition(segment, offset, length))
-            self._open[number] = batch
+            part = self._log.read_stored(PartPosition(segment, offset, length))
+            self._open[number] = part
             if len(self._open) > OPEN_RECORDS:
                 self._open.popitem(last=False)
-        return batch
+        return part
 
     # -- space ---------------------------------------------------------------------------------
 

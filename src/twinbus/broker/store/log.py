@@ -65,7 +65,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import xxhash
 
-from twinbus.broker.store.message_rows import MessageRows, rows_in
+from twinbus.broker.store.message_rows import StoredRows, rows_in
 from twinbus.broker.store.storage import DiskStorage, Storage
 from twinbus.errors import (
     LogDamagedError,
@@ -459,10 +459,17 @@ class Log:
         return Record(number, tuple(parts))
 
     def read(self, place: PartPosition) -> pa.RecordBatch:
-        """Return the message batch at a position; columns are a view of the file."""
+        """Return the messages at a position as columns."""
+        stored = self.read_stored(place)
+        return stored.batch() if isinstance(stored, StoredRows) else stored
+
+    def read_stored(self, place: PartPosition) -> pa.RecordBatch | StoredRows:
+        """Return the messages at a position as they are stored: a view of the file."""
         segment = self.segments[place.segment]
-        content = _read(segment.buffer(place), PartKind.MESSAGES, segment.version)
-        return content.batch() if isinstance(content, MessageRows) else content
+        content: pa.RecordBatch | StoredRows = _read(
+            segment.buffer(place), PartKind.MESSAGES, segment.version
+        )
+        return content
 
     # -- writing -------------------------------------------------------------------------------
 

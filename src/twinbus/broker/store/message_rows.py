@@ -13,13 +13,14 @@ Reading the messages creates columns; replay and the ledger need no columns.
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from twinbus.message import BrokeredMessage, Int64s, to_batch
-from twinbus.protocol.rows import decode_rows, encode_rows
+from twinbus.protocol.rows import decode_rows, encode_rows, split_rows
 
 _MAGIC = b"ROWS"
 _HEAD = struct.Struct("<4sI")
@@ -70,12 +71,13 @@ class MessageRows:
 class StoredRows(MessageRows):
     """Rows read from the log: a view of the file until the messages are needed."""
 
-    __slots__ = ("_bodies", "_rows")
+    __slots__ = ("_bodies", "_rows", "_split")
 
     def __init__(self, content: memoryview) -> None:
         _, length = _HEAD.unpack_from(content)
         end = _HEAD.size + length
         self._rows, self._bodies = content[_HEAD.size : end], content[end:]
+        self._split: list[tuple[list[Any], memoryview]] | None = None
 
     @property
     def messages(self) -> Sequence[BrokeredMessage]:
@@ -90,6 +92,12 @@ class StoredRows(MessageRows):
     def ids(self) -> tuple[str | None, ...]:
         """Return the ids of the messages."""
         return tuple([row[1] if len(row) > 1 else None for row in _decode(self._rows)])
+
+    def row(self, number: int) -> tuple[list[Any], memoryview]:
+        """Return a row as it is stored, and its body as a view of the file."""
+        if self._split is None:
+            self._split = list(split_rows(_decode(self._rows), self._bodies))
+        return self._split[number]
 
 
 def rows_in(content: pa.Buffer) -> StoredRows | None:
