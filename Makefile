@@ -80,8 +80,8 @@ format: $(READY) ## put the code into its format
 	$(RUN) -m ruff format .
 	$(RUN) -m ruff check --fix .
 
-bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run)
-	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick)
+bench: $(BENCH_READY) ## run the benchmarks (NAME=broker for one, QUICK=1 for a short run, RECORD=1 into docs/performance.md)
+	$(RUN) bench/run.py $(NAME) $(if $(QUICK),--quick) $(if $(RECORD),--record)
 
 soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many clients (KILLS=300 ...)
 	$(RUN) -m tests.soak.outages --schedules $(SCHEDULES)
