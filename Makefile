@@ -13,6 +13,7 @@ SCHEDULES ?= 10000
 OUTAGES ?= 3
 SYPHON_KILLS ?= 200
 DEMO_KILLS ?= 200
+DEMOS ?= 30
 OUTBOX_KILLS ?= 20
 MIXED_KILLS ?= 20
 HOSTILE_SECONDS ?= 120
@@ -92,6 +93,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
 	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
+	$(RUN) -m tests.soak.demos --demos $(DEMOS)
 	$(RUN) -m tests.soak.outbox_kill --kills $(OUTBOX_KILLS)
 	$(RUN) -m tests.soak.mixed_clients --kills $(MIXED_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)
