@@ -19,7 +19,8 @@ import pyarrow as pa
 import rocksdict
 from measure import Report, ratio, side_by_side
 
-from twinbus.broker.store.log import Log, Part, PartKind
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import Part, PartKind
 from twinbus.message import BrokeredMessage, to_batch
 
 BATCH = 1000

@@ -8,7 +8,7 @@ import pytest
 
 from tests.releases import story
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
-from twinbus.broker.store.log import FORMAT_VERSION
+from twinbus.broker.store.log_format import FORMAT_VERSION
 from twinbus.errors import NewerFormatError
 
 AT_ONCE = timedelta(0)

@@ -25,7 +25,8 @@ from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.broker.entities import management
 from twinbus.broker.queue.tokens import token_columns, tokens_for
 from twinbus.broker.sending import transfers
-from twinbus.broker.store.log import Log, PartKind
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import PartKind
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.entities import (
     QueueDescription,

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from twinbus.broker.store.log import (
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import (
     ALIGNMENT,
     FORMAT_VERSION,
     SCHEMAS,
-    Log,
     Part,
     PartKind,
     Record,

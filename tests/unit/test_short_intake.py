@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
 from twinbus.broker.sending.short_intake import ShortIntake
-from twinbus.broker.store.log import PartKind
+from twinbus.broker.store.log_format import PartKind
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.broker.turn.namespace import NamespaceSettings

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from twinbus.broker.accounts import trail
 from twinbus.broker.accounts.trail import Step, Trail, beginning, gap, rows_in
-from twinbus.broker.store.log import Part, Record
+from twinbus.broker.store.log_format import Part, Record
 from twinbus.clock import to_us
 from twinbus.ledger import (
     Ledger,

@@ -32,7 +32,7 @@ import pyarrow as pa
 
 from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.store.descriptions import description_of
-from twinbus.broker.store.log import Part, PartKind
+from twinbus.broker.store.log_format import Part, PartKind
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.entities import dead_letter_path
 from twinbus.ledger import (

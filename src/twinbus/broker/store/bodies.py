@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from twinbus.broker.store.log import Log, PartPosition
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import PartPosition
 from twinbus.broker.store.message_rows import StoredRows
 from twinbus.broker.undo import Undo
 from twinbus.limits import OPEN_RECORDS

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import Cause, State
-from twinbus.broker.store.log import SCHEMAS, Part, PartKind, Sent
+from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.errors import MessagingError
 from twinbus.intervals import Intervals, pack

@@ -16,7 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from twinbus.broker.store.commit import Commit, Fact
-from twinbus.broker.store.log import Log, PartKind, PartPosition, Record
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import PartKind, PartPosition, Record
 from twinbus.broker.store.storage import Storage
 from twinbus.limits import SECOND_US, SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_RETRY_US
 from twinbus.protocol.commands import Origin, Send

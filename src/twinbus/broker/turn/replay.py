@@ -23,7 +23,8 @@ from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Entries
 from twinbus.broker.store.descriptions import description_of
-from twinbus.broker.store.log import SCHEMAS, Log, Part, PartKind, Record
+from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Record
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.errors import LogDamagedError
