@@ -1,14 +1,16 @@
-"""What the docs show is run: every Python block, in a folder of its own."""
+"""What the docs show works: Python blocks are run, commands of shell blocks exist."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import click
 import paired_send
 import pytest
 import sequences
 import state_machines
 
+from twinbus.cli.root import root
 from twinbus.cost.prices import load_sheet
 from twinbus.server.config import read_config
 
@@ -42,6 +44,34 @@ def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_pa
         assert load_sheet(str(file)).tiers
     else:
         read_config(file)
+
+
+COMMAND = re.compile(r"(?:^|[|&(])[ \t]*(?:\w+=\S+ )*twinbus ([^|&;#<>)\n]*)", re.MULTILINE)
+
+
+def commands_of(script: str) -> list[list[str]]:
+    """Return the words of each `twinbus` command in a script."""
+    joined = re.sub(r"\\\n\s*", " ", script)
+    return [found.split() for found in COMMAND.findall(joined)]
+
+
+def test_commands_are_found_in_a_script() -> None:
+    script = "A=1 twinbus send q \\\n  tea &  # now\necho a | twinbus report --page p.html > out"
+    assert commands_of(script) == [["send", "q", "tea"], ["report", "--page", "p.html"]]
+
+
+@pytest.mark.parametrize("block", blocks_of("sh(?: setup)?"))
+def test_every_command_of_the_docs_exists_with_the_options_that_are_shown(block: str) -> None:
+    for words in commands_of(block):
+        command: click.Command = root
+        for word in words:
+            if not isinstance(command, click.Group) or word.startswith("-"):
+                break
+            command = command.commands[word]
+        known = {name for parameter in command.params for name in parameter.opts}
+        known |= {"--help", "--version"}
+        options = [word.split("=")[0] for word in words if word.startswith("--")]
+        assert [option for option in options if option not in known] == []
 
 
 DRAWN = {

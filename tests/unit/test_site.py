@@ -8,6 +8,8 @@ import build_site
 import pytest
 from build_site import ROOT, BrokenLinkError, SitePage
 
+import twinbus
+
 PAGES = build_site.pages()
 TARGETS = build_site.targets_by_source()
 
@@ -64,3 +66,15 @@ def test_a_new_page_or_folder_needs_no_entry() -> None:
         {"How-to": [{"Fly": "how-to/fly.md"}]},
         {"Talks": [{"Fly": "talks/one.md"}]},
     ]
+
+
+def test_the_api_reference_has_every_module_that_the_package_calls_public() -> None:
+    named = re.findall(r"^ {4}(twinbus\.[\w.]+)", twinbus.__doc__ or "", re.MULTILINE)
+    assert named
+    covered = {name for name in build_site.API_MODULES if name.startswith("twinbus.")}
+    missing = [
+        name
+        for name in named
+        if name not in covered and not any(each.startswith(f"{name}.") for each in covered)
+    ]
+    assert missing == []
