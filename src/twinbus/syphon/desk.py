@@ -72,6 +72,7 @@ class Desk:
 
     folder: Path
     _notes: list[Note] = field(default_factory=list)
+    _seen: SyphonProgress = field(default_factory=SyphonProgress)  # the last one that was read
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -125,14 +126,18 @@ class Desk:
         self._put("progress.json", {"progress": asdict(progress), "notes": notes})
 
     def progress(self) -> tuple[SyphonProgress, list[Note]]:
-        """Return the stored progress, and the latest notes."""
+        """Return the stored progress, and the latest notes.
+
+        Without a file, this is the progress that was read last: the folder is gone after the end.
+        """
         try:
             stored = json.loads((self.folder / "progress.json").read_bytes())
         except FileNotFoundError:
-            return SyphonProgress(), []
+            return self._seen, []
         values = stored["progress"]
         values["destinations"] = tuple(DestinationProgress(**d) for d in values["destinations"])
-        return SyphonProgress(**values), [Note(**note) for note in stored["notes"]]
+        self._seen = SyphonProgress(**values)
+        return self._seen, [Note(**note) for note in stored["notes"]]
 
     def resume(self) -> SyphonProgress:
         """Return the progress of an earlier planner, and continue the numbers of its notes."""
