@@ -60,6 +60,16 @@ MIN_QUOTA_BYTES: Final = 64  # a message counts at least so much: that is its ro
 SESSION_QUOTA_BYTES: Final = 512  # a session with messages counts so much: that is its memory
 MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
 MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
+REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time, its place in a dict
+FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids while memory is full
+
+# Turns: how long the requests of one key hold up those of others
+TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs; others wait so long
+SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whatever others asked
+LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
+WORK_MESSAGES: Final = 64  # stored, delivered or settled in the time of an ordinary command
+WORK_BYTES: Final = 16 * 1024  # of delivered messages: read and copied in that time
+WORK_ROWS: Final = 4096  # that a search looks at in that time
 
 # Receiving
 MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
@@ -93,6 +103,7 @@ NONCE_BYTES: Final = 16  # in names that nobody may guess
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
 SPARE_SEGMENTS: Final = 2  # files kept to be written over: one in use ahead, one in hand
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
+COMPACTION_STEP_QUEUES: Final = 256  # searched for them per turn: a millisecond if all are empty
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
@@ -128,7 +139,7 @@ CLOCK_LOOK_S: Final = 1.0  # how often an idle broker looks at the wall clock
 # Throttling (None: that facet is not limited)
 DEFAULT_OPERATIONS_PER_SECOND: Final = None
 DEFAULT_ENTITY_OPERATIONS_PER_SECOND: Final = None
-DEFAULT_MEMORY_BYTES: Final = 8 * 1024**3  # of column state: over 100 million waiting messages
+DEFAULT_MEMORY_BYTES: Final = 8 * 1024**3  # of columns and ids: over 100 million waiting messages
 DEFAULT_STORAGE_BYTES: Final = None
 DEFAULT_OPEN_RECEIVES: Final = 10_000
 KEY_RATE_SHARE: Final = 0.8  # of the namespace's rate that one key may take

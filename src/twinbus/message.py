@@ -534,6 +534,19 @@ def body_bytes(batch: pa.RecordBatch) -> int:
     return int(getattr(batch.column(at), "total_values_length", 0)) if at >= 0 else 0
 
 
+def content_bytes(batch: pa.RecordBatch) -> int:
+    """Return the approximate bytes of all bodies, properties and AMQP sections."""
+    total = body_bytes(batch)
+    names = batch.schema.names
+    if "properties" in names:
+        properties = batch.column("properties")
+        if isinstance(properties, pa.MapArray) and len(properties.values):
+            total += properties.nbytes
+    if "amqp" in names:
+        total += int(getattr(batch.column("amqp"), "total_values_length", 0))
+    return total
+
+
 def byte_lengths(column: pa.Array) -> Int64s:
     """Return the byte length of each value; null counts as empty."""
     count = len(column)

@@ -737,6 +737,14 @@ def test_a_request_that_is_withdrawn_in_the_segment_it_came_with_never_reaches_t
     assert refusal[:3] == [FrameKind.REFUSAL, 1, "Communication"]
 
 
+def test_requests_that_are_withdrawn_in_one_read_are_withdrawn_together() -> None:
+    server = Server()
+    server.receive(asked(1, WAITING) + asked(2, WAITING) + asked(3, WAITING))
+    [event] = server.receive(packed(FrameKind.WITHDRAW, 3) + packed(FrameKind.WITHDRAW, 1))
+    assert [getattr(request, "number", 0) for request in event.requests] == [3, 1]
+    assert server.numbers == [2]
+
+
 def test_a_request_that_is_withdrawn_while_it_waits_for_credit_never_reaches_the_broker() -> None:
     server = Server()
     server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, PEEK) + asked(4, WAITING))

@@ -141,7 +141,7 @@ class Arrived:
 class Withdrawn:
     """Requests that wait at the broker and must be withdrawn."""
 
-    requests: Sequence[Request]
+    requests: list[Request]
 
 
 Event = Arrived | Withdrawn
@@ -175,6 +175,8 @@ class ServerConversation:
         self.reader = FrameReader(MAX_GREETING_BYTES, 0)
         self._magic = bytearray()
         self._last_number = 0
+        self._submitted = 0  # the last number of the reads before this one
+        self._dropped: set[int] = set()  # identities of requests withdrawn in their read
         self._heard_at = self._began_at = self._now = now
         self._expired_at: int | None = None  # when the expiry of the token was first noticed
         self._pinged_at: int | None = None
@@ -221,6 +223,7 @@ class ServerConversation:
             elif only[0][0] == _ASK:
                 self._ask(*only, ready)
             else:
+                self._submitted = self._last_number
                 self._take(*only, ready, events)
         except (MessagingError, IndexError, TypeError, ValueError) as error:
             # The bytes after an invalid frame cannot be decoded.
@@ -242,10 +245,16 @@ class ServerConversation:
         return [Arrived(ready), *events] if ready else events
 
     def _take_all(self, frames: Iterable[Frame], ready: list[Request], events: list[Event]) -> None:
-        for head, body in frames:
-            self._take(head, body, ready, events)
-            if self.phase in (Phase.LEAVING, Phase.ENDED):
-                break
+        self._submitted = self._last_number
+        try:
+            for head, body in frames:
+                self._take(head, body, ready, events)
+                if self.phase in (Phase.LEAVING, Phase.ENDED):
+                    break
+        finally:
+            if self._dropped:
+                ready[:] = [one for one in ready if id(one) not in self._dropped]
+                self._dropped.clear()
 
     def _without_magic(self, data: bytes) -> bytes:
         if len(self._magic) == len(MAGIC):
@@ -269,11 +278,11 @@ class ServerConversation:
         elif kind == FrameKind.TOKEN:
             self._renew(head)
         elif kind == FrameKind.WITHDRAW:
-            events += self._withdraw(head[1], ready)
+            self._withdraw(head[1], events)
         elif kind == FrameKind.PING:
             self._send([FrameKind.PONG])
         elif kind == FrameKind.GOODBYE:
-            events += self._leave(ready)
+            events += self._leave()
         elif kind != FrameKind.PONG:
             raise InvalidArgumentError(f"a client must not send a frame of kind {kind!r:.20}")
 
@@ -493,22 +502,27 @@ class ServerConversation:
 
     # -- withdrawing and ending ----------------------------------------------------------------
 
-    def _withdraw(self, number: Any, ready: list[Request]) -> list[Event]:
-        """End a waiting request that the client withdrew, and confirm it to the client."""
+    def _withdraw(self, number: Any, events: list[Event]) -> None:
+        """End a waiting request that the client withdrew, and confirm it to the client.
+
+        All requests that are withdrawn in one read are withdrawn together.
+        """
         if type(number) is not int:
-            return []
+            return
         request = self._deferred.get(number) or self._open.get(number)
         if request is None or not request.waits:
-            return []
+            return
         self._queue(encode_reply(number, withdrawn()))
         if number in self._deferred:
             self._unanswered -= self._deferred.pop(number).size
-            return []
+            return
         self._forget(request)
-        if request in ready:  # not submitted to the broker yet
-            ready.remove(request)
-            return []
-        return [Withdrawn([request])]
+        if number > self._submitted:  # not submitted to the broker yet
+            self._dropped.add(id(request))
+        elif events and isinstance(events[-1], Withdrawn):
+            events[-1].requests.append(request)
+        else:
+            events.append(Withdrawn([request]))
 
     def _forget(self, request: ServerRequest) -> None:
         del self._open[request.number]
@@ -519,7 +533,7 @@ class ServerConversation:
         waiting = [request for request in self._open.values() if request.waits]
         for request in waiting:
             self._forget(request)
-        return [Withdrawn(waiting)] if waiting else []
+        return [Withdrawn([*waiting])] if waiting else []
 
     def _revoke_waits(self, error: MessagingError) -> list[Event]:
         """End the waiting requests, because their token or key is no longer valid."""
@@ -529,14 +543,14 @@ class ServerConversation:
             self._queue(encode_reply(request.number, error))
         return events
 
-    def _leave(self, ready: list[Request]) -> list[Event]:
+    def _leave(self) -> list[Event]:
         self.phase = Phase.LEAVING
         self._deferred = {
             n: deferred for n, deferred in self._deferred.items() if not deferred.waits
         }
-        for request in [request for request in self._open.values() if request.waits]:
-            if request in ready:  # not submitted to the broker yet
-                ready.remove(request)
+        for request in list(self._open.values()):
+            if request.waits and request.number > self._submitted:  # not submitted to the broker
+                self._dropped.add(id(request))
                 self._forget(request)
         return self._withdraw_all()
 

@@ -1,9 +1,9 @@
 """All facts about each command, in one table.
 
 A new command needs a row here, a dataclass in commands.py and a handler in the broker. The door
-uses the claim, the meter uses the kind, the writer uses `changes_directory`, connections use
-`may_wait` and `undo`, the wire uses the codec, the namespace uses the handler, and namespaces on
-other engines use `needs`.
+uses the claim, the meter uses the kind, the writer uses `changes_directory` and `work`, connections
+use `may_wait` and `undo`, the wire uses the codec, the namespace uses the handler, and namespaces
+on other engines use `needs`.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,11 +14,18 @@ from typing import Any
 import pyarrow as pa
 
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import MAX_MESSAGE_BYTES
-from twinbus.message import body_bytes
+from twinbus.limits import (
+    LISTING_WORK,
+    MAX_MESSAGE_BYTES,
+    SMALL_WORK,
+    WORK_BYTES,
+    WORK_MESSAGES,
+)
+from twinbus.message import content_bytes
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
+from twinbus.protocol.operations import Load
 from twinbus.protocol.rows import DeliveryRows
 from twinbus.values import shown
 
@@ -52,6 +59,7 @@ class CommandRow:
     may_wait: bool = False  # may wait at a queue for its reply
     fetches: bool = False  # its reply contains messages
     changes_directory: bool = False  # gets a separate turn
+    work: int = 1  # of a turn, in ordinary commands; see also `work_of` and `work_of_load`
     undo: Undo | None = None  # returns the command that releases the locks in its reply
     codec: Codec = Codec.FIELDS
     needs: Capability | None = None  # that the namespace must have
@@ -108,6 +116,7 @@ _OF_SESSION = {"needs": Capability.SESSIONS}
 _OF_RANGE = {"needs": Capability.RANGES}
 _OF_RULE = {"needs": Capability.RULES}
 _OF_KEY = {"needs": Capability.KEYS}
+_LISTS = {"work": LISTING_WORK}
 
 ROWS: tuple[CommandRow, ...] = (
     CommandRow(command=c.Send, claim=Claim.SEND, handler="send", codec=Codec.MESSAGES),
@@ -136,7 +145,7 @@ ROWS: tuple[CommandRow, ...] = (
     _listening(c.ReleaseSession, "release_session", **_OF_SESSION),
     _listening(c.GetSessionState, "get_session_state", **_OF_SESSION),
     _listening(c.SetSessionState, "set_session_state", **_OF_SESSION),
-    _listening(c.ListSessions, "list_sessions", **_OF_SESSION),
+    _listening(c.ListSessions, "list_sessions", **_OF_SESSION, **_LISTS),
     _listening(c.LeaseRange, "lease_range", may_wait=True, undo=_release_range, **_OF_RANGE),
     _listening(c.RenewRange, "renew_range", **_OF_RANGE),
     _listening(c.ReadRange, "read_range", fetches=True, **_OF_RANGE),
@@ -146,18 +155,21 @@ ROWS: tuple[CommandRow, ...] = (
     _managing(c.UpdateEntity, "update_entity", **_OF_ENTITY, **_CHANGES),
     _managing(c.DeleteEntity, "delete_entity", **_OF_ENTITY, **_CHANGES),
     _managing(c.GetEntity, "get_entity", **_OF_ENTITY),
-    _managing(c.ListEntities, "list_entities", reach=Reach.FOLDER, needs=Capability.LISTING),
-    _managing(c.GetRuntimeProperties, "get_runtime_properties", **_OF_ENTITY),
+    _managing(
+        c.ListEntities, "list_entities", reach=Reach.FOLDER, needs=Capability.LISTING, **_LISTS
+    ),
+    _managing(c.GetRuntimeProperties, "get_runtime_properties", work=SMALL_WORK, **_OF_ENTITY),
     _managing(c.CreateRule, "create_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
     _managing(c.UpdateRule, "update_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
     _managing(c.DeleteRule, "delete_rule", **_OF_ENTITY, **_CHANGES, **_OF_RULE),
-    _managing(c.ListRules, "list_rules", **_OF_ENTITY, **_OF_RULE),
-    _managing(c.ReadMeter, "read_meter", needs=Capability.METERING),
+    _managing(c.ListRules, "list_rules", **_OF_ENTITY, **_OF_RULE, **_LISTS),
+    _managing(c.ReadMeter, "read_meter", needs=Capability.METERING, **_LISTS),
     _managing(c.PutKey, "put_key", **_CHANGES, **_OF_KEY),
     _managing(c.DeleteKey, "delete_key", **_CHANGES, **_OF_KEY),
-    _managing(c.ListKeys, "list_keys", **_OF_KEY),
+    _managing(c.ListKeys, "list_keys", **_OF_KEY, **_LISTS),
 )
 _BY_TYPE: Mapping[type, CommandRow] = {row.command: row for row in ROWS}
+_WORK: Mapping[type, int] = {row.command: row.work for row in ROWS}
 CHANGES_DIRECTORY = frozenset(row.command for row in ROWS if row.changes_directory)
 
 
@@ -195,15 +207,25 @@ def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
 
 
 def size_of(command: c.Command[Any]) -> int:
-    """Return the approximate size of a command's messages: that of their bodies."""
+    """Return the approximate size of a command's messages: bodies and properties."""
     if type(command) is not c.Send:
         return 0
     messages = command.messages
     if isinstance(messages, pa.RecordBatch):
-        return body_bytes(messages)
-    if len(messages) == 1:
-        return len(messages[0].body)
-    return sum([len(message.body) for message in messages])
+        return content_bytes(messages)
+    return sum([m.size if m.application_properties else len(m.body) for m in messages])
+
+
+def work_of(command: c.Command[Any]) -> int:
+    """Return the work of a command that is known before it is executed, in ordinary commands."""
+    if type(command) is c.Send:
+        return 1 + len(command.messages) // WORK_MESSAGES
+    return _WORK.get(type(command), 1)
+
+
+def work_of_load(load: Load) -> int:
+    """Return the work of the messages that a command delivered or settled."""
+    return load.messages // WORK_MESSAGES + load.size // WORK_BYTES
 
 
 def largest_reply(command: c.Command[Any]) -> int:
@@ -213,3 +235,12 @@ def largest_reply(command: c.Command[Any]) -> int:
     count: int | None = getattr(command, "max_messages", None)
     most = max(int(getattr(command, "max_bytes", MAX_MESSAGE_BYTES)), MAX_MESSAGE_BYTES)
     return most if count is None else min(most, count * MAX_MESSAGE_BYTES)
+
+
+def is_small(command: c.Command[Any]) -> bool:
+    """Return whether a command takes little of a turn, whatever the queue has."""
+    return (
+        work_of(command) <= SMALL_WORK
+        and size_of(command) <= MAX_MESSAGE_BYTES
+        and largest_reply(command) <= MAX_MESSAGE_BYTES
+    )

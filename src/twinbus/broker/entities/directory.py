@@ -99,6 +99,9 @@ class Directory:
         del self._entities[entity.description.path.lower()]
         for queue in entity.queues:
             del self._queues[queue.entity]
+            queue.waiting.leave_count()
+        if entity.history is not None:
+            entity.history.leave_count()
         if isinstance(entity.description, SubscriptionDescription):
             topic = self.find(entity.description.topic_path)
             if isinstance(topic, Topic):

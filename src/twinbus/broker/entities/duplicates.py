@@ -5,15 +5,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from twinbus.broker.accounts.resources import ResourceCount
 from twinbus.broker.undo import Undo
+from twinbus.limits import REMEMBERED_ID_BYTES
 
 
 class DuplicateHistory:
     """Message ids with the time of their first send; times never decrease."""
 
-    def __init__(self, window_us: int, undo: Undo | None = None) -> None:
+    def __init__(
+        self, window_us: int, undo: Undo | None = None, resources: ResourceCount | None = None
+    ) -> None:
         self.window_us = window_us
         self._undo = undo or Undo()
+        self._resources = resources or ResourceCount()
         self._seen: dict[str, int] = {}  # insertion order is time order
 
     def __len__(self) -> int:
@@ -29,6 +34,15 @@ class DuplicateHistory:
             stale.append(message_id)
         for message_id in stale:
             del self._seen[message_id]
+        self._count(-len(stale))
+
+    def _count(self, change: int) -> None:
+        self._resources.memory_bytes += change * REMEMBERED_ID_BYTES
+
+    def leave_count(self) -> None:
+        """Remove its memory from the count, because the entity is deleted."""
+        self._count(-len(self._seen))
+        self._resources = ResourceCount()
 
     def fresh(self, message_ids: Sequence[str | None], now: int) -> npt.NDArray[np.bool_]:
         """Return which ids are new, and add them; a repetition within the sequence is not new."""
@@ -45,10 +59,12 @@ class DuplicateHistory:
             else:
                 seen[message_id] = now
                 noted.append(message_id)
+        self._count(len(noted))
         return result
 
     def load(self, seen: Mapping[str, int]) -> None:
         """Add ids from the log."""
+        self._count(len(seen) - len(self._seen))
         self._seen = dict(sorted(seen.items(), key=lambda item: item[1]))
 
     def shift(self, by: int) -> None:
@@ -57,8 +73,10 @@ class DuplicateHistory:
 
     def withdraw(self, message_ids: Sequence[str]) -> None:
         """Remove ids whose messages were refused later."""
+        before = len(self._seen)
         for message_id in message_ids:
             self._seen.pop(message_id, None)
+        self._count(len(self._seen) - before)
 
     def within(self, first: int, last: int) -> Iterator[tuple[str, int]]:
         """Yield ids first sent between two times."""

@@ -53,7 +53,7 @@ class Entity:
             self.queue.dead_letter = Queue(number + 1, path, _DEAD_LETTER_SETTINGS, shared)
         self.history: DuplicateHistory | None = None
         if getattr(description, "requires_duplicate_detection", False):
-            self.history = DuplicateHistory(0, shared.undo)
+            self.history = DuplicateHistory(0, shared.undo, shared.resources)
         self._adopt(description)
 
     def update(self, description: EntityDescription, now: int) -> None:

@@ -167,10 +167,10 @@ class Queue:
         self.shared = shared
         self.dead_letter: Queue | None = None  # None: for a dead-letter queue and a topic's queue
         self.resend: Resend | None = None  # set if due messages must be routed to other queues
-        self.waiting = Waiting(shared.undo)
+        self.waiting = Waiting(shared.undo, shared.resources)
         self.sessions = Sessions(shared.undo)
         self.leases = Leases(shared.undo)
-        self.waiters = Waiters(shared)
+        self.waiters = Waiters(self, shared)
         self.next_sequence = 1
         self.origins = [(0, "")]  # names as a source of transfers, each with its first number
         self.pause = 0  # how long its timers are paused after a failure; 0: they work
@@ -331,16 +331,16 @@ class Queue:
 
     def delete(self, command: DeleteMessages, commit: Commit) -> Metered:
         """Delete deliverable messages of a queue, or of a session that the caller has locked."""
+        before = NEVER_US
+        if command.enqueued_before_utc is not None:
+            before = moment_us(command.enqueued_before_utc)
         if command.session is None:
-            at = self.waiting.in_state(self.waiting.all(), State.ACTIVE)
+            at = self.waiting.enqueued_before(before, command.max_messages)
         else:
             self._hold(command.session)
             at = self.sessions.messages(command.session.session_id, self.waiting)
             at = self.waiting.in_state(at, State.ACTIVE)
-        if command.enqueued_before_utc is not None:
-            before = moment_us(command.enqueued_before_utc)
-            at = at[self.waiting.get("enqueued", at) < before]
-        at = at[: command.max_messages]
+            at = at[self.waiting.get("enqueued", at) < before][: command.max_messages]
         if len(at):
             self.waiting.step(at, Cause.RECEIVED)
             self._delete(at, commit)
@@ -374,9 +374,7 @@ class Queue:
         if command.session_id is None:
             at = self.waiting.from_number(first, limit)
         else:
-            at = self.sessions.messages(command.session_id, self.waiting)
-            at = at[self.waiting.get("sequence", at) >= first]
-            at = at[self.waiting.get("state", at) != State.PENDING][:limit]
+            at = self.sessions.visible(command.session_id, first, limit, self.waiting)
         return self.browse(at, command.max_bytes)
 
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:

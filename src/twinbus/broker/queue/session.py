@@ -5,9 +5,11 @@ in order. Sessions with neither messages nor a lock need no memory, except for t
 """
 
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,9 @@ from twinbus.broker.queue.waiting import Indices, Waiting
 from twinbus.broker.undo import Undo
 from twinbus.limits import NEVER_US, SCAN_ROWS
 from twinbus.message import Int64s
+
+_Wanted = Callable[[npt.NDArray[np.uint8]], Any]  # selects states
+_FIRST_ROWS = 16  # looked at first: most searches find what they want there
 
 
 @dataclass(slots=True)
@@ -98,16 +103,23 @@ class Sessions:
             self.state_bytes += len(name) + len(state)
 
     def listed(self, waiting: Waiting, skip: int, most: int) -> list[str]:
-        """Return a page of the sessions that have messages, except scheduled ones, or a state."""
+        """Return a page of the sessions that have messages, except scheduled ones, or a state.
+
+        They are in the order of their oldest such messages; it looks at no more rows than needed.
+        """
         if skip >= len(self.by_id) + len(self.states):
             return []
-        at = waiting.all()
-        states = waiting.get("state", at)
-        at = at[(states != State.PENDING) & (states != State.SCHEDULED)]
         has_messages = np.zeros(max(self.by_id, default=-1) + 1, np.bool_)
-        has_messages[waiting.get("session", at)] = True
-        active = np.flatnonzero(has_messages)
-        page = [self.by_id[session].name for session in active[skip : skip + most].tolist()]
+        active: list[int] = []
+        for at in waiting.unscheduled():
+            sessions = waiting.get("session", at)
+            sessions = sessions[~has_messages[sessions]]
+            firsts = np.sort(np.unique(sessions, return_index=True)[1])
+            has_messages[sessions] = True
+            active += sessions[firsts].tolist()
+            if len(active) >= skip + most:
+                break
+        page = [self.by_id[session].name for session in active[skip : skip + most]]
         if len(page) < most:
             stated = (name for name in self.states if not self._is_among(name, has_messages))
             first = max(skip - len(active), 0)
@@ -207,15 +219,17 @@ class Sessions:
         session = self.by_id[self._ids[name]]
         if len(session.numbers) >= session.trim_at:
             _trim(session, waiting)
-        found: list[Indices] = []
-        missing, start = limit, 0
-        while missing > 0 and start < len(session.numbers):
-            at = waiting.find(np.array(session.numbers[start : start + SCAN_ROWS], np.int64))
-            start += len(at)
-            at = waiting.in_state(at[at >= 0], State.ACTIVE)[:missing]
-            missing -= len(at)
-            found.append(at)
-        return np.concatenate(found) if found else np.empty(0, np.intp)
+        return _found(session.numbers, 0, limit, waiting, lambda s: s == State.ACTIVE.value)
+
+    def visible(self, name: str, first: int, limit: int, waiting: Waiting) -> Indices:
+        """Return up to `limit` visible messages of a session, numbered `first` or above."""
+        known = self._ids.get(name)
+        if known is None:
+            return np.empty(0, np.intp)
+        numbers = self.by_id[known].numbers
+        return _found(
+            numbers, bisect_left(numbers, first), limit, waiting, lambda s: s > State.PENDING.value
+        )
 
     def messages(self, name: str, waiting: Waiting) -> Indices:
         """Return every message of a session that is not gone, in order."""
@@ -235,6 +249,22 @@ class Sessions:
                 self._candidates.pop(session_id, None)
                 del self.by_id[session_id], self._ids[session.name]
                 self._free.append(session_id)
+
+
+def _found(
+    numbers: "array[int]", start: int, limit: int, waiting: Waiting, wanted: _Wanted
+) -> Indices:
+    """Return up to `limit` messages in wanted states, from a position in their numbers on."""
+    found: list[Indices] = []
+    missing, width = limit, max(_FIRST_ROWS, min(limit, SCAN_ROWS))
+    while missing > 0 and start < len(numbers):
+        at = waiting.find(np.array(numbers[start : start + width], np.int64))
+        start, width = start + len(at), min(4 * width, SCAN_ROWS)
+        at = at[at >= 0]
+        at = at[wanted(waiting.get("state", at))][:missing]
+        missing -= len(at)
+        found.append(at)
+    return np.concatenate(found) if found else np.empty(0, np.intp)
 
 
 def _trim(session: _Session, waiting: Waiting) -> None:

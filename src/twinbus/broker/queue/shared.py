@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from twinbus.broker.accounts.resources import ResourceCount
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.tokens import LockNumbers
@@ -30,3 +31,5 @@ class Shared:
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since they were served
     open_receives: int = 0  # number of waiting requests
     waits: Counter[str] = field(default_factory=Counter)  # number of waiting requests by principal
+    waits_at: "dict[int, Queue]" = field(default_factory=dict)  # by identity of waiting requests
+    resources: ResourceCount = field(default_factory=ResourceCount)

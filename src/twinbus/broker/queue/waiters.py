@@ -1,13 +1,19 @@
 """The requests that wait at a queue, such as long polls, in order of arrival."""
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from twinbus.broker.queue.shared import Shared
 from twinbus.limits import NEVER_US
 from twinbus.protocol.commands import AcceptSession, LeaseRange, Receive
 from twinbus.protocol.requests import Request
+
+if TYPE_CHECKING:
+    from twinbus.broker.queue.queue import Queue
+
+_Line = OrderedDict[int, "Waiter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,47 +29,55 @@ class Waiter:
 class Waiters:
     """The waiting requests of a queue."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, queue: "Queue", shared: Shared) -> None:
+        self._queue = queue
         self._shared = shared
-        self.line: deque[Waiter] = deque()  # in order of arrival
+        self.line: _Line = OrderedDict()  # in order of arrival, by identity of the request
+        self._receives = 0  # number of receives in the line
         self.next_deadline = NEVER_US  # a lower bound: no request times out earlier
 
     def __len__(self) -> int:
         return len(self.line)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return iter(self.line)
+        return iter(self.line.values())
 
     @property
     def has_receives(self) -> bool:
         """Whether a receive waits, which gets deliverable messages first."""
-        return any(isinstance(waiter.command, Receive) for waiter in self.line)
+        return self._receives > 0
 
     def add(self, waiter: Waiter) -> None:
         """Add a waiting request."""
-        self.line.append(waiter)
+        self.line[id(waiter.request)] = waiter
         self._count(waiter, 1)
-        self._shared.undo.note(lambda: self._let_go(lambda other: other is waiter))
+        self._shared.undo.note(lambda: self.withdraw(waiter.request))
         self.next_deadline = min(self.next_deadline, waiter.deadline)
 
     def _count(self, waiter: Waiter, change: int) -> None:
         self._shared.open_receives += change
+        self._receives += change * isinstance(waiter.command, Receive)
+        if change > 0:
+            self._shared.waits_at[id(waiter.request)] = self._queue
+        else:
+            del self._shared.waits_at[id(waiter.request)]
         principal = waiter.request.principal.id
         self._shared.waits[principal] += change
         if not self._shared.waits[principal]:
             del self._shared.waits[principal]
 
-    def _take_back(self, line: deque[Waiter], gone: list[Waiter]) -> None:
+    def _take_back(self, line: _Line, gone: list[Waiter]) -> None:
         """Undo a removal."""
         self.line = line
         for waiter in gone:
             self._count(waiter, 1)
-        self.next_deadline = min(waiter.deadline for waiter in line)
+        self.next_deadline = min(waiter.deadline for waiter in line.values())
 
     def shift(self, by: int) -> None:
         """Move every deadline, because the wall clock was set."""
-        self.line = deque(replace(w, deadline=w.deadline + by) for w in self.line)
-        self.next_deadline = min((waiter.deadline for waiter in self.line), default=NEVER_US)
+        for identity, waiter in self.line.items():
+            self.line[identity] = replace(waiter, deadline=waiter.deadline + by)
+        self.next_deadline = min((waiter.deadline for waiter in self), default=NEVER_US)
 
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
         """Serve the requests for which there are messages.
@@ -71,17 +85,18 @@ class Waiters:
         If all want the same, none can be served when the first cannot. But a lease may wait for
         locked messages while a receive behind it can be served.
         """
-        left: deque[Waiter] = deque()
+        left: list[Waiter] = []
         while self.line:
-            waiter = self.line.popleft()
+            _, waiter = self.line.popitem(last=False)
             if serve_one(waiter):
                 self._count(waiter, -1)
                 continue
             left.append(waiter)
             if all_the_same and not isinstance(waiter.command, LeaseRange):
                 break
-        left.extend(self.line)
-        self.line = left
+        for waiter in reversed(left):
+            self.line[id(waiter.request)] = waiter
+            self.line.move_to_end(id(waiter.request), last=False)
 
     def leave(self, now: int = NEVER_US) -> list[Waiter]:
         """Remove and return the requests whose time is over; without a time, all of them."""
@@ -89,17 +104,21 @@ class Waiters:
             return []
         return self._let_go(lambda waiter: waiter.deadline <= now)
 
-    def withdraw(self, requests: set[int]) -> list[Waiter]:
-        """Remove and return the requests with these identities."""
-        return self._let_go(lambda waiter: id(waiter.request) in requests)
+    def withdraw(self, request: Request) -> Waiter:
+        """Remove and return a waiting request; the bound of deadlines may stay too low."""
+        waiter = self.line.pop(id(request))
+        self._count(waiter, -1)
+        return waiter
 
     def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
-        gone = [waiter for waiter in self.line if goes(waiter)]
+        gone = [waiter for waiter in self if goes(waiter)]
         if gone:
             before = self.line
             self._shared.undo.note(lambda: self._take_back(before, gone))
-            self.line = deque(waiter for waiter in self.line if not goes(waiter))
+            self.line = OrderedDict(
+                (identity, waiter) for identity, waiter in before.items() if not goes(waiter)
+            )
             for waiter in gone:
                 self._count(waiter, -1)
-        self.next_deadline = min((waiter.deadline for waiter in self.line), default=NEVER_US)
+        self.next_deadline = min((waiter.deadline for waiter in self), default=NEVER_US)
         return gone

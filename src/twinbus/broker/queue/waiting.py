@@ -9,11 +9,13 @@
 Indices are positions in the columns; they are valid until `reclaim`, which runs between turns only.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from twinbus.broker.accounts.resources import ResourceCount
 from twinbus.broker.lifecycle import FINAL, TABLE, Cause, State, step
 from twinbus.broker.undo import Undo
 from twinbus.limits import NEVER_US, SCAN_ROWS
@@ -42,6 +44,7 @@ _GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.v
 # five times quicker with plain numbers
 _AFTER = {cause: after.value for (before, cause), after in TABLE.items() if before is State.PENDING}
 _STATES = len(State)
+NO_ROWS: Indices = np.empty(0, np.intp)
 _SMALLEST = 64
 _LOCKED = (State.LOCKED.value, State.DEFERRED_LOCKED.value)
 _TIMED = (State.LOCKED, State.DEFERRED_LOCKED, State.SCHEDULED)
@@ -78,13 +81,17 @@ _NAMES = Rows._fields
 class Waiting:
     """Columns of waiting messages; applies the lifecycle and maintains the counts."""
 
-    def __init__(self, undo: Undo | None = None) -> None:
+    def __init__(self, undo: Undo | None = None, resources: ResourceCount | None = None) -> None:
         self._undo = undo or Undo()
+        self._resources = resources or ResourceCount()
+        self._counted_bytes = 0  # of the memory in use, in `_resources`
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.empty(_SMALLEST, kind) for name, kind in _ALWAYS.items()
         }
+        self._width = sum(column.itemsize for column in self._columns.values())
         self._capacity = _SMALLEST
         self._end = 0
+        self._is_in_time_order = True  # whether the times of enqueueing never decrease
         self._first_active = 0  # no deliverable row is before it
         self.counts = np.zeros(len(State), np.int64)
         self.live = 0  # number of rows that are not gone: the sum of the other counts
@@ -101,8 +108,12 @@ class Waiting:
 
     def memory_bytes(self) -> int:
         """Return the memory of its rows in bytes."""
-        width = sum(column.itemsize for column in self._columns.values())
-        return width * self._end
+        return self._width * self._end
+
+    def leave_count(self) -> None:
+        """Remove its memory from the count, because the entity is deleted."""
+        self._resources.memory_bytes -= self._counted_bytes
+        self._resources, self._counted_bytes = ResourceCount(), 0
 
     # -- undoing -------------------------------------------------------------------------------
 
@@ -161,10 +172,12 @@ class Waiting:
         )  # rows to come cost nothing until they come
         column[: self._end] = default
         self._columns[name] = column
+        self._width += column.itemsize
         return column
 
     def all(self) -> Indices:
         """Return the indices of every row that is not gone, in order."""
+        self._resources.looked_at += self._end
         return np.flatnonzero(self._columns["state"][: self._end] != _GONE)
 
     def deaths(self) -> set[int]:
@@ -191,6 +204,9 @@ class Waiting:
                     continue
                 column = self._make(name)
             column[new] = values
+        if self._is_in_time_order:
+            times = columns["enqueued"][max(start - 1, 0) : end]
+            self._is_in_time_order = bool((times[1:] >= times[:-1]).all())
         self._end = end
         self.live += count
         # Most sends have one message, and numpy is slow with few numbers, so single values are
@@ -224,7 +240,10 @@ class Waiting:
         columns["sequence"][start] = sequence
         columns["state"][start] = _PENDING
         columns["failures"][start] = 0
-        columns["enqueued"][start] = enqueued
+        times = columns["enqueued"]
+        times[start] = enqueued
+        if start and enqueued < times[start - 1]:
+            self._is_in_time_order = False
         columns["size"][start] = size
         columns["batch"][start] = batch
         columns["row"][start] = 0
@@ -261,6 +280,7 @@ class Waiting:
             if row == self._end or numbers[row] != sequence[0]:
                 return np.full(1, -1, np.intp)
             return at if self._columns["state"][row] != _GONE else np.full(1, -1, np.intp)
+        self._resources.looked_at += len(at)
         at[at == len(numbers)] = 0
         found = numbers[at] == sequence
         found &= self._columns["state"][at] != _GONE
@@ -284,6 +304,7 @@ class Waiting:
         numbers = self._columns["sequence"][: self._end]
         low = int(np.searchsorted(numbers, first))
         high = int(np.searchsorted(numbers, last, side="right"))
+        self._resources.looked_at += high - low
         return np.flatnonzero(self._columns["state"][low:high] != _GONE) + low
 
     def in_batches(self, first: int, last: int) -> Indices:
@@ -305,14 +326,29 @@ class Waiting:
         )
         return at
 
-    def _scan(self, start: int, limit: int, wanted: Any) -> tuple[Indices, int]:
+    def enqueued_before(self, moment: int, limit: int) -> Indices:
+        """Return the first `limit` active rows that were enqueued before a time, in order."""
+        times = self._columns["enqueued"][: self._end]
+        if self._is_in_time_order:
+            end = int(times.searchsorted(moment))
+            at, first = self._scan(self._first_active, limit, lambda s: s == _ACTIVE, end)
+            self._first_active = first if len(at) else max(self._first_active, end)
+            return at
+        at = self.in_state(self.all(), State.ACTIVE)
+        return at[times[at] < moment][:limit]
+
+    def _scan(
+        self, start: int, limit: int, wanted: Any, stop: int | None = None
+    ) -> tuple[Indices, int]:
         """Return up to `limit` wanted rows from `start`, and the index of the first of them."""
+        last = self._end if stop is None else stop
         found: list[Indices] = []
         states = self._columns["state"]
         missing = limit
         position, width = start, max(SCAN_ROWS, limit)
-        while missing > 0 and position < self._end:
-            end = min(position + width, self._end)
+        while missing > 0 and position < last:
+            end = min(position + width, last)
+            self._resources.looked_at += end - position
             hits = np.flatnonzero(wanted(states[position:end]))[:missing] + position
             if len(hits):
                 found.append(hits)
@@ -321,6 +357,17 @@ class Waiting:
         if not found:
             return np.empty(0, np.intp), self._end
         return (found[0] if len(found) == 1 else np.concatenate(found)), int(found[0][0])
+
+    def unscheduled(self) -> Iterator[Indices]:
+        """Yield the visible rows that are not scheduled, in parts that become larger."""
+        position, width = 0, SCAN_ROWS
+        while position < self._end:
+            end = min(position + width, self._end)
+            self._resources.looked_at += end - position
+            states = self._columns["state"][position:end]
+            wanted = (states > _PENDING) & (states != State.SCHEDULED.value)
+            yield np.flatnonzero(wanted) + position
+            position, width = end, width * 4
 
     def oldest_enqueued(self) -> int | None:
         """Return when the first visible, unscheduled message was enqueued; None if there is none.
@@ -431,12 +478,19 @@ class Waiting:
     def reclaim(self) -> None:
         """Release the rows of messages that are gone, once they are a quarter of all rows.
 
+        Then count the memory in use; that of this turn counts from the next one on.
         Rows move up within the columns, whose memory is already in use. Only a queue that has
         become much smaller gets smaller columns.
         """
         gone = int(self.counts[State.GONE])
-        if gone < _SMALLEST or 4 * gone < self._end:
-            return
+        if gone >= _SMALLEST and 4 * gone >= self._end:
+            self._drop_gone()
+        used = self._width * self._end
+        if used != self._counted_bytes:
+            self._resources.memory_bytes += used - self._counted_bytes
+            self._counted_bytes = used
+
+    def _drop_gone(self) -> None:
         at = self.all()
         live = len(at)
         if self._capacity > 8 * max(live, _SMALLEST):
@@ -449,6 +503,8 @@ class Waiting:
         self._end = live
         self._first_active = 0
         self.counts[State.GONE] = 0
+        times = self._columns["enqueued"][:live]
+        self._is_in_time_order = bool((times[1:] >= times[:-1]).all())
 
     # -- invariants ----------------------------------------------------------------------------
 

@@ -1,74 +1,154 @@
 """Requests that wait for a turn, and which of them are executed in the next one.
 
-Any thread adds requests. The thread with the turn removes them.
+Any thread appends requests. The thread with the turn removes them. If all of them fit into one
+turn, they are its group. Otherwise they are sorted into lines, one for each principal, and a group
+takes one request of each line in rotation, so that no principal waits for the requests of another.
+The requests of one principal stay in order.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 
-from twinbus.limits import MAX_BATCH_BYTES
+from twinbus.limits import MAX_BATCH_BYTES, TURN_WORK
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import CHANGES_DIRECTORY, size_of
+from twinbus.protocol.table import CHANGES_DIRECTORY, is_small, size_of, work_of
 
 
 class Arrivals(deque[Request]):
-    """The requests of the turns to come, in order."""
+    """The requests that arrived since the last turn, in order, and those that did not fit."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._withdrawn: set[int] = set()  # identities of withdrawn requests
+        # By principal, in rotation; each line is in order, by the identities of its requests.
+        self._lines: dict[str, OrderedDict[int, Request]] = {}
+        self.queued = 0  # number of requests in the lines
         self._changed_directory = False  # whether the last turn changed the directory
 
-    def withdraw(self, gone: set[int]) -> None:
-        """Skip requests with these identities."""
-        self._withdrawn |= gone & set(map(id, list(self)))
+    def clear(self) -> None:
+        """Remove every request."""
+        super().clear()
+        self._lines.clear()
+        self.queued = 0
+
+    def everything(self) -> list[Request]:
+        """Return every request."""
+        return [*(request for line in self._lines.values() for request in line.values()), *self]
+
+    def withdraw(self, requests: Iterable[Request]) -> None:
+        """Remove those of these requests that wait here."""
+        if self:
+            self._sort([self.popleft() for _ in range(len(self))])
+        for request in requests:
+            line = self._lines.get(request.principal.id)
+            if line is not None and line.pop(id(request), None) is not None:
+                self._shorten(request.principal.id, line)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Let requests of the last group, for which its turn had no time, be the next ones."""
+        for request in reversed(requests):
+            line = self._lines.setdefault(request.principal.id, OrderedDict())
+            line[id(request)] = request
+            line.move_to_end(id(request), last=False)
+        first = dict.fromkeys([request.principal.id for request in requests])
+        self._lines = {principal: self._lines[principal] for principal in [*first, *self._lines]}
+        self.queued += len(requests)
 
     def next_group(self, *, is_careful: bool) -> list[Request]:
-        """Remove and return the requests of the next turn, limited by the size of a batch.
+        """Remove and return the requests of the next turn.
 
         A change of the directory gets a separate turn, and so does every request after a restart
         of the broker, while it is careful.
         """
-        if len(self) == 1 and not self._withdrawn:  # nearly always
+        if len(self) == 1 and not self.queued:  # nearly always
             self._changed_directory = type(self[0].command) in CHANGES_DIRECTORY
             return [self.popleft()]
-        while self._withdrawn and self and id(self[0]) in self._withdrawn:
-            self._withdrawn.discard(id(self.popleft()))
-        if self and type(self[0].command) in CHANGES_DIRECTORY:
-            others = self._others() if self._changed_directory else []
-            self._changed_directory = not others
-            return others or [self.popleft()]
+        arrived = [self.popleft() for _ in range(len(self))]
+        if not self.queued and not is_careful and _fits(arrived):
+            self._changed_directory = False
+            return arrived
+        self._sort(arrived)
+        if is_careful:
+            return [self._take(next(iter(self._lines)))] if self._lines else []
+        change = self._next_change()
+        if change is not None and not self._changed_directory:
+            self._changed_directory = True
+            return [self._take(change)]
+        group = self._fair_group()
+        if not group and change is not None:
+            return [self._take(change)]
         self._changed_directory = False
-        if self and is_careful:
-            return [self.popleft()]
-        group: list[Request] = []
-        size = 0
-        while self and type(self[0].command) not in CHANGES_DIRECTORY:
-            size += size_of(self[0].command)
-            if group and size > MAX_BATCH_BYTES:
-                break
-            request = self.popleft()
-            if id(request) in self._withdrawn:
-                self._withdrawn.discard(id(request))
-            else:
-                group.append(request)
         return group
 
-    def _others(self) -> list[Request]:
-        """Return requests of other keys, past a key that keeps changing the directory.
+    def _sort(self, requests: Iterable[Request]) -> None:
+        """Add requests to the ends of the lines."""
+        lines = self._lines
+        for request in requests:
+            line = lines.get(request.principal.id)
+            if line is None:
+                line = lines[request.principal.id] = OrderedDict()
+            line[id(request)] = request
+            self.queued += 1
 
-        The requests of each key stay in order.
+    def _shorten(self, principal: str, line: "OrderedDict[int, Request]") -> None:
+        """Count a request that was removed from a line."""
+        self.queued -= 1
+        if not line:
+            del self._lines[principal]
+
+    def _take(self, principal: str) -> Request:
+        """Remove and return the first request of a line, which becomes the last in rotation."""
+        line = self._lines[principal] = self._lines.pop(principal)
+        _, request = line.popitem(last=False)
+        self._shorten(principal, line)
+        return request
+
+    def _next_change(self) -> str | None:
+        """Return the first principal in rotation whose next request changes the directory."""
+        for principal, line in self._lines.items():
+            if type(next(iter(line.values())).command) in CHANGES_DIRECTORY:
+                return principal
+        return None
+
+    def _fair_group(self) -> list[Request]:
+        """Remove and return one request of each line in rotation, up to the work of a turn.
+
+        The first request of a principal is part of the group, even beyond the work of a turn, if it
+        is small. Principals whose large request does not fit are first in the next turn.
         """
-        waits: set[str] = set()  # principals with earlier changes that wait
         group: list[Request] = []
-        size = 0
-        for request in list(self):
-            if type(request.command) in CHANGES_DIRECTORY:
-                waits.add(request.principal.id)
-            elif request.principal.id not in waits and id(request) not in self._withdrawn:
-                size += size_of(request.command)
-                if group and size > MAX_BATCH_BYTES:
-                    break
-                group.append(request)
-        for request in group:
-            self.remove(request)
+        served: set[str] = set()
+        passed: list[str] = []  # principals with requests for later turns
+        rotation = deque(self._lines)
+        work = size = 0
+        while rotation:
+            principal = rotation.popleft()
+            line = self._lines[principal]
+            request = next(iter(line.values()))
+            command = request.command
+            if type(command) in CHANGES_DIRECTORY:
+                passed.append(principal)
+                continue
+            own_work, own_size = work_of(command), size_of(command)
+            is_beyond = work + own_work > TURN_WORK or size + own_size > MAX_BATCH_BYTES
+            if group and is_beyond and (principal in served or not is_small(command)):
+                passed.append(principal)
+                continue
+            work, size = work + own_work, size + own_size
+            line.popitem(last=False)
+            group.append(request)
+            served.add(principal)
+            if line:
+                rotation.append(principal)
+        passed.sort(key=served.__contains__)  # stable: principals without a request come first
+        self._lines = {principal: self._lines[principal] for principal in passed}
+        self.queued -= len(group)
         return group
+
+
+def _fits(requests: Sequence[Request]) -> bool:
+    """Return whether requests can be executed together in one turn."""
+    if not CHANGES_DIRECTORY.isdisjoint([type(request.command) for request in requests]):
+        return False
+    if sum([work_of(request.command) for request in requests]) > TURN_WORK:
+        return False
+    return sum([size_of(request.command) for request in requests]) <= MAX_BATCH_BYTES

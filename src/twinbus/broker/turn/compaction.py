@@ -14,11 +14,15 @@ import numpy.typing as npt
 
 from twinbus.broker.lifecycle import DURABLE, State
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.queue.waiting import Indices
+from twinbus.broker.queue.waiting import NO_ROWS, Indices
 from twinbus.broker.store.commit import Commit, Effect
 from twinbus.broker.store.log import Log
 from twinbus.broker.turn.namespace import BrokerNamespace
-from twinbus.limits import COMPACTION_GARBAGE_RATIO, COMPACTION_STEP_BYTES
+from twinbus.limits import (
+    COMPACTION_GARBAGE_RATIO,
+    COMPACTION_STEP_BYTES,
+    COMPACTION_STEP_QUEUES,
+)
 
 _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
 
@@ -79,6 +83,7 @@ class Compaction:
         self._may_forget = may_forget  # whether records up to a number may be dropped
         self._bodies = namespace.shared.bodies
         self._looked_at: tuple[int, int] | None = None  # when a step was last not worthwhile
+        self._unsearched: list[int] = []  # numbers of the queues that the next steps search
         self._emptied: tuple[int, int] | None = None  # the oldest segment, and the last record then
         self._history: dict[int, tuple[int, int]] = {}  # by segment: the times of its message ids
 
@@ -153,19 +158,9 @@ class Compaction:
         return carried
 
     def _move(self, segment: int, commit: Commit) -> None:
-        first, last = self._bodies.numbers_in(segment)
-        budget = COMPACTION_STEP_BYTES
-        chosen: list[tuple[Queue, Indices]] = []
-        for queue in self._namespace.directory.queues():
-            at = queue.waiting.in_batches(first, last)
-            if not len(at):
-                continue
-            total = np.cumsum(queue.waiting.get("size", at), dtype=np.int64)
-            at = at[: max(1, int(np.searchsorted(total, budget)))]
-            chosen.append((queue, at))
-            budget -= int(total[len(at) - 1])
-            if budget <= 0:
-                break
+        chosen = self._choose(*self._bodies.numbers_in(segment))
+        if not chosen:
+            return  # the next step searches the next queues
         keys = np.concatenate([_keys(queue, at) for queue, at in chosen])
         unique, rows = np.unique(keys, return_inverse=True)
         batch = self._bodies.fetch(unique >> 32, (unique & 0xFFFFFFFF).astype(np.int32))
@@ -175,6 +170,30 @@ class Compaction:
             moved = _Moved(queue, at, rows[start : start + len(at)].astype(np.int32), number)
             start += len(at)
             self._rewrite(moved, commit)
+
+    def _choose(self, first: int, last: int) -> list[tuple[Queue, Indices]]:
+        """Return messages of these batches for one step.
+
+        A step searches a limited number of queues, and the next step continues with the others. A
+        queue is searched again, because messages move between queues.
+        """
+        directory = self._namespace.directory
+        if not self._unsearched:
+            self._unsearched = [queue.entity for queue in directory.queues()]
+        budget = COMPACTION_STEP_BYTES
+        chosen: list[tuple[Queue, Indices]] = []
+        for _ in range(min(COMPACTION_STEP_QUEUES, len(self._unsearched))):
+            queue = directory.queue_numbered(self._unsearched[-1])
+            at = NO_ROWS if queue is None else queue.waiting.in_batches(first, last)
+            if queue is not None and len(at):
+                total = np.cumsum(queue.waiting.get("size", at), dtype=np.int64)
+                part = at[: max(1, int(np.searchsorted(total, budget)))]
+                chosen.append((queue, part))
+                budget -= int(total[len(part) - 1])
+                if budget <= 0:
+                    break  # this queue may have more of them
+            self._unsearched.pop()
+        return chosen
 
     def _rewrite(self, moved: _Moved, commit: Commit) -> None:
         get = moved.queue.waiting.get

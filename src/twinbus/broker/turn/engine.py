@@ -15,7 +15,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -286,6 +286,7 @@ class Engine:
             self._now,
             accept_damage=self.settings.accept_damage,
         )
+        self.namespace.count_memory()
         self._unwritten += news.facts
         self._kept.changes += news.changes
         self.keys = self.namespace.keys
@@ -421,23 +422,28 @@ class Engine:
 
     # -- a turn --------------------------------------------------------------------------------
 
-    def turn(self, requests: Sequence[Request]) -> None:
-        """Execute commands and timers; every request is answered or waits."""
+    def turn(self, requests: Sequence[Request]) -> Sequence[Request]:
+        """Execute commands and timers; every request is answered or waits.
+
+        Return the requests that would take longer than a turn may take: they were not executed.
+        """
         if self._reopens_at is not None and not self._reopen(requests):
-            return
+            return ()
         for request in requests:
             self._recent.append((type(request.command), getattr(request.command, "path", "")))
         failure: BaseException | None = None
+        left: Sequence[Request] = ()
         try:
-            self._turn(requests)
+            left = self._turn(requests)
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
             failure = error
         if failure is not None:
             self._heal(failure, requests)  # the log is correct, but memory may not be
             if not isinstance(failure, Exception):
                 raise failure  # a signal for the thread that runs this turn
+        return left
 
-    def _turn(self, requests: Sequence[Request]) -> None:
+    def _turn(self, requests: Sequence[Request]) -> Sequence[Request]:
         now = self._look_at_clock()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
@@ -452,7 +458,7 @@ class Engine:
             requests = self._spill_sends(requests)
             if now >= self.health.retry_at:
                 self._drain_spill(now, commit)
-        self.namespace.execute(requests, now, commit)
+        left = self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
         if len(self.log.segments) > 1 and not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
@@ -464,6 +470,7 @@ class Engine:
             self.namespace.serve(now, commit)
             self._finish(commit, ())
         self._end_turn(now)
+        return left
 
     def _end_turn(self, now: int) -> None:
         """Do maintenance for which nobody waits."""
@@ -798,7 +805,7 @@ class Engine:
         """Return all waiting requests."""
         return [] if self.is_healing else self.namespace.waiting_requests()
 
-    def withdraw(self, requests: set[int]) -> None:
+    def withdraw(self, requests: Iterable[Request]) -> None:
         """Remove waiting requests; they get no reply."""
         if not self.is_healing:
             self.namespace.withdraw(requests)

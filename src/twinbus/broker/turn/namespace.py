@@ -54,12 +54,15 @@ from twinbus.errors import (
     SessionLockLostError,
 )
 from twinbus.limits import (
+    FORGET_INTERVAL_US,
     MAX_MESSAGE_BYTES,
     MAX_PAUSE_US,
     MAX_RECEIVE_MESSAGES,
     MAX_REMEMBERED_IDS,
     NEVER_US,
     SECOND_US,
+    TURN_WORK,
+    WORK_ROWS,
 )
 from twinbus.message import Int64s, sizes
 from twinbus.protocol import commands as c
@@ -78,7 +81,15 @@ from twinbus.protocol.meter import (
 from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.origins import queue_source
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import ROWS, Codec, row_of, unknown_command
+from twinbus.protocol.table import (
+    ROWS,
+    Codec,
+    is_small,
+    row_of,
+    unknown_command,
+    work_of,
+    work_of_load,
+)
 from twinbus.values import check_whole
 
 _log = logging.getLogger("twinbus.broker")
@@ -122,7 +133,6 @@ class BrokerNamespace:
         self._router = router
         self._intake = Intake(router, self.transfers, settings.max_message_bytes)
         self._throttle = Throttle(settings.thresholds)
-        self._memory_bytes, self._memory_known_at = 0, -NEVER_US
         self.keys = AccessKeys()
         self.starts = Starts()
         self._management = Management(
@@ -132,6 +142,9 @@ class BrokerNamespace:
         self._alarms: list[tuple[int, int]] = []  # (time, queue number), a heap
         self._armed: dict[int, int] = {}  # by queue number: its earliest alarm
         self._changed: dict[int, Queue] = {}  # queues changed in this turn
+        self._forgets_at = 0  # when old ids may be searched for again
+        self._work = 0  # of this turn, in ordinary commands
+        self._unserved: dict[int, Queue] = {}  # with waiting requests to be served in the next turn
         self._handlers: dict[type, _Handler] = {
             row.command: getattr(self._management if row.is_managing else self, row.handler)
             for row in ROWS
@@ -214,19 +227,39 @@ class BrokerNamespace:
             "and a retry will not help. The log of the broker has the traceback"
         )
 
-    def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> None:
-        """Execute commands; sends are executed last, together. Replies are put into the commit."""
+    def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> Sequence[Request]:
+        """Execute commands; sends are executed last, together. Replies are put into the commit.
+
+        Return the requests for which the turn has no time: large ones, when the work of the turn is
+        done, and all later ones of the same principals.
+        """
+        self._work = 0
+        if self._unserved:  # the queue that took the time of the last turn is last
+            self.shared.touched.update(reversed(self._unserved.items()))
+            self._unserved = {}
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.send([requests[0]], now, commit)
-            return
+            return ()
         sends: dict[str, list[SendRequest]] = {}
-        for request in requests:
-            if isinstance(request.command, c.Send):
-                sends.setdefault(request.command.path.lower(), []).append(request)
-            else:
-                self._execute_one(request, now, commit)
+        left: Sequence[Request] = ()
+        for position, request in enumerate(requests):
+            if self._work >= TURN_WORK:
+                last, left = _late(requests, position)
+                for small in last:
+                    self._execute_or_gather(small, sends, now, commit)
+                break
+            self._execute_or_gather(request, sends, now, commit)
         for group in sends.values():
             self.send(group, now, commit)
+        return left
+
+    def _execute_or_gather(
+        self, request: Request, sends: dict[str, list[SendRequest]], now: int, commit: Commit
+    ) -> None:
+        if isinstance(request.command, c.Send):
+            sends.setdefault(request.command.path.lower(), []).append(request)
+        else:
+            self._execute_one(request, now, commit)
 
     def _execute_one(self, request: Request, now: int, commit: Commit) -> None:
         command = request.command
@@ -234,8 +267,10 @@ class BrokerNamespace:
             commit.refuse(request, unknown_command(command))
             return
         path = getattr(command, "path", "")
+        looked_at = self.shared.resources.looked_at
         work = partial(self._carry_out, request, command, path, now, commit)
         failure = self._alone(work, commit)
+        self._work += work_of(command) + (self.shared.resources.looked_at - looked_at) // WORK_ROWS
         if failure is not None:
             kind = row_of(command).kind
             error = self._note_failure(failure, kind)
@@ -254,6 +289,7 @@ class BrokerNamespace:
             value, load = value
         else:
             load = load_of(value)
+        self._work += work_of_load(load)
         is_idle = found_nothing(command, value)
         purpose = purpose_of(command, path, is_idle=is_idle)
         outcome = EMPTY if is_idle else "ok"
@@ -270,7 +306,10 @@ class BrokerNamespace:
         return dead_letter_path(known) if name.endswith(DEAD_LETTER_SUFFIX.lower()) else known
 
     def serve(self, now: int, commit: Commit) -> None:
-        """Serve waiting requests with deliverable messages, and set the alarms."""
+        """Serve waiting requests with deliverable messages, and set the alarms.
+
+        When the work of the turn is done, the other requests are served in the next turn.
+        """
         touched, self.shared.touched = self.shared.touched, {}
         self._changed.update(touched)
         for queue in touched.values():
@@ -279,20 +318,32 @@ class BrokerNamespace:
             self._arm(queue)
 
     def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool:
+        if self._work >= TURN_WORK:
+            self._unserved[queue.entity] = queue
+            return False
         served: list[bool] = []
 
         def work() -> None:
             served.append(queue.serve_one(waiter, lease_range, now, commit))
 
+        looked_at, replies = self.shared.resources.looked_at, len(commit.operations)
         failure = self._alone(work, commit)
+        self._work += (self.shared.resources.looked_at - looked_at) // WORK_ROWS
+        for operation in commit.operations[replies:]:
+            self._work += 1 + work_of_load(operation.load)
         if failure is None:
             return served[0]
         error = self._note_failure(failure, row_of(waiter.command).kind)
         commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
         return True
 
+    def count_memory(self) -> None:
+        """Count the memory of all queues, after they were read from the log."""
+        for queue in self.directory.queues():
+            queue.waiting.reclaim()
+
     def reclaim(self) -> None:
-        """Release the rows of messages that are gone; called between turns."""
+        """Release the rows of messages that are gone, and count the memory; between turns."""
         for queue in self._changed.values():
             queue.waiting.reclaim()
         self._changed.clear()
@@ -300,6 +351,8 @@ class BrokerNamespace:
     @property
     def next_event(self) -> int:
         """The time at which the next turn has something to do, apart from commands."""
+        if self._unserved:
+            return 0
         return self._alarms[0][0] if self._alarms else NEVER_US
 
     def shift(self, by: int) -> None:
@@ -311,7 +364,7 @@ class BrokerNamespace:
             if entity.history is not None:
                 entity.history.shift(by)
         self._throttle.shift(by)
-        self._memory_known_at = -NEVER_US
+        self._forgets_at = 0
         self._alarms.clear()
         self._armed.clear()
         for queue in self.directory.queues():
@@ -370,19 +423,11 @@ class BrokerNamespace:
         key = None if principal.may(Claim.MANAGE, None) else principal.id
         self._throttle.check_rate(path, entity.stores if entity else 0, now, key)
 
-    def usage(self, now: int, principal: Principal = OWNER) -> Usage:
-        """Return the use of the throttled facets; memory is up to 0.1 s old."""
+    def usage(self, principal: Principal = OWNER) -> Usage:
+        """Return the use of the throttled facets; memory is that of the end of the last turn."""
         own = self.shared.waits[principal.id]
-        memory_bytes = self._memory_in_use(now)
+        memory_bytes = self.shared.resources.memory_bytes
         return Usage(memory_bytes, self.storage_bytes, self.shared.open_receives, own)
-
-    def _memory_in_use(self, now: int) -> int:
-        """Return the memory of waiting messages; up to 0.1 s old."""
-        if now - self._memory_known_at >= SECOND_US // 10:
-            queues = self.directory.queues()
-            self._memory_bytes = sum(queue.waiting.memory_bytes() for queue in queues)
-            self._memory_known_at = now
-        return self._memory_bytes
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -393,7 +438,7 @@ class BrokerNamespace:
             entity = self.sendable(path)
             if entity.history is not None:
                 self._check_history(entity, entity.history, now)
-            self._throttle.check_room(self._memory_in_use(now), self.storage_bytes)
+            self._check_room(now)
         except Exception as error:  # noqa: BLE001 - an error must not affect the rest of the turn
             refusal = self._note_failure(error, f"a send to {path}")
             for one in asked:
@@ -404,6 +449,23 @@ class BrokerNamespace:
         if asked:
             self.accessed(entity, now)
             self._take(entity, asked, now, commit)
+
+    def _check_room(self, now: int) -> None:
+        """Refuse messages while memory or storage is full.
+
+        Old ids of duplicate detection are forgotten with the next send to their entity. While
+        memory is full there is none, so they are searched for here.
+        """
+        try:
+            self._throttle.check_room(self.shared.resources.memory_bytes, self.storage_bytes)
+        except ServerBusyError:
+            if now < self._forgets_at:
+                raise
+            self._forgets_at = now + FORGET_INTERVAL_US
+            for entity in self.directory:
+                if entity.history is not None:
+                    entity.history.forget_before(now)
+            self._throttle.check_room(self.shared.resources.memory_bytes, self.storage_bytes)
 
     def _check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
         """Refuse messages while an entity has the maximum number of remembered ids."""
@@ -516,12 +578,12 @@ class BrokerNamespace:
         delivery = None if queued else queue.receive(command, now, commit)
         if delivery is not None:
             return delivery
-        return self._park(queue, Waiter(request, command, now + wait), now) if wait else NOTHING
+        return self._park(queue, Waiter(request, command, now + wait)) if wait else NOTHING
 
-    def _park(self, queue: Queue, waiter: Waiter, now: int) -> object:
+    def _park(self, queue: Queue, waiter: Waiter) -> object:
         principal = waiter.request.principal
         is_manager = principal.may(Claim.MANAGE, None)
-        usage = self.usage(now, principal)
+        usage = self.usage(principal)
         self._throttle.check_receives(queue.path, usage, is_manager=is_manager)
         queue.waiters.add(waiter)
         return PARKED
@@ -595,7 +657,7 @@ class BrokerNamespace:
             return grant
         if not wait:
             raise queue.no_session(command.session_id, has_waited=False)
-        return self._park(queue, Waiter(request, command, now + wait), now)
+        return self._park(queue, Waiter(request, command, now + wait))
 
     def renew_session(self, command: c.RenewSession, _: Request, now: int, __: Commit) -> Any:
         """Lock a session for another lock duration."""
@@ -654,7 +716,7 @@ class BrokerNamespace:
         if lease is not None or not wait:
             return lease
         _, holder = first_held(queue, () if command.past is None else command.past)
-        return self._park(queue, Waiter(request, command, now + wait, holder), now)
+        return self._park(queue, Waiter(request, command, now + wait, holder))
 
     def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:
         """Renew a lease."""
@@ -721,10 +783,12 @@ class BrokerNamespace:
         """Return all waiting requests."""
         return [waiter.request for queue in self.directory.queues() for waiter in queue.waiters]
 
-    def withdraw(self, requests: set[int]) -> None:
+    def withdraw(self, requests: Iterable[Request]) -> None:
         """Remove waiting requests, whose callers have gone; they get no reply."""
-        for queue in self.directory.queues():
-            for waiter in queue.waiters.withdraw(requests):
+        for request in requests:
+            queue = self.shared.waits_at.get(id(request))
+            if queue is not None:
+                waiter = queue.waiters.withdraw(request)
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def meter_waiting(self) -> None:
@@ -752,6 +816,28 @@ class _Sender:
     def may(self, claim: Claim, path: str | None) -> bool:  # noqa: ARG002
         """Return False."""
         return False
+
+
+def _late(requests: Sequence[Request], first: int) -> tuple[list[Request], list[Request]]:
+    """Return which requests, from `first` on, a turn still executes after its work is done.
+
+    These are the small ones of principals that have none in this turn yet. Return also the others,
+    beginning with those of principals that have none in this turn.
+    """
+    executed = {request.principal.id for request in requests[:first]}
+    waits: set[str] = set()
+    last: list[Request] = []
+    left: list[Request] = []
+    for request in requests[first:]:
+        principal = request.principal.id
+        if principal in executed or principal in waits or not is_small(request.command):
+            waits.add(principal)
+            left.append(request)
+        else:
+            executed.add(principal)
+            last.append(request)
+    left.sort(key=lambda request: request.principal.id in executed)
+    return last, left
 
 
 def cause_of(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The only writer: the thread with the turn decides, commits and answers.
 
 Requests that arrive during a turn wait for the next one, which executes all of them: group commit.
+If they are more work than a turn may be, each principal gets a share of it (arrivals.py).
 `InlineWriter` has no thread: the caller runs the turn, and time passes when the clock is moved. It
 is for simulations. `ThreadedWriter` is for everything else.
 """
@@ -92,7 +93,7 @@ class Writer(ABC):
 
     def _is_ready(self) -> bool:
         """Return whether the next turn may begin."""
-        return len(self._arrivals) > 0
+        return len(self._arrivals) > 0 or self._arrivals.queued > 0
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -145,9 +146,8 @@ class Writer(ABC):
         while self._leaving:
             leaving.append(self._leaving.popleft())
         if leaving:
-            gone = set(map(id, leaving))
-            self.engine.withdraw(gone)
-            self._arrivals.withdraw(gone)
+            self.engine.withdraw(leaving)
+            self._arrivals.withdraw(leaving)
 
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
@@ -233,7 +233,9 @@ class Writer(ABC):
         group = self._arrivals.next_group(is_careful=is_careful)
         self._turns += 1
         try:
-            self.engine.turn(group)
+            left = self.engine.turn(group)
+            if left:
+                self._arrivals.put_back(left)
         except (KeyboardInterrupt, SystemExit):
             raise  # for the caller that runs the turn; the engine has restarted
         except BaseException as error:  # noqa: BLE001 - the restart failed: the namespace must stop
@@ -251,7 +253,8 @@ class Writer(ABC):
         self._end = reason
         self._stop_listening()
         waiting = self.engine.waiting_requests()
-        for request in (*unanswered, *self._arrivals, *self.engine.stranded, *waiting):
+        arrived = self._arrivals.everything()
+        for request in (*unanswered, *arrived, *self.engine.stranded, *waiting):
             request.fail(reason)
         self._arrivals.clear()
 
@@ -260,7 +263,7 @@ class Writer(ABC):
     def close(self) -> None:
         """Finish the commands in progress, refuse later ones, and release the directory."""
         with self._turn_lock:
-            while self._arrivals and self._end is None:
+            while (self._arrivals or self._arrivals.queued) and self._end is None:
                 self._turn()
             if self._end is None:
                 self._stop(NamespaceClosedError(NAMESPACE_CLOSED))
@@ -331,7 +334,7 @@ class ThreadedWriter(Writer):
 
     def _is_ready(self) -> bool:
         """Return whether all expected callers of the next turn have arrived."""
-        return len(self._arrivals) >= (self._expected or 1)
+        return len(self._arrivals) >= (self._expected or 1) or self._arrivals.queued > 0
 
     def _serve_later(self) -> None:
         self._wakeup.send()
@@ -380,7 +383,7 @@ class ThreadedWriter(Writer):
 
     def _after_turn(self, group: Sequence[Request]) -> None:
         """Let the next turn wait for blocking callers; requests of a server do not wait."""
-        if len(group) + len(self._arrivals) < 2:
+        if self._arrivals.queued or len(group) + len(self._arrivals) < 2:
             self._expected = 0
             return
         callers = sum([type(request) is BlockingRequest for request in (*group, *self._arrivals)])
@@ -389,7 +392,8 @@ class ThreadedWriter(Writer):
     def _wake_if_needed(self) -> None:
         """Wake the thread if it has something to do, for callers that found the turn taken."""
         if (
-            len(self._arrivals) >= (self._expected or 1)  # same condition as `_is_ready`
+            len(self._arrivals) >= (self._expected or 1)  # this line and the next: `_is_ready`
+            or self._arrivals.queued
             or self._leaving  # a caller found the turn taken
             or (self._expected and not self._guards)
             or self._next_event < self._sleeps_until
