@@ -51,6 +51,10 @@ MAX_SQL_DEPTH: Final = 32  # of brackets and of operators in each other: Python'
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
 MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins; actions double
 MAX_WILDCARDS: Final = 16  # of a LIKE pattern; a matcher has so many ways to go on
+LIKE_OPERATORS: Final = 10  # as many as one LIKE counts: it reads every character of a text
+MAX_RULE_OPERATORS: Final = 200  # of one filter or action: that of 18 LIKEs
+MAX_SUBSCRIPTION_OPERATORS: Final = 1000  # of all its rules: each is evaluated for every message
+MAX_TOPIC_OPERATORS: Final = 10_000  # of all its subscriptions: some 100 ms for one message
 MAX_RULE_VALUES: Final = 64  # parameters or properties of one filter or action
 MAX_RULE_VALUE_BYTES: Final = 1024  # a pattern of that length still compiles
 MAX_RULES: Final = 100  # of one subscription: each is evaluated for every message of its topic
@@ -68,8 +72,10 @@ TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs; oth
 SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whatever others asked
 LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
 WORK_MESSAGES: Final = 64  # stored, delivered or settled in the time of an ordinary command
-WORK_BYTES: Final = 16 * 1024  # of delivered messages: read and copied in that time
+WORK_BYTES: Final = 8 * 1024  # of delivered messages: read and copied in that time
 WORK_ROWS: Final = 4096  # that a search looks at in that time
+WORK_OPERATORS: Final = 4  # of rules, evaluated for the sends of a turn in that time
+WORK_RULE_BYTES: Final = 128 * 1024  # of messages, times operators: evaluated in that time
 
 # Receiving
 MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
@@ -323,6 +329,7 @@ LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond
     *(500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
     *(1 * SECOND_US, 2_500_000, 5 * SECOND_US, 10 * SECOND_US),
 )
+DELIVERY_SLICE_S: Final = 0.005  # replies are encoded so long before the loop reads again
 IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may have ended
 CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client

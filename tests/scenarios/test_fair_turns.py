@@ -8,6 +8,7 @@ import pytest
 from tests.scenarios.neighbours import (
     JUNK,
     NEWS,
+    SPORT,
     VICTIM,
     Neighbour,
     Question,
@@ -25,14 +26,25 @@ from twinbus.broker.turn.arrivals import Arrivals
 from twinbus.broker.turn.compaction import Compaction
 from twinbus.broker.turn.engine import Engine
 from twinbus.broker.turn.namespace import NamespaceSettings
-from twinbus.entities import QueueDescription, TopicDescription, dead_letter_path
-from twinbus.errors import ServerBusyError
+from twinbus.entities import (
+    QueueDescription,
+    RuleDescription,
+    SqlFilter,
+    SubscriptionDescription,
+    TopicDescription,
+    dead_letter_path,
+    subscription_path,
+)
+from twinbus.errors import InvalidArgumentError, QuotaExceededError, ServerBusyError
 from twinbus.limits import (
     FORGET_INTERVAL_US,
+    LIKE_OPERATORS,
     LISTING_WORK,
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,
+    MAX_RULE_OPERATORS,
+    MAX_TOPIC_OPERATORS,
     REMEMBERED_ID_BYTES,
     SCAN_ROWS,
     SECOND_US,
@@ -43,10 +55,12 @@ from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
     Command,
     CreateEntity,
+    CreateRule,
     DeleteEntity,
     DeleteMessages,
     Disposition,
     LeaseRange,
+    ListRules,
     ListSessions,
     Peek,
     Receive,
@@ -54,6 +68,7 @@ from twinbus.protocol.commands import (
     Send,
     Settle,
     UpdateEntity,
+    UpdateRule,
 )
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
@@ -264,6 +279,61 @@ def test_no_request_is_lost_or_taken_twice_in_any_mix(
     assert len(taken) == 80
     for principal, questions in own.items():
         assert [one for one in taken if one.principal.id == principal] == questions
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def like_rule(name: str, likes: int) -> RuleDescription:
+    return RuleDescription(name, SqlFilter(" OR ".join(["a LIKE '%x'"] * likes)))
+
+
+def test_a_filter_with_too_many_operators_is_refused(street: Street) -> None:
+    with pytest.raises(InvalidArgumentError, match="440 operators; at most 200"):
+        street.editor.ask(CreateRule(SPORT, like_rule("many", 40)))
+    numbers = ", ".join(map(str, range(MAX_RULE_OPERATORS)))
+    with pytest.raises(InvalidArgumentError, match="Split it"):
+        street.editor.ask(CreateRule(SPORT, RuleDescription("in", SqlFilter(f"a IN ({numbers})"))))
+    street.editor.ask(CreateRule(SPORT, like_rule("few", 18)))
+
+
+def test_the_rules_of_a_subscription_have_a_bound_of_operators(street: Street) -> None:
+    for number in range(5):
+        street.editor.ask(CreateRule(SPORT, like_rule(f"r{number}", 18)))
+    with pytest.raises(QuotaExceededError, match=f"{SPORT} would have 1188 operators, .* Simplify"):
+        street.editor.ask(CreateRule(SPORT, like_rule("r5", 18)))
+    assert len(street.editor.ask(ListRules(SPORT))) == 6
+    street.editor.ask(UpdateRule(SPORT, like_rule("r0", 1)))
+    street.editor.ask(CreateRule(SPORT, like_rule("r9", 9)))
+
+
+def test_the_subscriptions_of_a_topic_have_a_bound_of_operators(street: Street) -> None:
+    def subscribe(name: str) -> None:
+        description = SubscriptionDescription(topic_path=NEWS, name=name)
+        street.site.ask(CreateEntity(description, like_rule("r", 18)))
+
+    operators = 18 * LIKE_OPERATORS + 18
+    for number in range(MAX_TOPIC_OPERATORS // operators):
+        subscribe(f"s{number}")
+    with pytest.raises(QuotaExceededError, match=f"of {NEWS} would have"):
+        subscribe("last")
+    street.site.ask(DeleteEntity(subscription_path(NEWS, "s0")))
+    subscribe("last")
+    street.site.reopen()
+    with pytest.raises(QuotaExceededError, match=f"of {NEWS} would have"):
+        subscribe("s0")
+
+
+def test_sends_whose_rules_are_much_work_are_spread_over_turns(turns: Turns) -> None:
+    street = turns.street
+    for number in range(5):
+        street.editor.ask(CreateRule(SPORT, like_rule(f"r{number}", 18)))
+    large = messages(1, application_properties={"a": "y" * 120_000})
+    sends = flood(street.editor, Send(NEWS, large), 5)
+    honest = street.victim.question(Send(VICTIM, messages(1)))
+    turns.run(*sends, honest)
+    assert [turns.turn_of(one) for one in sends] == [0, 1, 2, 3, 4]
+    assert turns.turn_of(honest) == 0
 
 
 # -- cheap commands --------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ SUBSCRIPTION = subscription_path(TOPIC, "all")
 TOKEN_LIFE_S = 3600
 FLOOD = 5000  # requests written at once
 SOON, LONG = timedelta(microseconds=1), timedelta(minutes=10)
+MAX_DELETED = 4000  # by one command
 AT_ONCE = c.ReceiveMode.RECEIVE_AND_DELETE
 _HUGE_BYTES = 15_000_000  # many times what the head of a frame may have
 
@@ -432,6 +433,72 @@ def odd_heads(hog: Hog) -> None:
         exchange.answer(framed(head, bytes(hog.rows(10_000_000))))
 
 
+def full_scans(hog: Hog) -> None:
+    """Search a long queue again and again, for what it does not have."""
+    for _ in range(3):
+        hog.ask(JUNK, c.Send(JUNK, _empty(100_000)))
+    hog.ask(JUNK, c.LeaseRange(JUNK, "hog", 200_000, duration=timedelta(seconds=3)))
+    long_ago = datetime(2000, 1, 1, tzinfo=UTC)
+    searches = (
+        c.DeleteMessages(JUNK, 1, long_ago),
+        c.LeaseRange(JUNK, "hog", 1, past=[]),
+        c.Peek(JUNK, 10**9),
+    )
+    hog.together(JUNK, *[hog.generator.choice(searches)] * 500)
+    for _ in range(4):
+        hog.ask(JUNK, c.DeleteMessages(JUNK, MAX_DELETED))
+
+
+def scans_of_sessions(hog: Hog) -> None:
+    hog.ask(SESSIONS, c.Send(SESSIONS, _empty(100_000, session_id="long")))
+    peek = c.Peek(SESSIONS, 10**9, session_id="long")
+    listing = c.ListSessions(
+        SESSIONS, hog.generator.choice([0, 1]), hog.generator.choice([1, 10_000])
+    )
+    hog.together(SESSIONS, *[hog.generator.choice((peek, listing))] * 500)
+    grant = hog.ask(SESSIONS, c.AcceptSession(SESSIONS, "long"))
+    if isinstance(grant, c.SessionGrant):
+        delete = c.DeleteMessages(SESSIONS, MAX_DELETED, session=grant.lock)
+        hog.together(SESSIONS, *[delete] * 30, c.ReleaseSession(SESSIONS, grant.lock))
+
+
+def large_replies(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(250_000))] * 64))
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(hog.exchange()) for _ in range(8)]
+        for exchange in many:
+            exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 3))
+        for exchange in many:
+            exchange.all_replies(3)
+    drain(hog, JUNK)
+
+
+def withdrawals(hog: Hog) -> None:
+    """Withdraw many waiting requests, each in a write of its own or all together."""
+    count = 300
+    waiting = [c.LeaseRange(JUNK, "hog", 1, wait=LONG, past=[])] * count
+    gone = [framed([FrameKind.WITHDRAW, number]) for number in range(1, count + 1)]
+    with hog.exchange() as exchange:
+        exchange.write(frames_of(*waiting))
+        if hog.generator.random() < 0.5:
+            exchange.write(*gone)
+        else:
+            for one in gone:
+                exchange.write(one)
+        exchange.all_replies(count)
+
+
+def rules_of_many_likes(hog: Hog) -> None:
+    likes = " OR ".join(["text LIKE '%a%b'"] * hog.generator.choice([10, 18, 40]))
+    names = [f"like{number}" for number in range(6)]
+    for name in names:
+        hog.ask(TOPIC, c.CreateRule(SUBSCRIPTION, RuleDescription(name, SqlFilter(likes))))
+    bag = {"text": "ac" * 60_000}
+    hog.together(TOPIC, *[c.Send(TOPIC, [BrokeredMessage(application_properties=bag)])] * 20)
+    hog.together(TOPIC, *(c.DeleteRule(SUBSCRIPTION, name) for name in names))
+    drain(hog, SUBSCRIPTION, TOPIC)
+
+
 def come_and_go(hog: Hog) -> None:
     for _ in range(10):
         with hog.exchange() as exchange:
@@ -471,6 +538,11 @@ ATTACKS: tuple[Callable[[Hog], None], ...] = (
     unread_replies,
     packed_frames,
     odd_heads,
+    full_scans,
+    scans_of_sessions,
+    large_replies,
+    withdrawals,
+    rules_of_many_likes,
     come_and_go,
     unknown_paths,
 )

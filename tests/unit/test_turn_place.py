@@ -1,7 +1,15 @@
 """Where turns run: in the loop while flushes are quick, else in the thread of the broker."""
 
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from twinbus.clock import ManualClock
 from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
-from twinbus.server.turns import TurnPlace
+from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.server import turns as turns_module
+from twinbus.server.turns import CountingSelector, TurnPlace, Turns
 
 
 def after(*flushes_us: int) -> bool:
@@ -38,3 +46,28 @@ def test_flushes_between_quick_and_slow_stay_where_they_are() -> None:
 
 def test_the_loop_has_the_turn_again_when_the_disk_is_quick_again() -> None:
     assert after(*[10 * SLOW_TURN_US] * 5, *[100] * 30)
+
+
+def test_the_loop_does_other_work_between_replies_that_take_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns_module, "DELIVERY_SLICE_S", 0.0)
+    done: list[str] = []
+
+    async def deliver_two(namespace: EmbeddedNamespace) -> None:
+        loop = asyncio.get_running_loop()
+        turns = Turns(namespace, CountingSelector(), lambda: None)
+        finished = loop.create_future()
+
+        def last() -> None:
+            done.append("second reply")
+            finished.set_result(None)
+
+        turns.call_in_loop(lambda: done.append("first reply"))
+        turns.call_in_loop(last)
+        loop.call_soon(done.append, "other work")
+        await finished
+
+    with EmbeddedNamespace(tmp_path, ManualClock(), threaded=False) as opened:
+        asyncio.run(deliver_two(opened))
+    assert done == ["first reply", "other work", "second reply"]

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
+from twinbus.limits import DELIVERY_SLICE_S, QUICK_TURN_US, SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.requests import Request
 
@@ -158,11 +158,16 @@ class Turns:
             self._elsewhere.clear()
 
     def _deliver_elsewhere(self) -> None:
+        """Deliver replies for a short time; large ones must not keep the loop from reading."""
+        until = self._loop.time() + DELIVERY_SLICE_S
         while self._elsewhere:
             deliver = self._elsewhere.popleft()
             try:
                 deliver()
             except Exception:  # noqa: BLE001 - one bad reply must not stop the others
                 _log.exception("A reply could not be delivered because of an internal error")
+            if self._elsewhere and self._loop.time() >= until:
+                self._loop.call_soon(self._deliver_elsewhere)
+                break
         self._look_at_flushes()
         self._after_turn()

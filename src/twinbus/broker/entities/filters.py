@@ -26,9 +26,11 @@ from sqlglot.tokenizer_core import TokenType
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import (
+    LIKE_OPERATORS,
     MAX_ACTION_STEPS,
     MAX_BATCH_BYTES,
     MAX_JOINED_BYTES,
+    MAX_RULE_OPERATORS,
     MAX_SQL_DEPTH,
     MAX_WILDCARDS,
 )
@@ -69,6 +71,12 @@ _CALCULATIONS: dict[type[exp.Expression], Callable[..., Any]] = {
     exp.Sub: pc.subtract,
     exp.Mul: pc.multiply,
 }
+_OPERATORS = {
+    *(TokenType.EQ, TokenType.NEQ, TokenType.LT, TokenType.LTE, TokenType.GT, TokenType.GTE),
+    *(TokenType.AND, TokenType.OR, TokenType.NOT, TokenType.IS, TokenType.IN, TokenType.EXISTS),
+    *(TokenType.PLUS, TokenType.DASH, TokenType.STAR, TokenType.SLASH, TokenType.MOD),
+    *(TokenType.COMMA, TokenType.SEMICOLON),
+}
 _SAFE = 2.0**62  # calculations with numbers below this stay within 64 bits
 
 
@@ -95,12 +103,38 @@ def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBat
     return _tried("action", action, _compile_action)
 
 
+def operators_of(rule: RuleFilter | SqlAction) -> int:
+    """Return how many operators a filter or action evaluates for each batch of messages.
+
+    Each value of IN counts as one, and each step of an action. LIKE counts as several.
+    """
+    if isinstance(rule, TrueFilter | FalseFilter):
+        return 0
+    if isinstance(rule, CorrelationFilter):
+        fields = [name for name in TEXT_COLUMNS if getattr(rule, name, None) is not None]
+        return len(fields) + len(rule.properties)
+    kinds = [token.token_type for token in _tokens(rule.expression)]
+    likes = kinds.count(TokenType.LIKE)
+    return 1 + LIKE_OPERATORS * likes + sum(kind in _OPERATORS for kind in kinds)
+
+
+def _check_operators(what: str, rule: Any) -> None:
+    count = operators_of(rule)
+    if count > MAX_RULE_OPERATORS:
+        raise InvalidArgumentError(
+            f"the {what} {getattr(rule, 'expression', '')!r:.60} has {count} operators; at most "
+            f"{MAX_RULE_OPERATORS} are allowed, and LIKE counts as {LIKE_OPERATORS}. Split it into "
+            "several rules"
+        )
+
+
 def _tried(
     what: str,
     rule: Any,
     compile_one: Callable[[Any], Callable[[pa.RecordBatch], _R]],
 ) -> Callable[[pa.RecordBatch], _R]:
     """Compile and evaluate once on messages with a value of each type; refuse if that fails."""
+    _check_operators(what, rule)
     try:
         evaluate = compile_one(rule)
         evaluate(_probes(getattr(rule, "expression", "")))

@@ -32,11 +32,14 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     BACKLOG_SIZE_MEGABYTES,
+    LIKE_OPERATORS,
     MAX_BACKLOG_QUEUES,
     MAX_ENTITIES,
     MAX_KEYS,
     MAX_RULES,
+    MAX_SUBSCRIPTION_OPERATORS,
     MAX_SUBSCRIPTIONS,
+    MAX_TOPIC_OPERATORS,
     PARTITION_COUNT,
 )
 from twinbus.plain import Kinds, Plain
@@ -119,7 +122,8 @@ class _RulesChanged(Effect):
 
     def durable(self) -> None:
         """Apply the rules."""
-        self.subscription.rules, self.subscription.updated_us = self.rules, self.now
+        self.subscription.use_rules(self.rules)
+        self.subscription.updated_us = self.now
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +204,8 @@ class Management:
         entity.birth = self._nonce()
         if isinstance(entity, Subscription):
             rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
-            entity.rules[rule.description.name.lower()] = rule
+            entity.use_rules({rule.description.name.lower(): rule})
+            self._check_operators(entity, 0)
         self._note(entity, commit)
         commit.effects.append(_Created(self, entity))
         return description
@@ -294,7 +299,7 @@ class Management:
         changed = self.directory.make(entity.number, description, entity.created_us)
         changed.updated_us, changed.birth = now, entity.birth
         if isinstance(entity, Subscription) and isinstance(changed, Subscription):
-            changed.rules = entity.rules
+            changed.use_rules(entity.rules)
         self._note(changed, commit)
         commit.effects.append(_Updated(self, entity, description, now, commit))
         return description
@@ -390,9 +395,35 @@ class Management:
         number, description = subscription.number, subscription.description
         changed = self.directory.make(number, description, subscription.created_us)
         assert isinstance(changed, Subscription)
-        changed.updated_us, changed.rules, changed.birth = now, rules, subscription.birth
+        changed.updated_us, changed.birth = now, subscription.birth
+        changed.use_rules(rules)
+        self._check_operators(changed, subscription.operators)
         self._note(changed, commit)
         commit.effects.append(_RulesChanged(subscription, rules, now))
+
+    def _check_operators(self, changed: Subscription, before: int) -> None:
+        """Refuse rules that make the messages of a topic too much work; fewer are always allowed.
+
+        `before` is how many operators the rules of the subscription have now.
+        """
+        if changed.operators <= before:
+            return
+        path = changed.description.path
+        assert isinstance(changed.description, SubscriptionDescription)
+        topic = self.directory.entity(changed.description.topic_path)
+        assert isinstance(topic, Topic)
+        of_topic = topic.operators - before + changed.operators
+        for name, count, most in (
+            (path, changed.operators, MAX_SUBSCRIPTION_OPERATORS),
+            (topic.description.path, of_topic, MAX_TOPIC_OPERATORS),
+        ):
+            if count > most:
+                raise QuotaExceededError(
+                    f"the rules of {name} would have {count} operators, and at most {most} are "
+                    f"allowed, because all are evaluated for every message; LIKE counts as "
+                    f"{LIKE_OPERATORS}. Simplify rules, or delete some",
+                    path=name,
+                )
 
     # -- keys ----------------------------------------------------------------------------------
 

@@ -27,6 +27,13 @@ def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBat
     return filters.compile_action(action)
 
 
+def operators_of(rule: RuleFilter | SqlAction) -> int:
+    """Return how many operators a filter or action evaluates for each batch of messages."""
+    from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
+
+    return filters.operators_of(rule)
+
+
 def failed_rows(error: Exception, count: int) -> npt.NDArray[np.bool_] | None:
     """Return the mask of the rows for which a rule failed, if the error contains it."""
     from twinbus.broker.entities import filters  # noqa: PLC0415 - see above

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.entities.rules import compile_action, compile_filter, failed_rows
+from twinbus.broker.entities.rules import compile_action, compile_filter, failed_rows, operators_of
 from twinbus.entities import (
     FalseFilter,
     RuleDescription,
@@ -40,13 +40,17 @@ class Rule:
     change: Callable[[pa.RecordBatch], pa.RecordBatch] | None
     saved: str  # in the form of the log
     broken: str = ""  # why it cannot be compiled: it then fails for every message
+    operators: int = 0  # of its filter and action: how much work it is
 
     @classmethod
     def compile(cls, description: RuleDescription) -> "Rule":
         """Return the compiled rule of a description, or raise what is wrong with its SQL."""
         change = None if description.action is None else compile_action(description.action)
         select = compile_filter(description.filter)
-        return cls(description, select, change, to_json(description))
+        operators = operators_of(description.filter)
+        if description.action is not None:
+            operators += operators_of(description.action)
+        return cls(description, select, change, to_json(description), operators=operators)
 
     @classmethod
     def restore(cls, saved: str, path: str) -> "Rule":
@@ -87,7 +91,12 @@ class Subscription(Entity):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.rules = {}
+        self.use_rules({})
+
+    def use_rules(self, rules: dict[str, Rule]) -> None:
+        """Evaluate these rules from now on."""
+        self.rules = rules
+        self.operators = sum(rule.operators for rule in rules.values())
 
     def copies(self, batch: pa.RecordBatch) -> list[Copy]:
         """Return its copies: one for all rules without an action, one per rule with an action."""
@@ -114,7 +123,7 @@ class Subscription(Entity):
         """Restore what the log has in addition to the description."""
         super().restore(saved)
         rules = (Rule.restore(text, self.description.path) for text in saved["rules"])
-        self.rules = {rule.description.name.lower(): rule for rule in rules}
+        self.use_rules({rule.description.name.lower(): rule for rule in rules})
 
 
 def _selected(
@@ -156,6 +165,11 @@ class Topic(Entity):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.subscriptions = {}
+
+    @property
+    def operators(self) -> int:
+        """The operators of all rules of its subscriptions."""
+        return sum(subscription.operators for subscription in self.subscriptions.values())
 
     @property
     def size_in_bytes(self) -> int:

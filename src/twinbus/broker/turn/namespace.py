@@ -62,7 +62,9 @@ from twinbus.limits import (
     NEVER_US,
     SECOND_US,
     TURN_WORK,
+    WORK_OPERATORS,
     WORK_ROWS,
+    WORK_RULE_BYTES,
 )
 from twinbus.message import Int64s, sizes
 from twinbus.protocol import commands as c
@@ -86,6 +88,7 @@ from twinbus.protocol.table import (
     Codec,
     is_small,
     row_of,
+    size_of,
     unknown_command,
     work_of,
     work_of_load,
@@ -256,10 +259,18 @@ class BrokerNamespace:
     def _execute_or_gather(
         self, request: Request, sends: dict[str, list[SendRequest]], now: int, commit: Commit
     ) -> None:
-        if isinstance(request.command, c.Send):
-            sends.setdefault(request.command.path.lower(), []).append(request)
-        else:
+        command = request.command
+        if not isinstance(command, c.Send):
             self._execute_one(request, now, commit)
+            return
+        together = sends.setdefault(command.path.lower(), [])
+        together.append(request)
+        entity = self.directory.find(command.path)
+        if isinstance(entity, Topic):
+            operators = entity.operators
+            if len(together) == 1:  # the rules are evaluated once for all
+                self._work += operators // WORK_OPERATORS
+            self._work += operators * size_of(command) // WORK_RULE_BYTES
 
     def _execute_one(self, request: Request, now: int, commit: Commit) -> None:
         command = request.command
