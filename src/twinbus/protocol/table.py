@@ -213,6 +213,9 @@ def size_of(command: c.Command[Any]) -> int:
     messages = command.messages
     if isinstance(messages, pa.RecordBatch):
         return content_bytes(messages)
+    if len(messages) == 1:
+        message = messages[0]
+        return message.size if message.application_properties else len(message.body)
     return sum([m.size if m.application_properties else len(m.body) for m in messages])
 
 

@@ -27,6 +27,7 @@ class Directory:
         self._entities: dict[str, Entity] = {}  # by lower-case path
         self._queues: dict[int, Queue] = {}  # by number in the log
         self.next_number = 1
+        self.topics = 0  # number of topics
 
     def __iter__(self) -> Iterator[Entity]:
         return iter(list(self._entities.values()))
@@ -87,6 +88,7 @@ class Directory:
         for queue in entity.queues:
             self._queues[queue.entity] = queue
         self.next_number = max(self.next_number, entity.number + 2)
+        self.topics += isinstance(entity, Topic)
         if isinstance(entity, Subscription):
             description = entity.description
             assert isinstance(description, SubscriptionDescription)
@@ -97,6 +99,7 @@ class Directory:
     def remove(self, entity: Entity) -> None:
         """Remove an entity."""
         del self._entities[entity.description.path.lower()]
+        self.topics -= isinstance(entity, Topic)
         for queue in entity.queues:
             del self._queues[queue.entity]
             queue.waiting.leave_count()

@@ -170,7 +170,7 @@ class Queue:
         self.waiting = Waiting(shared.undo, shared.resources)
         self.sessions = Sessions(shared.undo)
         self.leases = Leases(shared.undo)
-        self.waiters = Waiters(self, shared)
+        self.waiters = Waiters(entity, shared)
         self.next_sequence = 1
         self.origins = [(0, "")]  # names as a source of transfers, each with its first number
         self.pause = 0  # how long its timers are paused after a failure; 0: they work

@@ -31,5 +31,5 @@ class Shared:
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since they were served
     open_receives: int = 0  # number of waiting requests
     waits: Counter[str] = field(default_factory=Counter)  # number of waiting requests by principal
-    waits_at: "dict[int, Queue]" = field(default_factory=dict)  # by identity of waiting requests
+    waits_at: dict[int, int] = field(default_factory=dict)  # by waiting request: number of a queue
     resources: ResourceCount = field(default_factory=ResourceCount)

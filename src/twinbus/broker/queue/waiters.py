@@ -3,15 +3,11 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from twinbus.broker.queue.shared import Shared
 from twinbus.limits import NEVER_US
 from twinbus.protocol.commands import AcceptSession, LeaseRange, Receive
 from twinbus.protocol.requests import Request
-
-if TYPE_CHECKING:
-    from twinbus.broker.queue.queue import Queue
 
 _Line = OrderedDict[int, "Waiter"]
 
@@ -29,8 +25,8 @@ class Waiter:
 class Waiters:
     """The waiting requests of a queue."""
 
-    def __init__(self, queue: "Queue", shared: Shared) -> None:
-        self._queue = queue
+    def __init__(self, entity: int, shared: Shared) -> None:
+        self._entity = entity  # number of the queue
         self._shared = shared
         self.line: _Line = OrderedDict()  # in order of arrival, by identity of the request
         self._receives = 0  # number of receives in the line
@@ -58,7 +54,7 @@ class Waiters:
         self._shared.open_receives += change
         self._receives += change * isinstance(waiter.command, Receive)
         if change > 0:
-            self._shared.waits_at[id(waiter.request)] = self._queue
+            self._shared.waits_at[id(waiter.request)] = self._entity
         else:
             del self._shared.waits_at[id(waiter.request)]
         principal = waiter.request.principal.id

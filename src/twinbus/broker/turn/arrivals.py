@@ -147,8 +147,11 @@ class Arrivals(deque[Request]):
 
 def _fits(requests: Sequence[Request]) -> bool:
     """Return whether requests can be executed together in one turn."""
-    if not CHANGES_DIRECTORY.isdisjoint([type(request.command) for request in requests]):
-        return False
-    if sum([work_of(request.command) for request in requests]) > TURN_WORK:
-        return False
-    return sum([size_of(request.command) for request in requests]) <= MAX_BATCH_BYTES
+    work = size = 0
+    for request in requests:
+        command = request.command
+        if type(command) in CHANGES_DIRECTORY:
+            return False
+        work += work_of(command)
+        size += size_of(command)
+    return work <= TURN_WORK and size <= MAX_BATCH_BYTES

@@ -245,31 +245,47 @@ class BrokerNamespace:
             return ()
         sends: dict[str, list[SendRequest]] = {}
         left: Sequence[Request] = ()
-        for position, request in enumerate(requests):
-            if self._work >= TURN_WORK:
-                last, left = _late(requests, position)
-                for small in last:
-                    self._execute_or_gather(small, sends, now, commit)
-                break
-            self._execute_or_gather(request, sends, now, commit)
+        done = self._execute_others(requests, sends, now, commit)
+        if done < len(requests):
+            last, left = _late(requests, done)
+            self._execute_others(last, sends, now, commit, most=NEVER_US)
         for group in sends.values():
             self.send(group, now, commit)
         return left
 
-    def _execute_or_gather(
-        self, request: Request, sends: dict[str, list[SendRequest]], now: int, commit: Commit
-    ) -> None:
-        command = request.command
-        if not isinstance(command, c.Send):
-            self._execute_one(request, now, commit)
-            return
-        together = sends.setdefault(command.path.lower(), [])
-        together.append(request)
+    def _execute_others(
+        self,
+        requests: Sequence[Request],
+        sends: dict[str, list[SendRequest]],
+        now: int,
+        commit: Commit,
+        *,
+        most: int = TURN_WORK,
+    ) -> int:
+        """Execute commands until the work of the turn is `most`, and gather the sends by entity.
+
+        Return the number of requests that were executed or gathered.
+        """
+        has_topics = self.directory.topics > 0
+        for position, request in enumerate(requests):
+            if self._work >= most:
+                return position
+            command = request.command
+            if isinstance(command, c.Send):
+                together = sends.setdefault(command.path.lower(), [])
+                together.append(request)
+                if has_topics:
+                    self._count_rules(command, is_first=len(together) == 1)
+            else:
+                self._execute_one(request, now, commit)
+        return len(requests)
+
+    def _count_rules(self, command: c.Send, *, is_first: bool) -> None:
+        """Count the work of rules for a send; the sends of a turn to one topic share some of it."""
         entity = self.directory.find(command.path)
         if isinstance(entity, Topic):
             operators = entity.operators
-            if len(together) == 1:  # the rules are evaluated once for all
-                self._work += operators // WORK_OPERATORS
+            self._work += operators // WORK_OPERATORS if is_first else 0
             self._work += operators * size_of(command) // WORK_RULE_BYTES
 
     def _execute_one(self, request: Request, now: int, commit: Commit) -> None:
@@ -797,7 +813,7 @@ class BrokerNamespace:
     def withdraw(self, requests: Iterable[Request]) -> None:
         """Remove waiting requests, whose callers have gone; they get no reply."""
         for request in requests:
-            queue = self.shared.waits_at.get(id(request))
+            queue = self.directory.queue_numbered(self.shared.waits_at.get(id(request), 0))
             if queue is not None:
                 waiter = queue.waiters.withdraw(request)
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
