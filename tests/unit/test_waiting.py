@@ -228,3 +228,12 @@ def test_what_does_not_add_up_is_found(spoil: str) -> None:
     else:
         waiting._first_active = 1
     assert len(waiting.faults()) == 1
+
+
+def test_rows_are_found_by_time_even_if_the_clock_was_set_back() -> None:
+    waiting = Waiting()
+    for number, enqueued in enumerate((100, 200, 50), 1):
+        row = waiting.add_one(number, enqueued, 1, 1)
+        waiting.admit(row, 1, Cause.ENQUEUED)
+    assert waiting.enqueued_before(101, 10).tolist() == [0, 2]
+    assert waiting.enqueued_before(101, 1).tolist() == [0]

@@ -117,7 +117,9 @@ class Arrivals(deque[Request]):
         """
         group: list[Request] = []
         served: set[str] = set()
-        passed: list[str] = []  # principals with requests for later turns
+        passed: list[
+            str
+        ] = []  # with requests for later turns; those without one in this turn first
         rotation = deque(self._lines)
         work = size = 0
         while rotation:
@@ -139,7 +141,6 @@ class Arrivals(deque[Request]):
             served.add(principal)
             if line:
                 rotation.append(principal)
-        passed.sort(key=served.__contains__)  # stable: principals without a request come first
         self._lines = {principal: self._lines[principal] for principal in passed}
         self.queued -= len(group)
         return group
