@@ -34,9 +34,11 @@ from twinbus.protocol import server_conversation
 from twinbus.protocol.commands import (
     CreateEntity,
     DeleteKey,
+    GetRuntimeProperties,
     Peek,
     PutKey,
     Receive,
+    ReceiveMode,
     Send,
 )
 from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
@@ -453,6 +455,22 @@ def test_a_parked_receive_goes_on_when_its_token_is_renewed(
     entrance.namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
     number, batch = exchange.reply()
     assert (number, batch.num_rows) == (1, 1)
+
+
+def test_requests_that_wait_for_credit_do_nothing_after_their_key_was_deleted(
+    enter: Callable[..., Entrance],
+) -> None:
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN)
+    fill(entrance)
+    exchange = entrance.connect(key)
+    take = Receive(LARGE, 1, mode=ReceiveMode.RECEIVE_AND_DELETE)
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 20, *[take] * 5))
+    eventually(lambda: len(conversation_of(entrance, key)._deferred) > 5)
+    entrance.namespace.ask(DeleteKey("key"))
+    replies = dict(exchange.all_replies(25))
+    assert {type(replies[number]) for number in range(20, 26)} == {UnauthorizedError}
+    assert entrance.namespace.ask(GetRuntimeProperties(LARGE)).active_message_count == 48
 
 
 # -- health and metrics ----------------------------------------------------------------------------

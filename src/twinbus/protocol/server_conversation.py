@@ -14,8 +14,9 @@ Memory is bounded. A client that does not read its replies gets no more (credit)
 reading from a client that sends faster than the broker works (`may_read`). An incomplete frame must
 make progress. A conversation keeps no reply that was written. After the connection has ended it
 keeps nothing large, because it is part of a reference cycle, which Python frees late.
-A token is checked when it is presented and with every request; for waiting requests also when it
-expires or its key changes. Locks in replies that the client did not get are released.
+A token is checked when it is presented, with every request, and again when a request that waited
+for credit is submitted; for requests that wait at the broker also when it expires or its key
+changes. Locks in replies that the client did not get are released.
 """
 
 from bisect import bisect_right
@@ -374,11 +375,12 @@ class ServerConversation:
         return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
 
     def balance(self, now: int) -> list[Event]:
-        """Submit held requests for which there is credit; hold waiting requests without credit.
+        """Submit deferred requests for which there is credit, and refuse those no longer allowed.
 
         The replies to requests that wait at the broker have no bound. While the client does not
         read, such requests wait here instead.
         """
+        self._now = now
         if self._is_choked:
             return self._defer_waiting(now)
         ready: list[Request] = []
@@ -386,8 +388,18 @@ class ServerConversation:
             first = next(iter(self._deferred.values()))
             if not self._has_credit(first):
                 break
-            self._hand_over(self._deferred.pop(first.number), ready)
+            del self._deferred[first.number]
+            error = self._revoked(first)
+            if error is None:
+                self._hand_over(first, ready)
+            else:
+                self._refuse_deferred(first, error)
         return [Arrived(ready)] if ready else []
+
+    def _refuse_deferred(self, request: ServerRequest, error: MessagingError) -> None:
+        self._unanswered -= request.size
+        self._guard.refused(self.admission, error)
+        self._queue(encode_reply(request.number, error))
 
     def _defer_waiting(self, now: int) -> list[Event]:
         waiting = [request for request in self._open.values() if request.waits]
@@ -425,14 +437,17 @@ class ServerConversation:
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
-        """Return why a waiting request must not be answered: its key or token became invalid."""
-        if self.admission is None:
-            return None
+        """Return why a request must not go on: its key or token became invalid since it arrived.
+
+        Only requests that wait at the broker may outlive their token for a moment.
+        """
+        assert self.admission is not None  # set by HELLO
         try:
             self.admission = self._guard.recheck(self.admission)
             self.admission.check(request.command)
         except UnauthorizedError as error:
-            return None if self._is_renewable(error) else error
+            return None if request.waits and self._is_renewable(error) else error
+        request.principal = self.admission
         return None
 
     def _is_renewable(self, error: UnauthorizedError) -> bool:

@@ -71,11 +71,11 @@ class ServiceBusConnection(ClientConnection):
         if self._is_aborted:
             return
         amqp, transport = self.conversation.amqp, self.transport
+        # May allow the conversation to write more.
+        self.conversation.note_buffered(transport.get_write_buffer_size())
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            # May allow the conversation to write more.
             self.conversation.note_buffered(transport.get_write_buffer_size())
-        self.conversation.note_buffered(transport.get_write_buffer_size())
         self._hand_over()
         if amqp.is_done and not amqp.has_outgoing:
             transport.close()

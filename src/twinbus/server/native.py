@@ -92,17 +92,23 @@ class NativeConnection(ClientConnection):
         if self._is_aborted:  # its write buffer is empty, but the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
-        if conversation.has_outgoing and not self._is_full and not transport.is_closing():
-            pieces = conversation.take_outgoing()
-            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        self._write_outgoing()
         if conversation.is_calm(transport.get_write_buffer_size()) and self._is_reading:
             return
         self._apply(conversation.balance(now_us()))
+        self._write_outgoing()  # the refusals of deferred requests
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True
             transport.close()
         else:
             self._read_on(may_read=conversation.may_read)
+
+    def _write_outgoing(self) -> None:
+        conversation, transport = self.conversation, self.transport
+        if conversation.has_outgoing and not self._is_full and not transport.is_closing():
+            pieces = conversation.take_outgoing()
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            conversation.note_buffered(transport.get_write_buffer_size())
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""

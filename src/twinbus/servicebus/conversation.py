@@ -152,6 +152,7 @@ class ServiceBusConversation:
                 for link in session.links:
                     if isinstance(link.context, Receiving | Answers):
                         link.context.pump()
+        self._take(self.amqp.take_events())
 
     def lose(self) -> None:
         """Handle the loss of the connection."""

@@ -40,13 +40,20 @@ Deliver = Callable[["LinkRequest", Any], None]
 class LinkRequest(Request):
     """A request of a link. Any thread that runs a turn may answer it."""
 
-    __slots__ = ("_deliver", "is_open", "read_at", "reply_bytes", "size", "then", "waits")
+    __slots__ = ("_deliver", "is_open", "path", "read_at", "reply_bytes", "size", "then", "waits")
 
     def __init__(
-        self, deliver: Deliver, command: Command[Any], admission: Admission, then: Then, now: int
+        self,
+        deliver: Deliver,
+        path: str,
+        command: Command[Any],
+        admission: Admission,
+        then: Then,
+        now: int,
     ) -> None:
         super().__init__(command, admission)
         self._deliver = deliver
+        self.path = path  # of the entity; selects the token
         self.then = then
         self.read_at = now
         self.size = size_of(command)
@@ -178,15 +185,12 @@ class Work:
 
     def ask(self, path: str, command: Command[Any], then: Then) -> LinkRequest | None:
         """Submit a command; None if it is refused: `then` was called with the error."""
-        admission: Admission | None = None
         try:
-            admission = self.admission_for(path)
-            self._check(admission, path, command)
+            admission = self._allow(path, command)
         except MessagingError as error:
-            self._guard.refused(admission, error)
             then(error)
             return None
-        request = LinkRequest(self._deliver, command, admission, then, self.now)
+        request = LinkRequest(self._deliver, path, command, admission, then, self.now)
         self._count(request, 1)
         if self._deferred or not self._has_room(request):
             self._deferred.append(request)
@@ -219,9 +223,31 @@ class Work:
         self.submit_deferred()
 
     def submit_deferred(self) -> None:
-        """Submit waiting requests for whose replies there is room now."""
+        """Submit deferred requests for whose replies there is room; refuse those not allowed now.
+
+        The token of a deferred request may have expired, and its key may have been removed.
+        """
         while self._deferred and self._has_room(self._deferred[0]):
-            self._hand_over(self._deferred.popleft())
+            request = self._deferred.popleft()
+            try:
+                request.principal = self._allow(request.path, request.command)
+            except MessagingError as error:
+                request.is_open = False
+                self._count(request, -1)
+                request.then(error)
+            else:
+                self._hand_over(request)
+
+    def _allow(self, path: str, command: Command[Any]) -> Admission:
+        """Return the admission that allows a command; log a refusal and raise it."""
+        admission: Admission | None = None
+        try:
+            admission = self.admission_for(path)
+            self._check(admission, path, command)
+        except MessagingError as error:
+            self._guard.refused(admission, error)
+            raise
+        return admission
 
     def _check(self, admission: Admission, path: str, command: Command[Any]) -> None:
         """Check a right, unless the same admission has passed the same check before.
