@@ -11,9 +11,10 @@ that `take_outgoing` returns, and calls `tick` at the time `next_event`.
     ENDED      none
 
 Memory is bounded. A client that does not read its replies gets no more (credit). The driver stops
-reading from a client that sends faster than the broker works (`may_read`). An incomplete frame must
-make progress. A conversation keeps no reply that was written. After the connection has ended it
-keeps nothing large, because it is part of a reference cycle, which Python frees late.
+reading from a client that sends faster than the broker works (`may_read`). The connections of a
+key share a further bound of both (`has_reply_room`, `has_request_room` of the guard). An incomplete
+frame must make progress. A conversation keeps no reply that was written. After the connection has
+ended it keeps nothing large, because it is part of a reference cycle, which Python frees late.
 A token is checked when it is presented, with every request, and again when a request that waited
 for credit is submitted; for requests that wait at the broker also when it expires or its key
 changes. Locks in replies that the client did not get are released.
@@ -37,6 +38,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AUTHENTICATION_US,
+    COUNTED_STEP_BYTES,
     FIRST_WIRE_VERSION,
     MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
@@ -85,6 +87,17 @@ class ConnectionGuard(Protocol):
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
         """Log the refusal of a request or a token."""
+        ...
+
+    def has_reply_room(self, used: int, more: int) -> bool:
+        """Return whether more bytes of replies fit beside the used ones of this connection.
+
+        If not, the driver calls `balance` again when other connections have released some.
+        """
+        ...
+
+    def has_request_room(self, used: int) -> bool:
+        """Return whether more requests fit beside the unanswered bytes of this connection."""
         ...
 
 
@@ -194,10 +207,14 @@ class ServerConversation:
     @property
     def may_read(self) -> bool:
         """Whether the driver may read more from this client."""
-        return (
-            self._unanswered < MAX_UNANSWERED_BYTES
-            and not self._is_choked
-            and self.phase is not _ENDED
+        return not self._is_behind and not self._is_choked and self.phase is not _ENDED
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether this client, or all clients of its key together, have sent more than fits."""
+        size = self._unanswered
+        return size >= MAX_UNANSWERED_BYTES or (
+            size >= COUNTED_STEP_BYTES and not self._guard.has_request_room(size)
         )
 
     @property
@@ -346,7 +363,8 @@ class ServerConversation:
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
         used = self._fetching or self._outgoing_bytes or self._buffered
-        if self._deferred or (used and not self._has_credit(request)):
+        is_large = request.reply_bytes or request.waits
+        if self._deferred or ((used or is_large) and not self._has_credit(request)):
             self._deferred[number] = request
         else:
             self._open[number] = request
@@ -361,6 +379,21 @@ class ServerConversation:
         return self._outgoing_bytes + self._buffered
 
     @property
+    def reply_bytes(self) -> int:
+        """How many bytes of replies are unread or expected."""
+        return self._fetching + self._outgoing_bytes + self._buffered
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the unanswered requests."""
+        return self._unanswered
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether requests wait for credit."""
+        return bool(self._deferred)
+
+    @property
     def _is_choked(self) -> bool:
         return self.unread_bytes > MAX_UNREAD_BYTES
 
@@ -371,8 +404,10 @@ class ServerConversation:
 
     def _has_credit(self, request: ServerRequest) -> bool:
         """Return whether there is room for the reply; one request is always allowed."""
-        used = self._fetching + self.unread_bytes
-        return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
+        used, more = self.reply_bytes, request.reply_bytes
+        if used and used + more > MAX_UNREAD_BYTES:
+            return False
+        return not (more or request.waits) or self._guard.has_reply_room(used, more)
 
     def balance(self, now: int) -> list[Event]:
         """Submit deferred requests for which there is credit, and refuse those no longer allowed.
@@ -494,7 +529,7 @@ class ServerConversation:
         return (
             bool(self._outgoing)
             or self.phase is not _OPEN
-            or self._unanswered >= MAX_UNANSWERED_BYTES
+            or self._is_behind
             or self._buffered > MAX_UNREAD_BYTES
         )
 

@@ -55,6 +55,7 @@ class NativeConnection(ClientConnection):
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
+            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
             self._apply(events, may_turn=True)
         incomplete = conversation.reader.filled
         if incomplete != self._incomplete:
@@ -68,6 +69,7 @@ class NativeConnection(ClientConnection):
             self.conversation.note_buffered(0)  # everything had been written
         self._apply(self.conversation.lose())
         self._note_incomplete(0)
+        self._note_usage(0, 0)
         self._door.connection_ends(self)
 
     def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
@@ -93,9 +95,13 @@ class NativeConnection(ClientConnection):
             return
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()
-        if conversation.is_calm(transport.get_write_buffer_size()) and self._is_reading:
+        is_calm = conversation.is_calm(transport.get_write_buffer_size())
+        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        if is_calm and self._is_reading:
             return
-        self._apply(conversation.balance(now_us()))
+        events = conversation.balance(now_us())
+        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        self._apply(events)
         self._write_outgoing()  # the refusals of deferred requests
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True
@@ -118,8 +124,8 @@ class NativeConnection(ClientConnection):
         if now >= conversation.next_event:
             self._apply(conversation.tick(now))
             self.flush()
-        elif conversation.unread_bytes:  # asyncio does not report when the socket accepts bytes
-            self.flush()
+        elif conversation.unread_bytes or conversation.has_deferred or not self._is_reading:
+            self.flush()  # asyncio does not report when the socket accepts bytes
         events = conversation.check_admission(now)
         if events:
             self._apply(events)

@@ -17,6 +17,7 @@ from twinbus.errors import (
     UnauthorizedError,
 )
 from twinbus.limits import (
+    COUNTED_STEP_BYTES,
     MAX_ADDRESS_CHARACTERS,
     MAX_AMQP_LINKS,
     MAX_OPEN_REQUESTS,
@@ -87,6 +88,14 @@ class ServiceBusGuard(Protocol):
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
         """Log the refusal of a request or a token."""
+        ...
+
+    def has_reply_room(self, used: int, more: int) -> bool:
+        """Return whether more bytes of replies fit beside the used ones of this connection."""
+        ...
+
+    def has_request_room(self, used: int) -> bool:
+        """Return whether more requests fit beside the unanswered bytes of this connection."""
         ...
 
     def describe(self, path: str) -> EntityDescription | None:
@@ -205,12 +214,25 @@ class Work:
         """How many bytes a link may receive at once, so that all links stay within the bound."""
         return min(SERVICE_BUS_FETCH_BYTES, MAX_UNREAD_BYTES // (self._waiting + 1))
 
+    @property
+    def reply_bytes(self) -> int:
+        """How many bytes of replies are unread or expected."""
+        return self._fetching + self._unread_bytes()
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the messages in unanswered requests."""
+        return self._open_bytes
+
     def _has_room(self, request: LinkRequest) -> bool:
         """Return whether unread bytes and expected replies are within the bound."""
-        if not request.reply_bytes:
+        more = request.reply_bytes
+        if not more and not request.waits:
             return True
-        used = self._fetching + self._unread_bytes()
-        return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
+        used = self.reply_bytes
+        if more and used and used + more > MAX_UNREAD_BYTES:
+            return False
+        return self._guard.has_reply_room(used, more)
 
     def _hand_over(self, request: LinkRequest) -> None:
         self._fetching += request.reply_bytes
@@ -271,9 +293,11 @@ class Work:
     @property
     def is_behind(self) -> bool:
         """Whether there are so many unanswered requests that reading from the client must stop."""
+        size = self._open_bytes
         return (
             self._open > MAX_OPEN_REQUESTS
-            or self._open_bytes > MAX_UNANSWERED_BYTES
+            or size > MAX_UNANSWERED_BYTES
+            or (size >= COUNTED_STEP_BYTES and not self._guard.has_request_room(size))
             or len(self._deferred) > SERVICE_BUS_DEFERRED_REQUESTS
         )
 
