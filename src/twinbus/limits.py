@@ -116,6 +116,7 @@ MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are re
 # Logging
 LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
 LOGGED_RULES: Final = 100  # rules whose failures have a log line each; the others share one
+LOGGED_LIBRARY_LINES: Final = 32  # kinds of lines of uvicorn and asyncio; the others share one
 LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
 
 # Time
