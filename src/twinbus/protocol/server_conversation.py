@@ -389,6 +389,12 @@ class ServerConversation:
         return self._unanswered
 
     @property
+    def holds_much(self) -> bool:
+        """Whether so many bytes are unread, expected or unanswered that the driver counts them."""
+        held = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
+        return held >= COUNTED_STEP_BYTES
+
+    @property
     def has_deferred(self) -> bool:
         """Whether requests wait for credit."""
         return bool(self._deferred)

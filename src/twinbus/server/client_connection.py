@@ -46,6 +46,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_door",
         "_incomplete",
         "_is_aborted",
+        "_is_counted",
         "_is_full",
         "_is_reading",
         "_reading",
@@ -67,6 +68,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._incomplete = 0  # bytes of unfinished frames, as counted by the door
         self._replies = 0  # bytes of unread and expected replies, as counted by the door
         self._requests = 0  # bytes of unanswered requests, as counted by the door
+        self._is_counted = False  # one of the two is not 0
         self.is_crowded = False  # a request waits until other connections of the key release bytes
         self.address = address
         self.admitted: Admission | None = None  # the door counts the connection under this key
@@ -199,6 +201,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         door.attendance.replies.note(self.admitted, more)
         door.attendance.requests.note(self.admitted, requests - self._requests)
         self._requests = requests
+        self._is_counted = replies > 0 or requests > 0
         if more < 0:
             door.wake_crowded(self.admitted.id)
 

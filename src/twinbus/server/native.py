@@ -55,7 +55,8 @@ class NativeConnection(ClientConnection):
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
-            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+            if self._is_counted or conversation.holds_much:
+                self._note_usage(conversation.reply_bytes, conversation.request_bytes)
             self._apply(events, may_turn=True)
         incomplete = conversation.reader.filled
         if incomplete != self._incomplete:
@@ -96,13 +97,16 @@ class NativeConnection(ClientConnection):
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()
         is_calm = conversation.is_calm(transport.get_write_buffer_size())
-        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        if self._is_counted or conversation.holds_much:
+            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if is_calm and self._is_reading:
             return
         events = conversation.balance(now_us())
         self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         self._apply(events)
-        self._write_outgoing()  # the refusals of deferred requests
+        if conversation.has_outgoing:  # the refusals of deferred requests
+            self._write_outgoing()
+            conversation.note_buffered(transport.get_write_buffer_size())
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True
             transport.close()
@@ -114,7 +118,6 @@ class NativeConnection(ClientConnection):
         if conversation.has_outgoing and not self._is_full and not transport.is_closing():
             pieces = conversation.take_outgoing()
             self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            conversation.note_buffered(transport.get_write_buffer_size())
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""
