@@ -453,7 +453,8 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     eventually(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
     for _ in range(3):
         entrance.assert_serves()
-        assert entrance.connect(other).answer(frames_of(Peek(LARGE, 0, 1000)))[1].num_rows == 48
+        with entrance.connect(other) as served:
+            assert served.answer(frames_of(Peek(LARGE, 0, 1000)))[1].num_rows == 48
         assert replies.by_key[lazy.id] <= bound
         assert sum(unread_of(entrance, lazy)) <= bound
     for exchange in exchanges:  # when they read, they get them all
