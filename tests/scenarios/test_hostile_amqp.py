@@ -252,7 +252,7 @@ def test_operations_that_wait_for_room_are_refused_when_their_key_was_deleted(
         done = watcher.requests
         answers = [AmqpMessage(one.payload) for one in peer.take(receiver, 60)]
     statuses = [(answer.application_properties or {})["statusCode"] for answer in answers]
-    assert statuses == [200] * done + [401] * (60 - done)
+    assert sorted(statuses) == [200] * done + [401] * (60 - done)  # refusals are quicker
     assert watcher.requests == done < 60
 
 
