@@ -133,6 +133,7 @@ MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are re
 # Logging
 LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
 LOGGED_RULES: Final = 100  # rules whose failures have a log line each; the others share one
+LOGGED_LIBRARY_LINES: Final = 32  # kinds of lines of uvicorn and asyncio; the others share one
 LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
 
 # Time
@@ -308,6 +309,14 @@ ROWS_IN_LOG: Final = 8  # messages of one turn; more are cheaper as columns
 MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
 MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
 MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one read, one at hand
+MAX_KEY_REPLY_BYTES: Final = 8 * MAX_RECEIVE_BYTES  # expected and unread, of all its connections
+MAX_REPLY_BYTES: Final = 8 * MAX_KEY_REPLY_BYTES  # of all keys; a tenth is for keys that manage
+MAX_KEY_REQUEST_BYTES: Final = 4 * MAX_UNANSWERED_BYTES  # unanswered, of all its connections
+MAX_REQUEST_BYTES: Final = 4 * MAX_KEY_REQUEST_BYTES  # of all keys; a tenth is for keys that manage
+COUNTED_STEP_BYTES: Final = 16 * 1024  # of a connection: its small requests and replies cost no sum
+MIN_READ_BYTES: Final = (
+    256 * 1024
+)  # that a client reads in QUIET_US if there are more: 9 KB a second
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # a client takes milliseconds, a stranger gets no more
 MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes

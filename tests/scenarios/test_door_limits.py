@@ -27,16 +27,25 @@ from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place, sign_token
 from twinbus.errors import MessagingError, ServerBusyError, UnauthorizedError
 from twinbus.ledger import NO_LEDGER
-from twinbus.limits import MAX_BATCH_MESSAGES, MAX_OPEN_REQUESTS, MAX_UNREAD_BYTES, SECOND_US
+from twinbus.limits import (
+    MAX_BATCH_MESSAGES,
+    MAX_OPEN_REQUESTS,
+    MAX_RECEIVE_BYTES,
+    MAX_UNREAD_BYTES,
+    RESERVED_DESCRIPTORS,
+    SECOND_US,
+)
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol import server_conversation
 from twinbus.protocol.commands import (
     CreateEntity,
     DeleteKey,
+    GetRuntimeProperties,
     Peek,
     PutKey,
     Receive,
+    ReceiveMode,
     Send,
 )
 from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
@@ -87,9 +96,10 @@ class Entrance:
         assert head[0] == FrameKind.GOODBYE
         return decode_error(head[1:])
 
-    def say(self, said: bytes) -> socket.socket:
+    def say(self, said: bytes, source: str = "127.0.0.1") -> socket.socket:
         """Open a connection that says something and then nothing more."""
-        line = socket.create_connection(("127.0.0.1", self.door.port), timeout=SECONDS)
+        where = ("127.0.0.1", self.door.port)
+        line = socket.create_connection(where, timeout=SECONDS, source_address=(source, 0))
         self.opened.enter_context(closing(line))
         line.sendall(said)
         return line
@@ -225,6 +235,67 @@ def test_readers_with_a_token_are_bounded_in_number(
     assert len(entrance.door.attendance.readers) == 8
 
 
+@pytest.mark.parametrize("page", ["/health", "/$Resources/queues?api-version=2021-05"])
+def test_readers_of_another_key_do_not_push_out_a_manager(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_READERS", 8)
+    entrance = enter()
+    tenants = [
+        entrance.key(name, Claim.SEND, Claim.LISTEN, path=QUEUE) for name in ("one", "two", "six")
+    ]
+
+    def read(key: SharedAccessKey) -> socket.socket:
+        asked = f"GET {page} HTTP/1.1\r\nHost: x\r\nAuthorization: {entrance.token(key)}\r\n\r\n"
+        line = entrance.say(asked.encode())
+        assert line.recv(9) == b"HTTP/1.1 "
+        return line
+
+    lines = [read(key) for key in (ROOT, *tenants[:2])]
+    greedy = [read(tenants[2]) for _ in range(20)]
+    assert all(map(is_let_go, greedy[:15]))  # the key with the most readers loses them
+    visitors = entrance.door.attendance.readers.values()
+    assert [visitor.key for visitor in visitors][:3] == [ROOT.id, tenants[0].id, tenants[1].id]
+    assert len(lines) == 3
+
+
+def test_the_address_with_the_most_strangers_loses_them(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_STRANGERS", 8)
+    entrance = enter()
+    quiet = [entrance.say(MAGIC, source=source(number)) for number in range(3)]
+    eventually(lambda: len(entrance.door.attendance.strangers) == 3)
+    flood = [entrance.say(b"", source="127.0.0.9") for _ in range(40)]
+    assert all(map(is_let_go, flood[:35]))
+    addresses = [visitor.address for visitor in entrance.door.attendance.strangers.values()]
+    assert addresses[:3] == [source(number) for number in range(3)]
+    for line in quiet:
+        line.sendall(hello(entrance.token())[len(MAGIC) :])
+        assert line.recv(1)
+
+
+def test_the_files_that_a_process_may_open_bound_its_clients(
+    enter: Callable[..., Entrance],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("MAX_STRANGERS", "MAX_READERS"):
+        for module in (attendance, door_module):
+            monkeypatch.setattr(module, name, 8)
+    files = RESERVED_DESCRIPTORS + 8 + 8 + 10
+    monkeypatch.setattr(door_module, "_raise_descriptor_limit", lambda _: files)
+    entrance = enter()
+    assert entrance.door.attendance.max_connections == 10
+    [line] = [one.getMessage() for one in caplog.records if "max_connections" in one.getMessage()]
+    assert f"may open {files} files only: the server admits 10 clients" in line
+    key = entrance.key("greedy", Claim.SEND)
+    refusals = [entrance.greet(key, source=source(number)) for number in range(12)]
+    assert refusals[:8] == [None] * 8
+    assert all(isinstance(error, ServerBusyError) for error in refusals[8:])
+    assert entrance.greet(ROOT) is None
+
+
 # -- shares ----------------------------------------------------------------------------------------
 
 
@@ -305,6 +376,15 @@ def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
     return found
 
 
+def unread_of(entrance: Entrance, key: SharedAccessKey) -> list[int]:
+    """Return how many bytes of replies the connections of a key have not read."""
+    return [
+        one.conversation.unread_bytes
+        for one in list(entrance.door.attendance.clients)
+        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
+    ]
+
+
 def write_until_full(line: socket.socket, frames: Iterator[bytes]) -> int:
     """Write frames until the server reads no further; return how many bytes it took."""
     line.settimeout(1)
@@ -357,6 +437,48 @@ def test_a_client_that_never_reads_is_let_go(
     eventually(lambda: entrance.door.connections == 0)
 
 
+def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 3 * MAX_RECEIVE_BYTES
+    monkeypatch.setattr(attendance, "MAX_KEY_REPLY_BYTES", bound)
+    monkeypatch.setattr(door_module, "DOOR_TICK_S", 60)  # no tick helps a connection that waits
+    entrance = enter()
+    lazy, other = entrance.key("lazy", Claim.LISTEN), entrance.key("other", Claim.LISTEN)
+    fill(entrance)
+    exchanges = [entrance.connect(lazy) for _ in range(8)]
+    for exchange in exchanges:
+        exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 3))
+    replies = entrance.door.attendance.replies
+    eventually(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
+    for _ in range(3):
+        entrance.assert_serves()
+        with entrance.connect(other) as served:
+            assert served.answer(frames_of(Peek(LARGE, 0, 1000)))[1].num_rows == 48
+        assert replies.by_key[lazy.id] <= bound
+        assert sum(unread_of(entrance, lazy)) <= bound
+    for exchange in exchanges:  # when they read, they get them all
+        assert [number for number, _ in exchange.all_replies(3)] == [1, 2, 3]
+        exchange.cancel()
+    eventually(lambda: not replies.total)
+    assert not entrance.door.attendance.crowded
+
+
+def test_a_client_that_reads_a_little_now_and_then_is_let_go(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "QUIET_US", SECOND_US // 2)
+    monkeypatch.setattr(client_connection, "MIN_READ_BYTES", 2**40)
+    entrance = enter()
+    fill(entrance)
+    exchange = entrance.connect(entrance.key("lazy", Claim.LISTEN))
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 30))
+    with suppress(ConnectionResetError):
+        while exchange.line.recv(65_536):
+            time.sleep(0.01)  # 6 MB a second: far from all of it
+    eventually(lambda: entrance.door.connections == 0)
+
+
 def test_a_flood_of_requests_leaves_others_served(enter: Callable[..., Entrance]) -> None:
     entrance = enter()
     greedy = entrance.key("greedy", Claim.LISTEN)
@@ -384,6 +506,29 @@ def test_a_flood_of_long_requests_is_read_no_further_than_its_bound(
     frames = (asking(plain, number=number, blobs=blob) for number in range(11, 211))
     assert write_until_full(exchange.line, frames) < 40_000_000  # of 160 MB; sockets hold some
     entrance.assert_serves()
+
+
+def test_connections_of_one_key_that_send_much_are_read_no_further_than_their_bound(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_KEY_REQUEST_BYTES", 4_000_000)
+    entrance = enter()
+    greedy = entrance.key("greedy", Claim.LISTEN)
+    fill(entrance)
+    long = {"$": "numbers", "at": 0, "size": 8 * MAX_BATCH_MESSAGES}
+    plain = {"$": "ReceiveDeferred", "path": LARGE, "sequence_numbers": long}
+    blob = bytes(8 * MAX_BATCH_MESSAGES)
+    exchanges = [entrance.connect(greedy) for _ in range(4)]
+    for exchange in exchanges:
+        exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 10))  # which it does not read
+        frames = (asking(plain, number=number, blobs=blob) for number in range(11, 61))
+        write_until_full(exchange.line, frames)
+    requests = entrance.door.attendance.requests
+    assert requests.by_key[greedy.id] <= 4_000_000 + len(exchanges) * len(blob) * 2
+    entrance.assert_serves()
+    for exchange in exchanges:
+        exchange.cancel()
+    eventually(lambda: not requests.total)
 
 
 # -- keys and tokens of those who wait -------------------------------------------------------------
@@ -453,6 +598,23 @@ def test_a_parked_receive_goes_on_when_its_token_is_renewed(
     entrance.namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
     number, batch = exchange.reply()
     assert (number, batch.num_rows) == (1, 1)
+
+
+def test_requests_that_wait_for_credit_do_nothing_after_their_key_was_deleted(
+    enter: Callable[..., Entrance],
+) -> None:
+    entrance = enter()
+    key = entrance.key("key", Claim.LISTEN)
+    fill(entrance)
+    exchange = entrance.connect(key)
+    assert exchange.frame()[0][0] == FrameKind.WELCOME
+    take = Receive(LARGE, 1, mode=ReceiveMode.RECEIVE_AND_DELETE)
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 20, *[take] * 5))
+    eventually(lambda: 25 in conversation_of(entrance, key)._deferred)
+    entrance.namespace.ask(DeleteKey("key"))
+    replies = dict(exchange.all_replies(25))
+    assert {type(replies[number]) for number in range(20, 26)} == {UnauthorizedError}
+    assert entrance.namespace.ask(GetRuntimeProperties(LARGE)).active_message_count == 48
 
 
 # -- health and metrics ----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from twinbus.amqp.events import (
     LinkDetached,
     OutcomeReported,
 )
+from twinbus.amqp.message import AmqpMessage
 from twinbus.amqp.options import LinkOptions
 from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
 from twinbus.amqp.types import Array, Int, UInt
@@ -47,6 +48,7 @@ from twinbus.message import BrokeredMessage, to_batch, to_messages, tokens_of
 from twinbus.protocol.commands import (
     AcceptSession,
     CreateEntity,
+    DeleteKey,
     Disposition,
     GetSessionState,
     Peek,
@@ -230,6 +232,28 @@ def test_a_flood_of_peeks_brings_a_bounded_number_of_bytes_at_once(site: Service
             peer.wait_for(Delivery, lambda event: event.link is receiver)
     assert watcher.requests == 60
     assert watcher.most <= MAX_UNREAD_BYTES
+
+
+def test_operations_that_wait_for_room_are_refused_when_their_key_was_deleted(
+    site: ServiceBusSite,
+) -> None:
+    fill(site, 5)
+    site.namespace.ask(PutKey(key("short", Claim.LISTEN, path=QUEUE)))
+    site.door.turns.interceptor = watcher = Watcher()
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE, name="short") == 202
+        sender, receiver = peer.node(f"{QUEUE}/$management")
+        receiver.grant(1_000_000)
+        for _ in range(60):
+            peer.ask(sender, PEEK, {"from-sequence-number": 0, "message-count": 100})
+        peer.write()  # and reads nothing for a while
+        settled(lambda: watcher.requests)
+        site.namespace.ask(DeleteKey("short", QUEUE))
+        done = watcher.requests
+        answers = [AmqpMessage(one.payload) for one in peer.take(receiver, 60)]
+    statuses = [(answer.application_properties or {})["statusCode"] for answer in answers]
+    assert sorted(statuses) == [200] * done + [401] * (60 - done)  # refusals are quicker
+    assert watcher.requests == done < 60
 
 
 def test_many_receivers_share_a_bound(site: ServiceBusSite) -> None:

@@ -21,6 +21,7 @@ from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey, Receive, Send
 from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.protocol.server_conversation import ServerConversation
 from twinbus.server.door import Door
 from twinbus.server.native import NativeConnection
 
@@ -55,8 +56,12 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        connections = [c for c in self.door.attendance.clients if isinstance(c, NativeConnection)]
-        return sum(len(one.conversation._open) for one in connections)
+        return sum(len(one._open) for one in self.conversations)
+
+    @property
+    def conversations(self) -> list[ServerConversation]:
+        clients = list(self.door.attendance.clients)
+        return [one.conversation for one in clients if isinstance(one, NativeConnection)]
 
 
 @pytest.fixture
@@ -100,6 +105,28 @@ def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
     doorway.namespace.ask(Send(VICTIM, messages(1)), 10)
     monkeypatch.undo()
     assert doorway.namespace.vitals().restarts == 0
+
+
+def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
+    doorway: Doorway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll = Receive(JUNK, 1, wait=timedelta(minutes=10))
+    bad, good = doorway.hog(), doorway.hog()
+    bad.write(frames_of(poll))
+    assert wait_until(lambda: doorway.unanswered == 1)
+    [waiting] = [one for one in doorway.conversations if one._open]
+
+    def raising(*_: Any) -> None:
+        raise RuntimeError("a reply that cannot be written")
+
+    monkeypatch.setattr(waiting, "answer", raising)
+    good.write(frames_of(poll, poll))
+    assert wait_until(lambda: doorway.unanswered == 3)
+    doorway.namespace.ask(Send(JUNK, messages(2)), 10)  # this thread has the turn, and not the loop
+    assert good.reply()[0] == 1
+    doorway.namespace.ask(Send(JUNK, messages(1)), 10)
+    assert good.reply()[0] == 2
+    assert "A reply could not be delivered because of an internal error" in caplog.text
 
 
 def test_a_wait_of_a_client_that_left_is_forgotten(doorway: Doorway) -> None:

@@ -1,11 +1,14 @@
 """A server as a process: how it starts, what it serves, what it refuses, how it stops."""
 
 import json
+import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,9 @@ from twinbus import BrokeredMessage, Claim, MessagingError, RetryPolicy, ServerB
 from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, InvalidArgumentError, MessageSizeExceededError
 from twinbus.protocol.keys import ROOT_KEY
+from twinbus.server.certificates import make_certificate
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -224,6 +230,24 @@ def test_tls_from_end_to_end(server: Server) -> None:
     server.connection = first.replace("twinbus+tls://", "twinbus://")
     with pytest.raises(InvalidArgumentError, match="TLS"):
         server.take()
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_the_health_check_of_the_container_finds_a_server_with_or_without_tls(
+    server: Server, has_tls: bool
+) -> None:
+    options = []
+    if has_tls:
+        made = make_certificate(server.folder / "made", ("localhost",), datetime.now(UTC))
+        options = ["--tls-certificate", str(made.certificate), "--tls-key", str(made.key)]
+    server.start(ORDERS, *options)
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
+    [words] = re.findall(r"^HEALTHCHECK .+ CMD (\[.+\])$", text, re.MULTILINE)
+    program = json.loads(words)[2].replace("4617", str(server.port))
+    check = [sys.executable, "-c", program]
+    assert subprocess.run(check, timeout=60, check=False).returncode == 0
+    server.stop()
+    assert subprocess.run(check, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode != 0
 
 
 # -- health and metrics ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import sys
 from contextlib import suppress
 
@@ -71,6 +72,18 @@ def test_a_secret_in_place_of_a_key_name_is_not_logged(server: Server) -> None:
     server.stop()
     assert [line["key"] for line in server.events("refused_key")] == ["(not a key name)"]
     assert good.key not in server.log
+
+
+def test_malformed_requests_of_strangers_are_one_line(server: Server) -> None:
+    server.start(ORDERS, *JSON)
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as line:
+            line.sendall(b"GET / \x00\x01 HTTP/9\r\n\r\n")
+            assert line.recv(12) == b"HTTP/1.1 400"
+    server.stop()
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    [warning] = [line for line in lines if line["logger"] == "uvicorn.error"]
+    assert "Invalid HTTP request" in warning["message"]
 
 
 def test_verbose_shows_debug_lines(server: Server) -> None:

@@ -35,6 +35,7 @@ def test_whatever_the_network_does_no_message_request_or_lock_is_lost(
     for name in (
         *("messages completed", "sends retried", "requests given up", "tokens renewed"),
         *("steps with held requests", "steps without reading", "connections dropped", "stalls"),
+        "steps of crowded connections",
     ):
         assert counts[name] > 0, f"no run had {name}"
 

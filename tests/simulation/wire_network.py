@@ -25,7 +25,7 @@ from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.requests import Request
 from twinbus.protocol.server_conversation import Phase, ServerRequest
 from twinbus.server import client_connection, native
-from twinbus.server.attendance import Attendance
+from twinbus.server.attendance import Attendance, ByteShares
 from twinbus.server.latencies import Latencies
 
 MILLISECOND_US = SECOND_US // 1000
@@ -45,6 +45,8 @@ def small_limits(clock: ManualClock) -> Iterator[None]:
             (server_conversation, "QUIET_US", 2 * SECOND_US),
             (client_conversation, "QUIET_US", 2 * SECOND_US),
             (table, "MAX_MESSAGE_BYTES", 1024),
+            (client_connection, "COUNTED_STEP_BYTES", 256),
+            (server_conversation, "COUNTED_STEP_BYTES", 256),
             (client_connection, "WRITE_BUFFER_BYTES", 1024),
             (client_connection, "now_us", clock.now_us),
             (native, "now_us", clock.now_us),
@@ -333,9 +335,12 @@ class SimulatedDoor:
         self.connections: list[ObservedConnection] = []
         self.refusals = 0
         self.attendance = Attendance(MAX_CONNECTIONS, self._refused)
+        self.attendance.replies = ByteShares(12_288, 20_480)
+        self.attendance.requests = ByteShares(6144, 10_240)
         self.moved_bytes = 0
         self._keys_version = namespace.keys.version
         self._replying: dict[ObservedConnection, None] = {}
+        self._waking: dict[str, None] = {}
         self._next_tick = 0
 
     def accept(self, pipes: Connection) -> ObservedConnection:
@@ -368,11 +373,18 @@ class SimulatedDoor:
         replying, self._replying = self._replying, {}
         for connection in replying:
             connection.flush()
+        waking, self._waking = self._waking, {}
+        for key in waking:
+            for crowded in self.attendance.crowded_of(key):
+                crowded.flush()
 
     # -- called by the connections -------------------------------------------------------------
 
     def has_replies(self, connection: ObservedConnection) -> None:
         self._replying[connection] = None
+
+    def wake_crowded(self, key: str) -> None:
+        self._waking[key] = None
 
     def connection_ends(self, connection: ObservedConnection) -> None:
         self._replying.pop(connection, None)

@@ -292,6 +292,7 @@ class WireWorld:
         self._check(conversation._unanswered == unanswered, "the unanswered bytes are wrong")
         counts = self.truth.counts
         counts["steps with held requests"] += bool(held)
+        counts["steps of crowded connections"] += bool(self.door.attendance.crowded)
         counts["steps without reading"] += not conversation.may_read
         counts["steps with a ping of the server"] += conversation._pinged_at is not None
 

@@ -510,6 +510,33 @@ def unknown_paths(hog: Hog) -> None:
     hog.together(JUNK, *(c.Receive(path) for path in paths))
 
 
+def many_unread_connections(hog: Hog) -> None:
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 160))
+    with contextlib.ExitStack() as opened:
+        for _ in range(60):
+            exchange = opened.enter_context(hog.exchange())
+            exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 3))
+        time.sleep(1)
+    drain(hog, JUNK)
+
+
+def deferred_after_revocation(hog: Hog) -> None:
+    """Let requests wait for room until their token has expired: they must not run afterwards."""
+    hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 40))
+    where, expires_s = hog.keys[JUNK], int(time.time()) + 2
+    send = c.Send(JUNK, [BrokeredMessage()])
+    with Exchange(where.port, token_for(where, expires_s)) as exchange:
+        exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 20, send))
+        time.sleep(max(expires_s - time.time(), 0))
+        in_time = hog.ask(JUNK, send)  # with a token that is good
+        late = dict(exchange.all_replies(21)).get(21)
+    receipts = [one for one in (in_time, late) if isinstance(one, c.SendReceipt)]
+    numbers = [receipt.sequence_numbers[0] for receipt in receipts]
+    if len(numbers) == 2 and numbers[1] > numbers[0] > 0:
+        hog.findings.append("a send ran after its token had expired")
+    drain(hog, JUNK)
+
+
 ATTACKS: tuple[Callable[[Hog], None], ...] = (
     odd_tokens,
     unknown_numbers,
@@ -545,6 +572,8 @@ ATTACKS: tuple[Callable[[Hog], None], ...] = (
     rules_of_many_likes,
     come_and_go,
     unknown_paths,
+    many_unread_connections,
+    deferred_after_revocation,
 )
 
 

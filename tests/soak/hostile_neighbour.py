@@ -41,6 +41,7 @@ VICTIM_PAUSE_S = 0.02
 WARM_UP = 0.15  # of the time, before memory is compared
 MORE_MEMORY = 1.5  # how much higher the last third may be than the first, and
 MORE_KB = 150 * 1024  # as much again: allocators keep some of what attacks took
+MAX_MEMORY_KB = 1024 * 1024  # at any time: unread replies of four keys, and what attacks decode
 MAX_LOG_BYTES = 2 * 1024**3  # quotas of 200 MB, written twice, facts, and spare segments
 MAX_STDERR_BYTES = 5 * 1024**2
 METRICS = ("twinbus_restarts_total", "twinbus_failed_commands_total")
@@ -88,6 +89,8 @@ class Outcome:
         assert len(self.received) == self.sent, f"{len(self.received)} of {self.sent} arrived"
         first, last = self.memory()
         assert last <= MORE_MEMORY * first + MORE_KB, f"memory grew: {first:,} KB -> {last:,} KB"
+        most = max(self.memory_kb, default=0)
+        assert most <= MAX_MEMORY_KB, f"the server took {most:,} KB of memory"
         assert self.log_bytes <= MAX_LOG_BYTES, f"the log took {self.log_bytes:,} bytes"
         assert self.stderr_bytes <= MAX_STDERR_BYTES, f"stderr took {self.stderr_bytes:,} bytes"
         assert self.exit_code == 0, f"the server ended with {self.exit_code}"

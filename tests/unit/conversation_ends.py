@@ -79,6 +79,7 @@ class Server:
         self.undone: list[Any] = []
         self.refusals: list[MessagingError] = []
         self.is_full = False
+        self.has_room = True
         self.conversation = ServerConversation(self, self.deliver, "namespace-1", 0)
         if is_greeted:
             self.receive(hello())
@@ -103,6 +104,12 @@ class Server:
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:  # noqa: ARG002
         self.refusals.append(error)
+
+    def has_reply_room(self, used: int, more: int) -> bool:  # noqa: ARG002
+        return self.has_room
+
+    def has_request_room(self, used: int) -> bool:  # noqa: ARG002
+        return self.has_room
 
     # -- the driver ----------------------------------------------------------------------------
 

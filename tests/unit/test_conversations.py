@@ -612,6 +612,37 @@ def test_a_reply_to_a_wait_whose_key_was_revoked_is_refused_and_undone() -> None
     assert [type(command) for command in server.undone] == [c.Settle]
 
 
+@pytest.mark.parametrize("claims", [(Claim.SEND,), None])
+def test_a_request_that_waited_for_credit_is_refused_when_its_key_was_revoked(
+    claims: tuple[Claim, ...] | None,
+) -> None:
+    server = Server()
+    server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, SOON) + asked(4, SEND))
+    assert server.numbers == [1, 2]
+    server.put_key(SECRET if claims else "another secret of 1 key", *(claims or ()))
+    server.deliver(server.at_broker[0], LOCKED)
+    server.written()
+    refused = [3] if claims else [3, 4]
+    assert [head[:3] for head in heads(server.written())] == [
+        [FrameKind.REFUSAL, number, "Unauthorized"] for number in refused
+    ]
+    assert server.numbers == ([2, 4] if claims else [2])
+    assert len(server.refusals) == len(refused)
+    server.deliver(server.at_broker[0], LOCKED)
+    assert server.conversation._fetching == 0
+
+
+def test_a_request_that_waited_for_credit_is_refused_when_its_token_has_expired() -> None:
+    server = Server()
+    server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, SOON))
+    server.now = EXPIRES_S * SECOND_US
+    server.deliver(server.at_broker[0], LOCKED)
+    server.written()
+    assert heads(server.written())[0][:3] == [FrameKind.REFUSAL, 3, "Unauthorized"]
+    assert server.numbers == [2]
+    assert server.conversation._unanswered == server.at_broker[0].size
+
+
 def test_a_command_beyond_the_claims_of_a_key_fails_alone() -> None:
     server = Server()
     server.receive(asked(1, c.ReadMeter()) + asked(2, SEND))

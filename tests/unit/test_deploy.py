@@ -3,6 +3,8 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ from twinbus.cli.root import root
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+SYSTEMD_ANALYZE = shutil.which("systemd-analyze")
 
 
 def unit_command(name: str) -> list[str]:
@@ -59,6 +62,17 @@ def test_no_unit_has_a_secret_in_its_command_or_its_journal() -> None:
         text = unit.read_text()
         assert "SharedAccessKey" not in text
         assert "StandardOutput=null" in text  # the first start prints the root key there
+
+
+@pytest.mark.skipif(SYSTEMD_ANALYZE is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("name", ["twinbus@.service", "twinbus-syphon.service"])
+def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path, name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    unit = tmp_path / name  # with a command that is installed here
+    unit.write_text(re.sub(r"(?m)^(ExecStart=)\S+", r"\1/bin/true", text))
+    command = [str(SYSTEMD_ANALYZE), "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_the_container_copies_exists() -> None:

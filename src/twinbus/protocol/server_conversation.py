@@ -11,11 +11,13 @@ that `take_outgoing` returns, and calls `tick` at the time `next_event`.
     ENDED      none
 
 Memory is bounded. A client that does not read its replies gets no more (credit). The driver stops
-reading from a client that sends faster than the broker works (`may_read`). An incomplete frame must
-make progress. A conversation keeps no reply that was written. After the connection has ended it
-keeps nothing large, because it is part of a reference cycle, which Python frees late.
-A token is checked when it is presented and with every request; for waiting requests also when it
-expires or its key changes. Locks in replies that the client did not get are released.
+reading from a client that sends faster than the broker works (`may_read`). The connections of a
+key share a further bound of both (`has_reply_room`, `has_request_room` of the guard). An incomplete
+frame must make progress. A conversation keeps no reply that was written. After the connection has
+ended it keeps nothing large, because it is part of a reference cycle, which Python frees late.
+A token is checked when it is presented, with every request, and again when a request that waited
+for credit is submitted; for requests that wait at the broker also when it expires or its key
+changes. Locks in replies that the client did not get are released.
 """
 
 from bisect import bisect_right
@@ -36,6 +38,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AUTHENTICATION_US,
+    COUNTED_STEP_BYTES,
     FIRST_WIRE_VERSION,
     MAX_FRAME_BYTES,
     MAX_GREETING_BYTES,
@@ -84,6 +87,17 @@ class ConnectionGuard(Protocol):
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
         """Log the refusal of a request or a token."""
+        ...
+
+    def has_reply_room(self, used: int, more: int) -> bool:
+        """Return whether more bytes of replies fit beside the used ones of this connection.
+
+        If not, the driver calls `balance` again when other connections have released some.
+        """
+        ...
+
+    def has_request_room(self, used: int) -> bool:
+        """Return whether more requests fit beside the unanswered bytes of this connection."""
         ...
 
 
@@ -195,10 +209,14 @@ class ServerConversation:
     @property
     def may_read(self) -> bool:
         """Whether the driver may read more from this client."""
-        return (
-            self._unanswered < MAX_UNANSWERED_BYTES
-            and not self._is_choked
-            and self.phase is not _ENDED
+        return not self._is_behind and not self._is_choked and self.phase is not _ENDED
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether this client, or all clients of its key together, have sent more than fits."""
+        size = self._unanswered
+        return size >= MAX_UNANSWERED_BYTES or (
+            size >= COUNTED_STEP_BYTES and not self._guard.has_request_room(size)
         )
 
     @property
@@ -354,7 +372,8 @@ class ServerConversation:
         request = ServerRequest(self._deliver, number, command, self.admission, self._now, size)
         self._unanswered += request.size
         used = self._fetching or self._outgoing_bytes or self._buffered
-        if self._deferred or (used and not self._has_credit(request)):
+        is_large = request.reply_bytes or request.waits
+        if self._deferred or ((used or is_large) and not self._has_credit(request)):
             self._deferred[number] = request
         else:
             self._open[number] = request
@@ -369,6 +388,27 @@ class ServerConversation:
         return self._outgoing_bytes + self._buffered
 
     @property
+    def reply_bytes(self) -> int:
+        """How many bytes of replies are unread or expected."""
+        return self._fetching + self._outgoing_bytes + self._buffered
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the unanswered requests."""
+        return self._unanswered
+
+    @property
+    def holds_much(self) -> bool:
+        """Whether so many bytes are unread, expected or unanswered that the driver counts them."""
+        held = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
+        return held >= COUNTED_STEP_BYTES
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether requests wait for credit."""
+        return bool(self._deferred)
+
+    @property
     def _is_choked(self) -> bool:
         return self.unread_bytes > MAX_UNREAD_BYTES
 
@@ -379,15 +419,18 @@ class ServerConversation:
 
     def _has_credit(self, request: ServerRequest) -> bool:
         """Return whether there is room for the reply; one request is always allowed."""
-        used = self._fetching + self.unread_bytes
-        return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
+        used, more = self.reply_bytes, request.reply_bytes
+        if used and used + more > MAX_UNREAD_BYTES:
+            return False
+        return not (more or request.waits) or self._guard.has_reply_room(used, more)
 
     def balance(self, now: int) -> list[Event]:
-        """Submit held requests for which there is credit; hold waiting requests without credit.
+        """Submit deferred requests for which there is credit, and refuse those no longer allowed.
 
         The replies to requests that wait at the broker have no bound. While the client does not
         read, such requests wait here instead.
         """
+        self._now = now
         if self._is_choked:
             return self._defer_waiting(now)
         ready: list[Request] = []
@@ -395,8 +438,18 @@ class ServerConversation:
             first = next(iter(self._deferred.values()))
             if not self._has_credit(first):
                 break
-            self._hand_over(self._deferred.pop(first.number), ready)
+            del self._deferred[first.number]
+            error = self._revoked(first)
+            if error is None:
+                self._hand_over(first, ready)
+            else:
+                self._refuse_deferred(first, error)
         return [Arrived(ready)] if ready else []
+
+    def _refuse_deferred(self, request: ServerRequest, error: MessagingError) -> None:
+        self._unanswered -= request.size
+        self._guard.refused(self.admission, error)
+        self._queue(encode_reply(request.number, error))
 
     def _defer_waiting(self, now: int) -> list[Event]:
         waiting = [request for request in self._open.values() if request.waits]
@@ -434,14 +487,17 @@ class ServerConversation:
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
-        """Return why a waiting request must not be answered: its key or token became invalid."""
-        if self.admission is None:
-            return None
+        """Return why a request must not go on: its key or token became invalid since it arrived.
+
+        Only requests that wait at the broker may outlive their token for a moment.
+        """
+        assert self.admission is not None  # set by HELLO
         try:
             self.admission = self._guard.recheck(self.admission)
             self.admission.check(request.command)
         except UnauthorizedError as error:
-            return None if self._is_renewable(error) else error
+            return None if request.waits and self._is_renewable(error) else error
+        request.principal = self.admission
         return None
 
     def _is_renewable(self, error: UnauthorizedError) -> bool:
@@ -488,7 +544,7 @@ class ServerConversation:
         return (
             bool(self._outgoing)
             or self.phase is not _OPEN
-            or self._unanswered >= MAX_UNANSWERED_BYTES
+            or self._is_behind
             or self._buffered > MAX_UNREAD_BYTES
         )
 

@@ -197,7 +197,7 @@ class AdministrationApi:
         self._check_origin(request)
         version = self._version(request)
         signed = self._admit(request.headers.get("authorization", ""))
-        self._door.attendance.note_reader(request.state.connection)
+        self._door.attendance.note_reader(request.state.connection, signed)
         base = f"{request.url.scheme}://{request.url.netloc}"
         call = _Call(request, path, version, _about(signed, path), signed, base)
         verbs = self._verbs(path)

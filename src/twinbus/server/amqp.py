@@ -38,6 +38,7 @@ class ServiceBusConnection(ClientConnection):
         """Process bytes that the client sent."""
         conversation, amqp = self.conversation, self.conversation.amqp
         conversation.receive(data, now_us())
+        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         self._hand_over()
         self._note_incomplete(amqp.incomplete_bytes)
         may_wait = conversation.may_read and not amqp.unread_bytes and not amqp.is_done
@@ -49,6 +50,7 @@ class ServiceBusConnection(ClientConnection):
         self.conversation.lose()
         self._hand_over()
         self._note_incomplete(0)
+        self._note_usage(0, 0)
         self._door.connection_ends(self)
 
     def _hand_over(self) -> None:
@@ -71,11 +73,12 @@ class ServiceBusConnection(ClientConnection):
         if self._is_aborted:
             return
         amqp, transport = self.conversation.amqp, self.transport
+        # May allow the conversation to write more.
+        self.conversation.note_buffered(transport.get_write_buffer_size())
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            # May allow the conversation to write more.
             self.conversation.note_buffered(transport.get_write_buffer_size())
-        self.conversation.note_buffered(transport.get_write_buffer_size())
+        self._note_usage(self.conversation.reply_bytes, self.conversation.request_bytes)
         self._hand_over()
         if amqp.is_done and not amqp.has_outgoing:
             transport.close()

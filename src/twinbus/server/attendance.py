@@ -1,21 +1,32 @@
-"""Who is connected to a door, and how many connections strangers, keys and addresses may have.
+"""Who is connected to a door, and how much strangers, keys and addresses may have of it.
 
-A connection without a verified token is a stranger. When there are too many strangers, or too many
-HTTP connections with a token, the oldest of them is closed. Clients are refused beyond the maximum
-of the door, the share of their key, and the share of their address; a part of the connections is
-reserved for keys that manage the namespace. Everything here runs in the loop of the door.
+A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
+of the two groups has a maximum. Beyond it a member is closed whose address (of strangers) or key
+(of readers) has the most of them, and readers whose key does not manage the namespace are closed
+first. Clients are refused beyond the maximum of the door, the share of their key, and the share of
+their address; a part of the connections is reserved for keys that manage the namespace.
+
+The bytes that clients make the server keep are counted by key as well. A connection asks for room
+before it submits a request with a large reply. A connection without room is crowded: it is flushed
+again, the oldest first, when another connection of its key has released bytes. Everything here runs
+in the loop of the door.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from twinbus.errors import ServerBusyError
 from twinbus.limits import (
     CONNECTION_SHARE,
     MANAGE_RESERVE,
     MAX_INCOMPLETE_BYTES,
+    MAX_KEY_REPLY_BYTES,
+    MAX_KEY_REQUEST_BYTES,
     MAX_READERS,
+    MAX_REPLY_BYTES,
+    MAX_REQUEST_BYTES,
     MAX_STRANGERS,
     SERVER_BUSY_RETRY_S,
 )
@@ -23,7 +34,56 @@ from twinbus.protocol.access import Admission
 from twinbus.protocol.keys import Claim
 from twinbus.server.client_connection import ClientConnection
 
-Transports = dict[asyncio.BaseProtocol, asyncio.Transport]  # oldest first
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """A connection that is not a client."""
+
+    address: str
+    close: Callable[[], object]  # closes the connection at once
+    transport: asyncio.Transport | None = None  # None until the connection has a protocol
+    admission: Admission | None = None  # of a reader
+
+    @property
+    def is_manager(self) -> bool:
+        """Whether it is a reader with a key that manages the namespace."""
+        return self.admission is not None and self.admission.may(Claim.MANAGE, None)
+
+    @property
+    def key(self) -> str:
+        """The identity of a reader's key."""
+        return "" if self.admission is None else self.admission.id
+
+
+class ByteShares:
+    """Counts bytes that connections make the server keep, and bounds them by key and in total.
+
+    A key that holds nothing may always begin, so that no key can block another one.
+    """
+
+    def __init__(self, most_of_key: int, most: int) -> None:
+        self._most_of_key = most_of_key
+        self._most = most
+        self._most_without_reserve = int(most * (1 - MANAGE_RESERVE))
+        self.by_key: Counter[str] = Counter()
+        self.total = 0
+
+    def note(self, admission: Admission, change: int) -> None:
+        """Count bytes more or less."""
+        _add(self.by_key, admission.id, change)
+        self.total += change
+
+    def has_room(self, admission: Admission, noted: int, used: int, more: int) -> bool:
+        """Return whether a connection that uses some bytes, as noted or not, may use more."""
+        of_key = self.by_key[admission.id] - noted + used
+        if not of_key:
+            return True
+        if of_key + more > self._most_of_key:
+            return False
+        total = self.total - noted + used + more
+        return total <= self._most_without_reserve or (
+            total <= self._most and admission.may(Claim.MANAGE, None)
+        )
 
 
 class Attendance:
@@ -32,11 +92,14 @@ class Attendance:
     def __init__(self, max_connections: int, on_refused: Callable[[str], None]) -> None:
         self.max_connections = max_connections
         self.clients: set[ClientConnection] = set()  # with a verified token
-        self.strangers: Transports = {}
-        self.readers: Transports = {}  # HTTP connections that have shown a valid token
+        self.strangers: dict[object, Visitor] = {}  # by task or protocol, oldest first
+        self.readers: dict[object, Visitor] = {}  # HTTP connections that have shown a valid token
         self.by_key: Counter[str] = Counter()  # connections
         self.by_address: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()  # bytes of unfinished frames, by key
+        self.replies = ByteShares(MAX_KEY_REPLY_BYTES, MAX_REPLY_BYTES)  # expected and unread
+        self.requests = ByteShares(MAX_KEY_REQUEST_BYTES, MAX_REQUEST_BYTES)  # unanswered
+        self.crowded: dict[str, dict[ClientConnection, None]] = {}  # by key, oldest first
         self._on_refused = on_refused  # called with the reason when a connection is closed
 
     def __len__(self) -> int:
@@ -45,30 +108,51 @@ class Attendance:
 
     def transports(self) -> list[asyncio.Transport]:
         """Return the transports of everyone who is not a client."""
-        return [*self.strangers.values(), *self.readers.values()]
+        visitors = [*self.strangers.values(), *self.readers.values()]
+        return [visitor.transport for visitor in visitors if visitor.transport is not None]
 
     # -- strangers and readers -----------------------------------------------------------------
 
-    def note_stranger(self, stranger: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
-        """Count a connection without a token; the oldest is closed when there are too many."""
-        self.strangers[stranger] = transport
+    def note_arrival(self, task: "asyncio.Task[None]", address: str) -> None:
+        """Count a connection that has no protocol yet; cancelling its task closes it."""
+        self._note_stranger(task, Visitor(address, task.cancel))
+
+    def note_stranger(
+        self, stranger: asyncio.BaseProtocol, transport: asyncio.Transport, address: str
+    ) -> None:
+        """Count a connection without a token."""
+        self._note_stranger(stranger, Visitor(address, transport.abort, transport))
+
+    def _note_stranger(self, stranger: object, visitor: Visitor) -> None:
+        self.strangers[stranger] = visitor
         if len(self.strangers) > MAX_STRANGERS:
-            self._close_oldest(self.strangers, "too many connections have shown no token")
+            names = ((one, visitor.address) for one, visitor in self.strangers.items())
+            self._close(self.strangers, names, "too many connections have shown no token")
 
-    def note_reader(self, reader: asyncio.BaseProtocol) -> None:
-        """Count an HTTP connection with a verified token; strangers cannot displace it."""
-        transport = self.strangers.pop(reader, None)
-        if transport is None:  # counted already, or closed
+    def note_reader(self, reader: asyncio.BaseProtocol, admission: Admission) -> None:
+        """Count an HTTP connection under the key of its token; strangers cannot displace it."""
+        visitor = self.strangers.pop(reader, None) or self.readers.get(reader)
+        if visitor is None:  # closed
             return
-        self.readers[reader] = transport
+        self.readers[reader] = replace(visitor, admission=admission)
         if len(self.readers) > MAX_READERS:
-            self._close_oldest(self.readers, "too many connections over HTTP")
+            readers = self.readers.items()
+            others = [(one, visitor.key) for one, visitor in readers if not visitor.is_manager]
+            names = others or [(one, visitor.key) for one, visitor in readers]
+            self._close(self.readers, names, "too many connections over HTTP")
 
-    def _close_oldest(self, transports: Transports, reason: str) -> None:
-        transports.pop(next(iter(transports))).abort()
+    def _close(
+        self, visitors: dict[object, Visitor], names: Iterable[tuple[object, str]], reason: str
+    ) -> None:
+        """Close the oldest of those who share the most frequent name."""
+        by_name: dict[str, list[object]] = {}
+        for one, name in names:
+            by_name.setdefault(name, []).append(one)
+        crowd = max(by_name.values(), key=len)
+        visitors.pop(crowd[0]).close()
         self._on_refused(reason)
 
-    def forget(self, connection: asyncio.BaseProtocol) -> None:
+    def forget(self, connection: object) -> None:
         """Stop counting a stranger or reader: it has become a client, or has ended."""
         self.strangers.pop(connection, None)
         self.readers.pop(connection, None)
@@ -93,6 +177,7 @@ class Attendance:
         assert admission is not None  # every client has shown a token
         _add(self.by_key, admission.id, -1)
         _add(self.by_address, connection.address, -1)
+        self._forget_crowded(connection, admission.id)
 
     def _check_room(self, address: str, admission: Admission) -> None:
         count, most = len(self.clients), self.max_connections
@@ -111,6 +196,8 @@ class Attendance:
         if self.by_address[address] >= share:
             raise _too_many(f"the address {address} has {share} connections, its maximum")
 
+    # -- the memory of clients -----------------------------------------------------------------
+
     def note_incomplete(self, admission: Admission, change: int) -> None:
         """Count bytes of unfinished frames; raise if a key has too many of them in memory."""
         _add(self.incomplete, admission.id, change)
@@ -119,6 +206,27 @@ class Attendance:
                 f"unfinished requests of key {admission.key.name} already use "
                 f"{MAX_INCOMPLETE_BYTES} bytes of memory, the maximum"
             )
+
+    def note_crowded(self, connection: ClientConnection, admission: Admission) -> None:
+        """Let a connection wait until another connection of its key releases bytes."""
+        self.crowded.setdefault(admission.id, {})[connection] = None
+
+    def crowded_of(self, key: str) -> Iterator[ClientConnection]:
+        """Yield crowded connections of a key to be flushed, until one stays crowded."""
+        while key in self.crowded:
+            connection = next(iter(self.crowded[key]))
+            connection.is_crowded = False
+            yield connection
+            if connection.is_crowded:
+                return
+            self._forget_crowded(connection, key)
+
+    def _forget_crowded(self, connection: ClientConnection, key: str) -> None:
+        waiting = self.crowded.get(key)
+        if waiting is not None:
+            waiting.pop(connection, None)
+            if not waiting:
+                del self.crowded[key]
 
 
 def _add(counter: Counter[str], name: str, change: int) -> None:

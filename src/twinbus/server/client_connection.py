@@ -7,27 +7,56 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import MessagingError
-from twinbus.limits import QUIET_US, SECOND_US, WRITE_BUFFER_BYTES
+from twinbus.limits import (
+    COUNTED_STEP_BYTES,
+    MIN_READ_BYTES,
+    QUIET_US,
+    SECOND_US,
+    WRITE_BUFFER_BYTES,
+)
 from twinbus.protocol.access import Admission
 
 if TYPE_CHECKING:
     from twinbus.server.door import Door
 
 
+class ReadingRate:
+    """Measures for how long a client has read too little of its replies. Pure."""
+
+    __slots__ = ("_since", "_taken")
+
+    def __init__(self, now: int) -> None:
+        self._since = now  # when the client had last read enough
+        self._taken = 0  # bytes that it had read by then
+
+    def pause_us(self, now: int, taken: int, left: int, enough: int) -> int:
+        """Return the time since the client had read everything, or enough bytes at once.
+
+        `taken` is the number of bytes that it has read so far, `left` the number of unread ones.
+        """
+        if not left or taken - self._taken >= enough:
+            self._since, self._taken = now, taken
+        return now - self._since
+
+
 class ClientConnection(asyncio.BufferedProtocol):
     """A connection of one client. Everything runs in the loop's thread, except `_deliver`."""
 
     __slots__ = (
-        "_buffered",
         "_door",
         "_incomplete",
         "_is_aborted",
+        "_is_counted",
         "_is_full",
         "_is_reading",
+        "_reading",
         "_refusal",
-        "_stalled_at",
+        "_replies",
+        "_requests",
+        "_written",
         "address",
         "admitted",
+        "is_crowded",
         "transport",
     )
 
@@ -37,14 +66,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._door = door
         self._refusal = refusal  # the error for every token on this connection, if any
         self._incomplete = 0  # bytes of unfinished frames, as counted by the door
+        self._replies = 0  # bytes of unread and expected replies, as counted by the door
+        self._requests = 0  # bytes of unanswered requests, as counted by the door
+        self._is_counted = False  # one of the two is not 0
+        self.is_crowded = False  # a request waits until other connections of the key release bytes
         self.address = address
         self.admitted: Admission | None = None  # the door counts the connection under this key
         self.transport: asyncio.Transport
         self._is_full = False  # the socket accepts no more bytes for now
         self._is_aborted = False
         self._is_reading = True
-        self._buffered = 0  # bytes that the socket had not accepted at the last tick
-        self._stalled_at = now_us()  # when the client last read some of these bytes
+        self._written = 0  # bytes that were written to the transport so far
+        self._reading = ReadingRate(now_us())
 
     # -- what each protocol implements ---------------------------------------------------------
 
@@ -94,6 +127,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Log the refusal of a request or token."""
         self._door.note_refusal(admission, error)
 
+    def has_reply_room(self, used: int, more: int) -> bool:
+        """Return whether the key may have more bytes of replies; if not, wait for others."""
+        assert self.admitted is not None  # requests come after a token
+        attendance = self._door.attendance
+        if attendance.replies.has_room(self.admitted, self._replies, used, more):
+            return True
+        self.is_crowded = True
+        attendance.note_crowded(self, self.admitted)
+        return False
+
+    def has_request_room(self, used: int) -> bool:
+        """Return whether the key may have more bytes of unanswered requests."""
+        assert self.admitted is not None  # requests come after a token
+        requests = self._door.attendance.requests
+        return requests.has_room(self.admitted, self._requests, used, 0)
+
     # -- called by asyncio ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,7 +150,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._door.attendance.note_stranger(self, self.transport)
+        self._door.attendance.note_stranger(self, self.transport, self.address)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         """Return a buffer for the loop to read into; it is emptied before the next read."""
@@ -129,6 +178,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _write(self, content: bytes | memoryview) -> None:
         self._door.moved_bytes += len(content)
+        self._written += len(content)
         self.transport.write(content)
 
     def _note_incomplete(self, size: int) -> None:
@@ -139,6 +189,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._door.attendance.note_incomplete(self.admitted, change)
         except MessagingError as error:
             self._close(error)
+
+    def _note_usage(self, replies: int, requests: int) -> None:
+        """Count the memory of the connection under its key, in whole steps."""
+        replies -= replies % COUNTED_STEP_BYTES
+        requests -= requests % COUNTED_STEP_BYTES
+        if (replies == self._replies and requests == self._requests) or self.admitted is None:
+            return
+        door = self._door
+        more, self._replies = replies - self._replies, replies
+        door.attendance.replies.note(self.admitted, more)
+        door.attendance.requests.note(self.admitted, requests - self._requests)
+        self._requests = requests
+        self._is_counted = replies > 0 or requests > 0
+        if more < 0:
+            door.wake_crowded(self.admitted.id)
 
     def _read_on(self, *, may_read: bool) -> None:
         """Start or stop reading from the socket."""
@@ -155,19 +220,19 @@ class ClientConnection(asyncio.BufferedProtocol):
             turns.call_in_loop(partial(self._answer, request, value))
 
     def _check_reader(self, now: int) -> None:
-        """End a connection whose client reads nothing, or too slowly after an error was sent.
+        """End a connection whose client reads too slowly.
 
-        After the client has closed its end, the connection ends at once: the locks of messages that
-        the client did not read are released.
+        After an error was sent, the client must read everything soon. After the client has closed
+        its end, the connection ends soon: the locks of messages that it did not read are released.
         """
-        size = self.transport.get_write_buffer_size()
-        if size and (self._is_leaving or size == self._buffered):
-            hurries = self._is_leaving or self.transport.is_closing()
-            patience_us = SECOND_US if hurries else QUIET_US
-            if now - self._stalled_at >= patience_us:
-                self.abort()
-        else:
-            self._buffered, self._stalled_at = size, now
+        left = self.transport.get_write_buffer_size()
+        hurries = self._is_leaving or self.transport.is_closing()
+        patience_us = SECOND_US if hurries else QUIET_US
+        enough = MIN_READ_BYTES * patience_us // QUIET_US
+        if self._is_leaving:
+            enough = self._written + 1  # nothing is enough but everything
+        if self._reading.pause_us(now, self._written - left, left, enough) >= patience_us:
+            self.abort()
 
     def abort(self) -> None:
         """Close the connection at once; locks in unwritten replies are released."""

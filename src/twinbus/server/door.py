@@ -51,6 +51,7 @@ from twinbus.limits import (
     LOG_INTERVAL_US,
     LOGGED_KEY_NAMES,
     MAX_CONNECTIONS,
+    MAX_READERS,
     MAX_STRANGERS,
     RESERVED_DESCRIPTORS,
     SECOND_US,
@@ -122,6 +123,7 @@ class Door(Closable):
         # Tasks that look for TLS, oldest first; with the socket until the task runs.
         self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
         self._replying: set[ClientConnection] = set()
+        self._waking: set[str] = set()  # keys whose crowded connections are flushed soon
         self._keys_version = self.keys.version
         self._web = _web(namespace, self, name) if private is None else None
         listener = _listener(host, port) if private is None else _local_listener(private.socket)
@@ -137,7 +139,7 @@ class Door(Closable):
             self.admin_port = self._listeners[1].getsockname()[1]
         self._most_descriptors = max_connections  # a private door must not raise the process limit
         if private is None:
-            self._most_descriptors = _raise_descriptor_limit() - RESERVED_DESCRIPTORS
+            self.limit_connections(max_connections)
         self.read_buffer = memoryview(bytearray(SERVER_READ_BYTES))  # shared by all connections
         self.moved_bytes = 0  # read and written since the last tick
         self._selector = CountingSelector()
@@ -218,6 +220,17 @@ class Door(Closable):
         """Note that a connection has replies to write after the turn."""
         self._replying.add(connection)
 
+    def wake_crowded(self, key: str) -> None:
+        """Flush connections of a key that wait until others have released bytes."""
+        if key in self.attendance.crowded and key not in self._waking:
+            self._waking.add(key)
+            self._loop.call_soon(self._wake_crowded, key)
+
+    def _wake_crowded(self, key: str) -> None:
+        self._waking.discard(key)
+        for connection in self.attendance.crowded_of(key):
+            self._isolated(connection, connection.flush)
+
     # -- accepting -----------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
@@ -257,11 +270,10 @@ class Door(Closable):
         task = self._loop.create_task(self._begin(accepted, address, is_admin=is_admin))
         self._arriving[task] = accepted
         task.add_done_callback(self._arrived)
-        if len(self._arriving) > MAX_STRANGERS:
-            next(iter(self._arriving)).cancel()
-            self._note_refused_connection("too many connections have not sent their first bytes")
+        self.attendance.note_arrival(task, address)
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
+        self.attendance.forget(task)
         never_begun = self._arriving.pop(task)
         if never_begun is not None:
             never_begun.close()
@@ -287,7 +299,7 @@ class Door(Closable):
         needs_tls = not is_tls and not self.may_be_plain(address)
         with suppress(OSError, ssl.SSLError):  # the client has disconnected
             await self._loop.connect_accepted_socket(
-                lambda: _Sniffer(self, address, is_admin=is_admin, needs_tls=needs_tls),
+                lambda: _Sniffer(self, task, address, is_admin=is_admin, needs_tls=needs_tls),
                 accepted,
                 **options,
             )
@@ -320,7 +332,7 @@ class Door(Closable):
                 return None  # the rest of the path decides between a websocket and other requests
             if first.startswith(WEBSOCKET) and not is_admin:
                 return self._web.websocket(address, refusal)
-            return self._web.protocol(self._loop)
+            return self._web.protocol(self._loop, address)
         if first.startswith(MAGIC) and not is_admin:
             return NativeConnection(self, address, refusal=refusal)
         if self._speaks_amqp and first.startswith(AMQP_MAGIC) and not is_admin:
@@ -348,6 +360,29 @@ class Door(Closable):
         self.attendance.enter(connection, admission)
         self.accepted += 1
         _log.debug("A connection of key %s was opened", admission.key.name)
+
+    def limit_connections(self, wanted: int) -> None:
+        """Set the maximum of connections, as far as the process may open files for them.
+
+        The others must fit as well: strangers, readers, the log and the ledgers.
+        """
+        others = MAX_STRANGERS + MAX_READERS
+        files = _raise_descriptor_limit(wanted + others + RESERVED_DESCRIPTORS)
+        self._most_descriptors = files - RESERVED_DESCRIPTORS
+        possible = max(self._most_descriptors - others, 1)
+        self.attendance.max_connections = min(wanted, possible)
+        if wanted > possible:
+            _log.warning(
+                "max_connections is %d, but the process may open %d files only: the server admits "
+                "%d clients. Raise the limit of open files to %d (LimitNOFILE, ulimit -n)",
+                wanted,
+                files,
+                possible,
+                wanted + others + RESERVED_DESCRIPTORS,
+                extra=facts(
+                    event="few_descriptors", wanted=wanted, admitted=possible, open_files=files
+                ),
+            )
 
     @property
     def clients(self) -> list[ClientConnection]:
@@ -466,8 +501,17 @@ class Door(Closable):
 class _Sniffer(asyncio.Protocol):
     """Reads the first bytes of a connection and hands it to the protocol that they select."""
 
-    def __init__(self, door: Door, address: str, *, is_admin: bool, needs_tls: bool) -> None:
+    def __init__(
+        self,
+        door: Door,
+        arrival: "asyncio.Task[None]",
+        address: str,
+        *,
+        is_admin: bool,
+        needs_tls: bool,
+    ) -> None:
         self._door = door
+        self._arrival = arrival
         self._address = address
         self._is_admin = is_admin
         self._needs_tls = needs_tls
@@ -478,7 +522,8 @@ class _Sniffer(asyncio.Protocol):
         """Start the timeout for the first bytes."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._door.attendance.note_stranger(self, transport)
+        self._door.attendance.forget(self._arrival)
+        self._door.attendance.note_stranger(self, transport, self._address)
         seconds = AUTHENTICATION_US / SECOND_US
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
@@ -546,10 +591,9 @@ def _web(namespace: EmbeddedNamespace, door: Door, name: str) -> "Web":
     return Web(namespace, door, name)
 
 
-def _raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as permitted; return the limit."""
+def _raise_descriptor_limit(wanted: int) -> int:
+    """Raise the limit of open files as far as wanted and permitted; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + 2 * RESERVED_DESCRIPTORS
     if soft < wanted:
         target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with suppress(ValueError, OSError):

@@ -6,6 +6,7 @@
 
 The facts of a line (loglines.py) are fields of the JSON object. A fact never replaces one of the
 first four fields. Line breaks in a message are escaped, because clients choose some of the texts.
+Strangers can make uvicorn and asyncio log a line with every request, so these lines have a rate.
 """
 
 import json
@@ -15,7 +16,10 @@ from enum import Enum
 from typing import Any
 
 from twinbus.clock import from_us
-from twinbus.limits import SECOND_US
+from twinbus.limits import LOG_INTERVAL_US, LOGGED_LIBRARY_LINES, SECOND_US
+from twinbus.loglines import LineRate
+
+_LIMITED = ("uvicorn.error", "asyncio")
 
 
 class LogFormat(Enum):
@@ -32,6 +36,30 @@ def _time_of(record: logging.LogRecord) -> str:
 
 def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class LibraryLineRate(logging.Filter):
+    """Admits one line of each kind of uvicorn and asyncio per interval, and counts the others.
+
+    The first line of the text is its kind: further lines name objects, which are all different.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rate = LineRate(LOG_INTERVAL_US, LOGGED_LIBRARY_LINES)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged; add to it how many were not."""
+        if record.name not in _LIMITED:
+            return True
+        kind = f"{record.levelname} {record.msg}".partition("\n")[0]
+        suppressed = self._rate.admit(kind, int(record.created * SECOND_US))
+        if suppressed:
+            text = record.getMessage().strip()
+            record.msg = f"{text} ({suppressed} earlier lines like this were not logged)"
+            record.args = ()
+            record.facts = {"suppressed": suppressed}
+        return suppressed is not None
 
 
 class TextFormatter(logging.Formatter):
@@ -67,6 +95,7 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(log_format: LogFormat, *, verbose: bool) -> None:
     """Log to standard error: Twinbus from INFO or DEBUG on, other libraries from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(LibraryLineRate())
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("twinbus").setLevel(logging.DEBUG if verbose else logging.INFO)

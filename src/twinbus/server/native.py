@@ -55,6 +55,8 @@ class NativeConnection(ClientConnection):
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
+            if self._is_counted or conversation.holds_much:
+                self._note_usage(conversation.reply_bytes, conversation.request_bytes)
             self._apply(events, may_turn=True)
         incomplete = conversation.reader.filled
         if incomplete != self._incomplete:
@@ -68,6 +70,7 @@ class NativeConnection(ClientConnection):
             self.conversation.note_buffered(0)  # everything had been written
         self._apply(self.conversation.lose())
         self._note_incomplete(0)
+        self._note_usage(0, 0)
         self._door.connection_ends(self)
 
     def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
@@ -92,17 +95,29 @@ class NativeConnection(ClientConnection):
         if self._is_aborted:  # its write buffer is empty, but the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
-        if conversation.has_outgoing and not self._is_full and not transport.is_closing():
-            pieces = conversation.take_outgoing()
-            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        if conversation.is_calm(transport.get_write_buffer_size()) and self._is_reading:
+        self._write_outgoing()
+        is_calm = conversation.is_calm(transport.get_write_buffer_size())
+        if self._is_counted or conversation.holds_much:
+            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        if is_calm and self._is_reading:
             return
-        self._apply(conversation.balance(now_us()))
+        events = conversation.balance(now_us())
+        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        self._apply(events)
+        if conversation.has_outgoing:  # the refusals of deferred requests
+            self._write_outgoing()
+            conversation.note_buffered(transport.get_write_buffer_size())
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True
             transport.close()
         else:
             self._read_on(may_read=conversation.may_read)
+
+    def _write_outgoing(self) -> None:
+        conversation, transport = self.conversation, self.transport
+        if conversation.has_outgoing and not self._is_full and not transport.is_closing():
+            pieces = conversation.take_outgoing()
+            self._write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""
@@ -112,8 +127,8 @@ class NativeConnection(ClientConnection):
         if now >= conversation.next_event:
             self._apply(conversation.tick(now))
             self.flush()
-        elif conversation.unread_bytes:  # asyncio does not report when the socket accepts bytes
-            self.flush()
+        elif conversation.unread_bytes or conversation.has_deferred or not self._is_reading:
+            self.flush()  # asyncio does not report when the socket accepts bytes
         events = conversation.check_admission(now)
         if events:
             self._apply(events)

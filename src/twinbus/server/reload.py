@@ -109,7 +109,7 @@ class Reloader:
             max_message_bytes=wanted.max_message_bytes, thresholds=wanted.thresholds
         )
         self._namespace.reconfigure(limits, wanted.ledger)
-        self._door.attendance.max_connections = wanted.max_connections
+        self._door.limit_connections(wanted.max_connections)
         self._config = wanted.with_ledger(self._namespace.settings.ledger)
         return changes, restarts
 

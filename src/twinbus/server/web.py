@@ -192,16 +192,19 @@ class _WebConnection(H11Protocol):
     Each request has the same time limit as a stranger's first bytes.
     """
 
-    def __init__(self, door: "Door", config: Config, state: ServerState, loop: Any) -> None:
+    def __init__(
+        self, door: "Door", address: str, config: Config, state: ServerState, loop: Any
+    ) -> None:
         # The application finds its connection in the state of the request.
         super().__init__(config, state, {"connection": self}, loop)
         self._door = door
+        self._address = address
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._door.attendance.note_stranger(self, transport)
+        self._door.attendance.note_stranger(self, transport, self._address)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -260,9 +263,9 @@ class Web:
         """Return the protocol for a connection that requests a websocket."""
         return WebsocketConnection(self._door, address, refusal=refusal)
 
-    def protocol(self, loop: asyncio.AbstractEventLoop) -> asyncio.Protocol:
+    def protocol(self, loop: asyncio.AbstractEventLoop, address: str) -> asyncio.Protocol:
         """Return the protocol for an HTTP connection."""
-        return _WebConnection(self._door, self._config, self._state, loop)
+        return _WebConnection(self._door, address, self._config, self._state, loop)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it to the administration API."""
@@ -320,7 +323,7 @@ class Web:
                 admission = self._door.admit(token)
             except UnauthorizedError:
                 return False
-            self._door.attendance.note_reader(request.state.connection)
+            self._door.attendance.note_reader(request.state.connection, admission)
             return admission.may(Claim.MANAGE, None)
         client = request.client
         try:

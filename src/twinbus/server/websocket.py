@@ -94,6 +94,7 @@ class WebsocketConnection(asyncio.Protocol):
 
     def __init__(self, door: "Door", address: str, *, refusal: MessagingError | None) -> None:
         self._door = door
+        self._address = address
         self._frames = WSConnection(ConnectionType.SERVER)
         self._inside = ServiceBusConnection(door, address, refusal=refusal)
         self._has_begun = False  # the handshake is over
@@ -103,7 +104,7 @@ class WebsocketConnection(asyncio.Protocol):
         """Start the timeout of the handshake."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._door.attendance.note_stranger(self, transport)
+        self._door.attendance.note_stranger(self, transport, self._address)
         seconds = AUTHENTICATION_US / SECOND_US
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
 

@@ -142,6 +142,16 @@ class ServiceBusConversation:
         """Whether the driver may read more bytes."""
         return self.amqp.may_read and not self._work.is_behind
 
+    @property
+    def reply_bytes(self) -> int:
+        """How many bytes of replies are unread or expected."""
+        return self._work.reply_bytes
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the messages in unanswered requests."""
+        return self._work.request_bytes
+
     def note_buffered(self, size: int) -> None:
         """Record the number of unwritten bytes of the driver; deliver more if they are few."""
         self.amqp.note_buffered(size)
@@ -152,6 +162,7 @@ class ServiceBusConversation:
                 for link in session.links:
                     if isinstance(link.context, Receiving | Answers):
                         link.context.pump()
+        self._take(self.amqp.take_events())
 
     def lose(self) -> None:
         """Handle the loss of the connection."""

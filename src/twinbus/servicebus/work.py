@@ -17,6 +17,7 @@ from twinbus.errors import (
     UnauthorizedError,
 )
 from twinbus.limits import (
+    COUNTED_STEP_BYTES,
     MAX_ADDRESS_CHARACTERS,
     MAX_AMQP_LINKS,
     MAX_OPEN_REQUESTS,
@@ -40,13 +41,20 @@ Deliver = Callable[["LinkRequest", Any], None]
 class LinkRequest(Request):
     """A request of a link. Any thread that runs a turn may answer it."""
 
-    __slots__ = ("_deliver", "is_open", "read_at", "reply_bytes", "size", "then", "waits")
+    __slots__ = ("_deliver", "is_open", "path", "read_at", "reply_bytes", "size", "then", "waits")
 
     def __init__(
-        self, deliver: Deliver, command: Command[Any], admission: Admission, then: Then, now: int
+        self,
+        deliver: Deliver,
+        path: str,
+        command: Command[Any],
+        admission: Admission,
+        then: Then,
+        now: int,
     ) -> None:
         super().__init__(command, admission)
         self._deliver = deliver
+        self.path = path  # of the entity; selects the token
         self.then = then
         self.read_at = now
         self.size = size_of(command)
@@ -80,6 +88,14 @@ class ServiceBusGuard(Protocol):
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
         """Log the refusal of a request or a token."""
+        ...
+
+    def has_reply_room(self, used: int, more: int) -> bool:
+        """Return whether more bytes of replies fit beside the used ones of this connection."""
+        ...
+
+    def has_request_room(self, used: int) -> bool:
+        """Return whether more requests fit beside the unanswered bytes of this connection."""
         ...
 
     def describe(self, path: str) -> EntityDescription | None:
@@ -178,15 +194,12 @@ class Work:
 
     def ask(self, path: str, command: Command[Any], then: Then) -> LinkRequest | None:
         """Submit a command; None if it is refused: `then` was called with the error."""
-        admission: Admission | None = None
         try:
-            admission = self.admission_for(path)
-            self._check(admission, path, command)
+            admission = self._allow(path, command)
         except MessagingError as error:
-            self._guard.refused(admission, error)
             then(error)
             return None
-        request = LinkRequest(self._deliver, command, admission, then, self.now)
+        request = LinkRequest(self._deliver, path, command, admission, then, self.now)
         self._count(request, 1)
         if self._deferred or not self._has_room(request):
             self._deferred.append(request)
@@ -201,12 +214,25 @@ class Work:
         """How many bytes a link may receive at once, so that all links stay within the bound."""
         return min(SERVICE_BUS_FETCH_BYTES, MAX_UNREAD_BYTES // (self._waiting + 1))
 
+    @property
+    def reply_bytes(self) -> int:
+        """How many bytes of replies are unread or expected."""
+        return self._fetching + self._unread_bytes()
+
+    @property
+    def request_bytes(self) -> int:
+        """The size of the messages in unanswered requests."""
+        return self._open_bytes
+
     def _has_room(self, request: LinkRequest) -> bool:
         """Return whether unread bytes and expected replies are within the bound."""
-        if not request.reply_bytes:
+        more = request.reply_bytes
+        if not more and not request.waits:
             return True
-        used = self._fetching + self._unread_bytes()
-        return not used or used + request.reply_bytes <= MAX_UNREAD_BYTES
+        used = self.reply_bytes
+        if more and used and used + more > MAX_UNREAD_BYTES:
+            return False
+        return self._guard.has_reply_room(used, more)
 
     def _hand_over(self, request: LinkRequest) -> None:
         self._fetching += request.reply_bytes
@@ -219,9 +245,31 @@ class Work:
         self.submit_deferred()
 
     def submit_deferred(self) -> None:
-        """Submit waiting requests for whose replies there is room now."""
+        """Submit deferred requests for whose replies there is room; refuse those not allowed now.
+
+        The token of a deferred request may have expired, and its key may have been removed.
+        """
         while self._deferred and self._has_room(self._deferred[0]):
-            self._hand_over(self._deferred.popleft())
+            request = self._deferred.popleft()
+            try:
+                request.principal = self._allow(request.path, request.command)
+            except MessagingError as error:
+                request.is_open = False
+                self._count(request, -1)
+                request.then(error)
+            else:
+                self._hand_over(request)
+
+    def _allow(self, path: str, command: Command[Any]) -> Admission:
+        """Return the admission that allows a command; log a refusal and raise it."""
+        admission: Admission | None = None
+        try:
+            admission = self.admission_for(path)
+            self._check(admission, path, command)
+        except MessagingError as error:
+            self._guard.refused(admission, error)
+            raise
+        return admission
 
     def _check(self, admission: Admission, path: str, command: Command[Any]) -> None:
         """Check a right, unless the same admission has passed the same check before.
@@ -245,9 +293,11 @@ class Work:
     @property
     def is_behind(self) -> bool:
         """Whether there are so many unanswered requests that reading from the client must stop."""
+        size = self._open_bytes
         return (
             self._open > MAX_OPEN_REQUESTS
-            or self._open_bytes > MAX_UNANSWERED_BYTES
+            or size > MAX_UNANSWERED_BYTES
+            or (size >= COUNTED_STEP_BYTES and not self._guard.has_request_room(size))
             or len(self._deferred) > SERVICE_BUS_DEFERRED_REQUESTS
         )
 
