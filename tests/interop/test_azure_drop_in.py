@@ -272,6 +272,22 @@ def test_an_error_of_the_caller_is_the_one_of_the_sdk(shared: Site) -> None:
             sender.send_messages(7)
 
 
+@pytest.mark.parametrize("value", [{1}, 2**70], ids=["set", "large"])
+def test_a_message_that_cannot_be_encoded_fails_alone(shared: Site, value: Any) -> None:
+    unfit = ServiceBusMessage("a", application_properties={"value": value})
+    with shared.client() as client, client.get_queue_sender("lines") as sender:
+        for message in (unfit, [ServiceBusMessage("a"), unfit]):
+            with pytest.raises(ServiceBusError, match="encoded") as caught:
+                sender.send_messages(message)
+            assert isinstance(caught.value.__cause__, InvalidArgumentError)
+        with pytest.raises(ServiceBusError) as caught:
+            sender.schedule_messages(unfit, in_seconds(600))
+        assert isinstance(caught.value.__cause__, InvalidArgumentError)
+        sender.send_messages(ServiceBusMessage("b"))
+        assert not client.pairing.status()  # no entity has failed
+    assert shared.received("lines") == ["b"]
+
+
 def test_a_closed_sender_sends_no_more(shared: Site) -> None:
     with shared.client() as client:
         with client.get_queue_sender("lines") as sender:

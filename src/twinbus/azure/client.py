@@ -187,11 +187,11 @@ class PairedServiceBusSender(ServiceBusSender):
         _check_timeout(timeout)
         at = schedule_time_utc
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
-        due = [one.scheduled(at) for one in outgoing(messages)]
-        if not due:
+        sent = outgoing(messages)
+        if not sent:
             return []
         try:
-            return self._sender.schedule(due, at)
+            return self._sender.schedule([one.scheduled(at) for one in sent], at)
         except MessagingError as error:
             raise to_sdk_error(error) from error
 

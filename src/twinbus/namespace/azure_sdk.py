@@ -52,7 +52,9 @@ from twinbus.clock import Clock
 from twinbus.connection import ConnectionString, sign_token
 from twinbus.errors import MissingExtraError, OperationTimeoutError
 from twinbus.limits import (
+    AZURE_KEEP_ALIVE_S,
     AZURE_REQUEST_S,
+    AZURE_SILENCE_S,
     EMULATOR_PORT,
     SECOND_US,
     SERVICE_BUS_PORT,
@@ -238,6 +240,17 @@ class _WatchedClient(ReceiveClient):
         return _is_ready(super().client_ready)
 
     monitor: _Monitor
+
+    def open(self, connection: Any = None) -> None:
+        """Connect, and ask the service for keep-alives.
+
+        The SDK would also close a connection whose keep-alives nobody has read for a while, as
+        happens while a link is idle. So it forgets the interval that it has asked for.
+        """
+        self._idle_timeout = AZURE_KEEP_ALIVE_S
+        super().open(connection)  # type: ignore[no-untyped-call]
+        connected: Any = self._connection
+        connected._idle_timeout = None
 
     def _client_ready(self) -> bool:
         before = self._link
@@ -435,6 +448,13 @@ def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> 
     )
 
 
+def silence_s(link: ServiceBusSender | ServiceBusReceiver) -> float:
+    """Return for how long nothing was read from the connection of an open link."""
+    connection: Any = getattr(link._handler, "_connection", None)
+    heard_at: float | None = getattr(connection, "_last_frame_received_time", None)
+    return 0.0 if heard_at is None else time.time() - heard_at
+
+
 def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:
     """Close the connection of a link from another thread, because the SDK may wait for ever."""
     handler: Any = link._handler
@@ -531,7 +551,17 @@ class Inlet:
         while self.wait(0):
             self._connection.listen(wait=False)
             self.check()
+        self._check_silence()
         return self.take()
+
+    def _check_silence(self) -> None:
+        """Raise if not even the keep-alives arrive that the service must send."""
+        silent_s = silence_s(self._receiver)
+        if silent_s >= AZURE_SILENCE_S:
+            raise AMQPConnectionError(
+                ErrorCondition.SocketError,
+                description=f"the service has sent nothing for {silent_s:.0f} s",
+            )
 
     def check(self) -> None:
         """Raise the reason if the link or its connection has ended."""
