@@ -127,17 +127,28 @@ class AzureJob:
 
 
 class AzureNamespace(Closable):
-    """Connects to an Azure Service Bus; opens nothing before the first command."""
+    """Connects to an Azure Service Bus; opens nothing before the first command.
 
-    def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
+    `credential` is a TokenCredential that takes the place of that of the connection string.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionString,
+        clock: Clock | None = None,
+        *,
+        credential: Any = None,
+    ) -> None:
         self._connection = connection
+        self._credential = credential
         self._clock = clock or SystemClock()
         self._begin()
         on_fork(self._begin)  # a forked process opens its own connections
 
     def _begin(self) -> None:
-        self._client = open_client(self._connection, self._clock)
-        self._administration = AzureAdministration(self._connection, self._clock)
+        way_in = (self._connection, self._clock, self._credential)
+        self._client = open_client(*way_in)
+        self._administration = AzureAdministration(*way_in)
         self._workers = Crew("twinbus-azure", AZURE_WORKERS)
         self._waiters = Crew("twinbus-azure-waiting", AZURE_WAITERS)
         self._closers = Crew("twinbus-azure-closing", AZURE_WORKERS)

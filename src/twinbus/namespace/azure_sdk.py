@@ -9,6 +9,7 @@ closes links that are idle. `test_azure_sdk.py` checks every private part that i
 """
 
 import contextlib
+import importlib
 import io
 import logging
 import select
@@ -102,17 +103,23 @@ def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool 
     """
     if not connection.uses_entra:
         return _KeyCredential(connection, clock, for_once=for_once)
+    return entra_credential()
+
+
+def entra_credential(*, is_async: bool = False) -> Any:
+    """Return the identity of Entra that this process has, for blocking clients or for asyncio."""
     try:
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - optional package
+        package = importlib.import_module("azure.identity.aio" if is_async else "azure.identity")
     except ImportError as error:
         raise MissingExtraError(
             "Authentication=Entra needs the package azure-identity: pip install azure-identity",
             extras=("azure-identity",),
         ) from error
-    return DefaultAzureCredential()
+    return package.DefaultAzureCredential()
 
 
-def _host(connection: ConnectionString) -> str:
+def host_of(connection: ConnectionString) -> str:
+    """Return the host of a namespace as the SDK wants it."""
     return connection.address.removesuffix(f":{SERVICE_BUS_PORT}")
 
 
@@ -136,11 +143,16 @@ def _drops_port(connection: ConnectionString) -> bool:
     return connection.uses_websockets and connection.port != EMULATOR_PORT
 
 
-def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
-    """Return the SDK's client of a namespace; it connects when a link is first used."""
+def open_client(
+    connection: ConnectionString, clock: Clock, credential: Any = None
+) -> ServiceBusClient:
+    """Return the SDK's client of a namespace; it connects when a link is first used.
+
+    A credential takes the place of that of the connection string.
+    """
     client = ServiceBusClient(
-        _host(connection),
-        credential_of(connection, clock),
+        host_of(connection),
+        credential or credential_of(connection, clock),
         retry_total=0,
         use_tls=connection.tls,
         **client_options(connection),
@@ -150,13 +162,13 @@ def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
 
 
 def open_administration(
-    connection: ConnectionString, clock: Clock
+    connection: ConnectionString, clock: Clock, credential: Any = None
 ) -> ServiceBusAdministrationClient:
     """Return the SDK's client for managing a namespace."""
     verify = {} if connection.ca_file is None else {"connection_verify": str(connection.ca_file)}
     return ServiceBusAdministrationClient(
-        _host(connection),
-        credential_of(connection, clock, for_once=True),
+        host_of(connection),
+        credential or credential_of(connection, clock, for_once=True),
         retry_total=0,
         connection_timeout=AZURE_REQUEST_S,
         read_timeout=AZURE_REQUEST_S,
