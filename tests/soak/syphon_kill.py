@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from tests.soak.pairing_site import PRIMARY, named
@@ -460,6 +461,9 @@ class Site:
         runtime = [self._away.get_runtime_properties(path) for path in QUEUES]
         return sum(one.active_message_count for one in runtime)
 
+    def _has_shrunk(self, before: int) -> bool:
+        return self.waiting() < before
+
     def _supervise(self) -> None:
         """Start the syphon again if it ended; it may do so by itself only while Spark starts."""
         if self._syphon.exit_code is not None:
@@ -569,7 +573,8 @@ class Site:
         for client in self._clients:
             client.join()
         outcome.complaints += [client.trouble for client in self._clients if client.trouble]
-        self._until(lambda: not self.waiting(), "the backlog is empty")
+        while waiting := self.waiting():
+            self._until(partial(self._has_shrunk, waiting), "messages leave the backlog")
         outcome.exit_code = self._syphon.stop()
         outcome.lives = self._syphon.lives
         try:
