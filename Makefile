@@ -92,6 +92,7 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.crash --kills $(KILLS)
 	$(RUN) -m tests.soak.server_kill --kills $(SERVER_KILLS)
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS)
+	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS) --secondary sb
 	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
 	$(RUN) -m tests.soak.demos --demos $(DEMOS)
 	$(RUN) -m tests.soak.outbox_kill --kills $(OUTBOX_KILLS)

@@ -2,6 +2,8 @@
 
 python bench/service_bus.py [--quick]
 
+(A script `azure.py` here would hide the SDK's package `azure` from all benchmarks.)
+
 The official SDK sends to a Twinbus server over AMQP, bare and through the paired drop-in, one
 message of 1 KB after the other, in turns within one run. A diverted send is compared with a bare
 send to the secondary's server, which is where it goes. Then the messages per second of a namespace

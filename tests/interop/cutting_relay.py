@@ -1,9 +1,15 @@
-"""A relay that cuts a connection at the first word of a client after the server has sent much."""
+"""A relay that cuts or silences connections.
+
+It cuts a connection at the first word of a client after the server has sent much. It silences
+connections as a firewall or a NAT does: both ends stay connected, and nothing passes any more.
+"""
 
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+_EMPTY_FRAME = bytes((0, 0, 0, 8, 2, 0, 0, 0))  # of AMQP
 
 
 class CuttingRelay:
@@ -16,12 +22,20 @@ class CuttingRelay:
         self._left: int | None = None  # bytes of the server until the next word is the last
         self.cuts = 0
         self.first_words: list[bytes] = []  # of clients, one for each connection
+        self.keep_alives = 0  # empty frames of the server that came alone
+        self.swallowed = threading.Event()  # a silenced connection has lost bytes
+        self._silenced: set[socket.socket] = set()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut_after(self, size: int) -> None:
         """Cut the connection at a client's first word after so many bytes of the server, once."""
         self._left = size
+
+    def silence(self) -> None:
+        """Swallow what either end of a connection that exists now sends; serve new connections."""
+        self.swallowed.clear()
+        self._silenced = set(self._sockets)
 
     def close(self) -> None:
         for one in (self._listener, *self._sockets):
@@ -44,6 +58,10 @@ class CuttingRelay:
                 if is_first:
                     self.first_words.append(data)
                     is_first = False
+                self.keep_alives += is_server and data == _EMPTY_FRAME
+                if source in self._silenced:
+                    self.swallowed.set()
+                    continue
                 if self._left is not None and is_server:
                     self._left -= len(data)
                 elif self._left is not None and self._left <= 0:

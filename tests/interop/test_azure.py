@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 
 from tests.interop.azure_site import QUEUE, Site, site
 from tests.interop.bus import properties, take_one, until
@@ -23,6 +23,7 @@ from tests.interop.cutting_relay import cutting_relay
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
+    InvalidArgumentError,
     MissingExtraError,
     NamespaceClosedError,
     OperationTimeoutError,
@@ -30,7 +31,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import UNLIMITED
 from twinbus.message import application_values, to_batch, to_messages
-from twinbus.namespace import azure_links
+from twinbus.namespace import azure_links, azure_receiving
 from twinbus.namespace.azure import CAPABILITIES, AzureNamespace
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
@@ -52,6 +53,7 @@ from twinbus.protocol.commands import (
     Settle,
 )
 from twinbus.protocol.origins import ORIGIN_PROPERTY, message_id_of, sender_source
+from twinbus.servicebus.messages import read_delivered
 
 OF_EVERY_TYPE: dict[str, Any] = {
     "str": "grüße",
@@ -140,6 +142,28 @@ def test_a_batch_that_does_not_fit_one_of_amqp_goes_as_several_in_order(
     assert [one.body for one in sent(bus, path)] == bodies
 
 
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_the_batches_of_one_send_share_its_timeout(
+    bus: Site, path: str, is_scheduled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = bus.clock.now() + HOUR if is_scheduled else None
+    large = BrokeredMessage(b"a" * 100_000, scheduled_enqueue_time_utc=due)
+    timeouts: list[float] = []
+    operate = ServiceBusSender._do_retryable_operation
+
+    def spy(sender: Any, operation: Any, timeout: float | None = None, **options: Any) -> Any:
+        timeouts.append(timeout or 0.0)
+        return operate(sender, operation, timeout, **options)
+
+    with closing(AzureNamespace(bus.connection, bus.clock)) as azure:
+        azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+        monkeypatch.setattr(ServiceBusSender, "_do_retryable_operation", spy)
+        azure.ask(Send(path, [large] * 7), 10)
+    assert len(timeouts) > 2
+    assert timeouts == sorted(timeouts, reverse=True)
+    assert len(set(timeouts)) == len(timeouts)
+
+
 def test_submitted_sends_to_one_entity_keep_their_order(bus: Site, path: str) -> None:
     futures = [
         bus.azure.submit(Send(path, [BrokeredMessage(str(number).encode())]))
@@ -208,6 +232,29 @@ def test_messages_that_came_before_their_link_failed_are_delivered_and_can_be_se
         assert [message.body[:1] for message in to_messages(batch)] == [b"a", b"b"]
         azure.ask(Settle(path, batch.column("lock_token"), Disposition.COMPLETE), 20)
     assert sent(bus, path) == []
+
+
+def test_messages_are_delivered_even_if_their_link_fails_when_it_releases_others(
+    bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(payload: Any, **options: Any) -> BrokeredMessage:
+        message = read_delivered(payload, **options)
+        if message.body.startswith(b"b"):
+            raise InvalidArgumentError("as if another client had sent what Twinbus cannot read")
+        return message
+
+    monkeypatch.setattr(azure_receiving, "read_delivered", read)
+    bus.broker.ask(Send(path, [BrokeredMessage(b"a" * 20_000), BrokeredMessage(b"b" * 20_000)]))
+    with (
+        cutting_relay(bus.connection.port) as relay,
+        closing(AzureNamespace(replace(bus.connection, port=relay.port), bus.clock)) as azure,
+    ):
+        azure.ask(Peek(path, 0, 1), 10)
+        relay.cut_after(40_000)
+        batch = azure.ask(Receive(path, 2), 20)
+        assert relay.cuts == 1
+        azure.ask(Settle(path, batch.column("lock_token"), Disposition.COMPLETE), 20)
+    assert [message.body[:1] for message in sent(bus, path)] == [b"b"]
 
 
 def test_a_receive_that_nobody_waits_for_gives_its_messages_back(bus: Site, path: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -9,16 +10,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Self
 
 import pytest
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
+from azure.core.credentials import AccessToken, AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageHeader
 from azure.servicebus.exceptions import (
     MessagingEntityNotFoundError,
+    ServiceBusAuthorizationError,
     ServiceBusConnectionError,
     ServiceBusError,
 )
@@ -28,7 +32,7 @@ from tests.scenarios.server_process import Server
 from twinbus import RetryPolicy
 from twinbus.azure import PairedServiceBusClient, PairedWith
 from twinbus.azure.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
-from twinbus.connection import ConnectionString
+from twinbus.connection import ConnectionString, token_for
 from twinbus.errors import InvalidArgumentError
 from twinbus.pairing.backlog import PATH
 from twinbus.pairing.health import HealthState
@@ -272,12 +276,187 @@ def test_an_error_of_the_caller_is_the_one_of_the_sdk(shared: Site) -> None:
             sender.send_messages(7)
 
 
+@pytest.mark.parametrize("value", [{1}, 2**70], ids=["set", "large"])
+def test_a_message_that_cannot_be_encoded_fails_alone(shared: Site, value: Any) -> None:
+    unfit = ServiceBusMessage("a", application_properties={"value": value})
+    with shared.client() as client, client.get_queue_sender("lines") as sender:
+        for message in (unfit, [ServiceBusMessage("a"), unfit]):
+            with pytest.raises(ServiceBusError, match="encoded") as caught:
+                sender.send_messages(message)
+            assert isinstance(caught.value.__cause__, InvalidArgumentError)
+        with pytest.raises(ServiceBusError) as caught:
+            sender.schedule_messages(unfit, in_seconds(600))
+        assert isinstance(caught.value.__cause__, InvalidArgumentError)
+        sender.send_messages(ServiceBusMessage("b"))
+        assert not client.pairing.status()  # no entity has failed
+    assert shared.received("lines") == ["b"]
+
+
 def test_a_closed_sender_sends_no_more(shared: Site) -> None:
     with shared.client() as client:
         with client.get_queue_sender("lines") as sender:
             pass
         with pytest.raises(ValueError, match="shutdown"):
             sender.send_messages(ServiceBusMessage("a"))
+
+
+# -- credentials -------------------------------------------------------------------------------
+
+
+class FakeIdentity:
+    """An identity as azure-identity has it, whose tokens are those of a key of the server.
+
+    The server takes no tokens of Entra, and does not look at the kind of a token.
+    """
+
+    key: ConnectionString  # with the key
+
+    def get_token(self, *_: str, **__: Any) -> AccessToken:
+        expires_s = int(time.time()) + 3600
+        return AccessToken(token_for(self.key, expires_s), expires_s)
+
+    def close(self) -> None:
+        """Have nothing to close."""
+
+
+class FakeAsyncIdentity(FakeIdentity):
+    closed: int = 0
+
+    async def get_token(self, *_: str, **__: Any) -> AccessToken:  # type: ignore[override]
+        return super().get_token()
+
+    async def close(self) -> None:  # type: ignore[override]
+        type(self).closed += 1
+
+
+@pytest.fixture
+def identity(shared: Site, monkeypatch: pytest.MonkeyPatch) -> ConnectionString:
+    """Install an azure-identity that opens the primary; return its key."""
+    key = ConnectionString.parse(shared.primary.connection)
+    for name, kind in (("identity", FakeIdentity), ("identity.aio", FakeAsyncIdentity)):
+        monkeypatch.setattr(kind, "key", key, raising=False)
+        module = ModuleType(f"azure.{name}")
+        module.DefaultAzureCredential = kind  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"azure.{name}", module)
+    monkeypatch.setattr(FakeAsyncIdentity, "closed", 0)
+    return key
+
+
+def credential(kind: str, key: ConnectionString) -> Any:
+    if kind == "key":
+        return AzureNamedKeyCredential(key.key_name, key.key)
+    if kind == "signature":
+        return AzureSasCredential(token_for(key, int(time.time()) + 3600))
+    return FakeIdentity()
+
+
+def completed(receiver: Any) -> bytes:
+    """Receive and complete a message; return its body."""
+    [message] = take(receiver)
+    receiver.complete_message(message)
+    return body(message)
+
+
+@pytest.mark.parametrize("kind", ["key", "signature", "identity"])
+def test_a_client_with_a_host_and_a_credential_is_paired(
+    shared: Site, identity: ConnectionString, kind: str
+) -> None:
+    with (
+        PairedServiceBusClient(
+            f"localhost:{shared.primary.port}",
+            credential(kind, identity),
+            paired_with=shared.paired_with(),
+            use_tls=False,
+        ) as client,
+        client.get_queue_sender("lines") as sender,
+        client.get_queue_receiver("lines") as receiver,
+    ):
+        sender.send_messages(ServiceBusMessage("a"))
+        assert completed(receiver) == b"a"
+        assert client.pairing.status() == []
+
+
+def entra_text(shared: Site) -> str:
+    return (
+        f"Endpoint=sb://localhost:{shared.primary.port};Name=shop;Authentication=Entra;"
+        "UseDevelopmentEmulator=true"
+    )
+
+
+@pytest.mark.usefixtures("identity")
+def test_an_identity_of_entra_opens_senders_and_receivers(shared: Site) -> None:
+    with (
+        PairedServiceBusClient.from_connection_string(
+            entra_text(shared), paired_with=shared.paired_with()
+        ) as client,
+        client.get_queue_sender("lines") as sender,
+        client.get_queue_receiver("lines") as receiver,
+    ):
+        sender.send_messages(ServiceBusMessage("a"))
+        assert completed(receiver) == b"a"
+
+
+@pytest.mark.usefixtures("identity")
+@pytest.mark.parametrize("is_text", [True, False])
+def test_an_identity_of_entra_opens_a_client_for_asyncio(shared: Site, is_text: bool) -> None:
+    def make() -> AsyncPairedServiceBusClient:
+        if is_text:
+            return AsyncPairedServiceBusClient.from_connection_string(
+                entra_text(shared), paired_with=shared.paired_with()
+            )
+        return AsyncPairedServiceBusClient(
+            f"localhost:{shared.primary.port}",
+            FakeAsyncIdentity(),
+            paired_with=shared.paired_with(),
+            use_tls=False,
+        )
+
+    async def run() -> None:
+        async with (
+            make() as client,
+            client.get_queue_sender("lines") as sender,
+            client.get_queue_receiver("lines") as receiver,
+        ):
+            await sender.send_messages(ServiceBusMessage("a"))
+            [message] = await receiver.receive_messages(1, max_wait_time=10)
+            await receiver.complete_message(message)
+
+    asyncio.run(run())
+    assert FakeAsyncIdentity.closed == is_text  # one that was given belongs to the caller
+
+
+def test_a_token_that_the_primary_refuses_is_an_error_of_the_sdk(
+    shared: Site, identity: ConnectionString, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeIdentity, "key", replace(identity, key="wrong" * 8))
+    with (
+        PairedServiceBusClient.from_connection_string(
+            entra_text(shared), paired_with=shared.paired_with()
+        ) as client,
+        client.get_queue_sender("lines") as sender,
+        pytest.raises(ServiceBusAuthorizationError),
+    ):
+        sender.send_messages(ServiceBusMessage("a"))
+
+
+def test_a_client_without_a_secondary_is_refused(shared: Site) -> None:
+    for client in (PairedServiceBusClient, AsyncPairedServiceBusClient):
+        kind: Any = client
+        with pytest.raises(TypeError, match="paired_with"):
+            kind(f"localhost:{shared.primary.port}", FakeIdentity(), use_tls=False)
+
+
+def test_a_connection_string_of_one_entity_opens_no_sender_to_another(shared: Site) -> None:
+    text = f"{shared.text};EntityPath=lines"
+    for kind in (PairedServiceBusClient, AsyncPairedServiceBusClient):
+        made: Any = kind.from_connection_string(text, paired_with=shared.paired_with())
+        made.get_queue_sender("lines")
+        for get in (made.get_queue_sender, made.get_topic_sender):
+            with pytest.raises(ValueError, match="EntityPath=lines"):
+                get("orders")
+        closing = made.close()
+        if closing is not None:
+            asyncio.run(closing)
 
 
 # -- outages -----------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ BY_CONDITION: dict[type[BaseException], str] = {
     sdk.SessionLockLostError: "com.microsoft:session-lock-lost",
     sdk.SessionCannotBeLockedError: "com.microsoft:session-cannot-be-locked",
     sdk.ServiceBusServerBusyError: "com.microsoft:server-busy",
-    sdk.OperationTimeoutError: "com.microsoft:timeout",
     sdk.ServiceBusConnectionError: "amqp:link:detach-forced",
 }
 NO_NAMESPACE = ErrorCondition(condition="amqp:not-found", description="no such namespace", info={})
@@ -121,6 +120,17 @@ def peer(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         yield listener.getsockname()[1]
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
+
+
+def _unanswered(bus: Site) -> BaseException:
+    """Send to a server that does not answer, on an open link."""
+    with at(bus) as azure:
+        azure.ask(ONE, 10)
+        bus.refuse(Send, None)
+        with pytest.raises(MessagingError) as caught:
+            azure.ask(ONE, 0.5)
+        assert caught.value.__cause__ is not None
+        return caught.value.__cause__
 
 
 def _closes_as_not_found(connection: socket.socket) -> None:
@@ -210,6 +220,7 @@ def _without(name: str) -> Callable[[Any], None]:
 RECIPES: dict[type[BaseException], Callable[[Site], BaseException]] = {
     sdk.ServiceBusAuthenticationError: lambda bus: _wrong_key(bus, ONE),
     sdk.MessagingEntityNotFoundError: lambda bus: raised(bus.azure, Send("no", ONE.messages)),
+    sdk.OperationTimeoutError: _unanswered,
     sdk.ServiceBusCommunicationError: _communication,
     sdk.MessageAlreadySettled: _settled_twice,
     sdk.ServiceBusError: lambda bus: broken(bus, _without("_handler")),

@@ -15,17 +15,22 @@ asyncio ones of the SDK.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusMessageBatch
 from azure.servicebus.aio import ServiceBusClient
 
 from twinbus.azure import client as blocking
-from twinbus.azure.client import PairedWith, sdk_text
-from twinbus.limits import WORKING_AIO_THREADS
+from twinbus.azure.client import PairedWith
+from twinbus.azure.primary import Primary, check_entity
+from twinbus.connection import ConnectionString
+from twinbus.limits import AZURE_REQUEST_S, WORKING_AIO_THREADS
+from twinbus.namespace.azure_sdk import entra_credential
 from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.tracing import in_context
 
@@ -34,30 +39,66 @@ __all__ = ["PairedServiceBusClient", "PairedServiceBusSender"]
 R = TypeVar("R")
 
 
+class LoopCredential:
+    """A credential for asyncio, for use in other threads; its event loop must run."""
+
+    def __init__(self, credential: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._credential = credential
+        self._loop = loop
+
+    def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        """Return a token for a resource."""
+        token = self._credential.get_token(*scopes, **options)
+        found: AccessToken = asyncio.run_coroutine_threadsafe(token, self._loop).result(
+            AZURE_REQUEST_S
+        )
+        return found
+
+
 class PairedServiceBusClient(ServiceBusClient):
     """A `ServiceBusClient` for asyncio whose senders go on sending while the primary is down.
 
     It pairs when it is entered (`async with`), or with its first send.
     """
 
-    _primary: str
-    _paired_with: PairedWith
-    _blocking: blocking.PairedServiceBusClient | None
-    _pairs: asyncio.Lock  # held while it pairs
-    _threads: ThreadPoolExecutor
+    def __init__(
+        self,
+        fully_qualified_namespace: str,
+        credential: Any,
+        *,
+        paired_with: PairedWith,
+        primary: Primary | None = None,  # None: follows from the other arguments
+        **kwargs: Any,
+    ) -> None:
+        """Make a client of the primary; keywords of the SDK hold for its receivers."""
+        super().__init__(fully_qualified_namespace, credential, **kwargs)
+        self._primary = primary or Primary.of_arguments(
+            fully_qualified_namespace, credential, kwargs
+        )
+        self._paired_with = paired_with
+        self._blocking: blocking.PairedServiceBusClient | None = None
+        self._pairs = asyncio.Lock()  # held while it pairs
+        self._threads = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-azure-aio")
+        self._own_credential: Any = None  # to be closed with the client
 
     @classmethod
     def from_connection_string(  # type: ignore[override]
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> Self:
         """Return a client of the primary; keywords of the SDK hold for its receivers."""
-        text, options = sdk_text(conn_str)
-        client: Any = super().from_connection_string(text, **(options | kwargs))
-        client._primary, client._paired_with = conn_str, paired_with
-        client._blocking = None
-        client._pairs = asyncio.Lock()
-        client._threads = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-azure-aio")
-        return client  # type: ignore[no-any-return]
+        primary = Primary(ConnectionString.parse(conn_str))
+        options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
+        if not primary.connection.uses_entra:
+            text = primary.sdk_text()
+            made: Any = super().from_connection_string(text, primary=primary, **options)
+            return made  # type: ignore[no-any-return]
+        credential = entra_credential(is_async=True)
+        options = primary.sdk_arguments() | options
+        client = cls(
+            credential=credential, primary=replace(primary, credential=credential), **options
+        )
+        client._own_credential = credential
+        return client
 
     async def run(self, work: Callable[[], R]) -> R:
         """Run blocking work in a thread of the client."""
@@ -67,10 +108,19 @@ class PairedServiceBusClient(ServiceBusClient):
         """Return the blocking client, paired."""
         async with self._pairs:
             if self._blocking is None:
-                make = blocking.PairedServiceBusClient.from_connection_string
-                self._blocking = await self.run(
-                    partial(make, self._primary, paired_with=self._paired_with)
+                primary = self._primary
+                if primary.credential is not None:
+                    on_loop = LoopCredential(primary.credential, asyncio.get_running_loop())
+                    primary = replace(primary, credential=on_loop)
+                make = partial(
+                    blocking.PairedServiceBusClient,
+                    self.fully_qualified_namespace,
+                    self._credential,
+                    paired_with=self._paired_with,
+                    primary=primary,
+                    use_tls=self._config.use_tls,
                 )
+                self._blocking = await self.run(make)
             return self._blocking
 
     @property
@@ -85,10 +135,12 @@ class PairedServiceBusClient(ServiceBusClient):
 
     def get_queue_sender(self, queue_name: str, **_: Any) -> "PairedServiceBusSender":  # type: ignore[override]
         """Return a paired sender to a queue."""
+        check_entity(self._entity_name, queue_name)
         return PairedServiceBusSender(self, queue_name)
 
     def get_topic_sender(self, topic_name: str, **_: Any) -> "PairedServiceBusSender":  # type: ignore[override]
         """Return a paired sender to a topic."""
+        check_entity(self._entity_name, topic_name)
         return PairedServiceBusSender(self, topic_name)
 
     async def close(self) -> None:
@@ -96,6 +148,8 @@ class PairedServiceBusClient(ServiceBusClient):
         await super().close()
         if self._blocking is not None:
             await self.run(self._blocking.close)
+        if self._own_credential is not None:
+            await self._own_credential.close()
         self._threads.shutdown(wait=False)
 
 

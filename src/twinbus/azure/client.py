@@ -15,19 +15,20 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessageBatch, ServiceBu
 from azure.servicebus._common.constants import MAX_BATCH_SIZE_STANDARD
 
 from twinbus.azure.errors import to_sdk_error
+from twinbus.azure.primary import Primary, check_entity
 from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
-from twinbus.connection import ConnectionString, Place
-from twinbus.errors import InvalidArgumentError, MessagingError
+from twinbus.connection import ConnectionString
+from twinbus.errors import MessagingError
 from twinbus.limits import (
     DEFAULT_BACKLOG_QUEUES,
     DEFAULT_FAILOVER_INTERVAL,
     DEFAULT_PING_INTERVAL,
 )
 from twinbus.namespace.azure_messages import SdkMessage, from_sdk
-from twinbus.namespace.azure_sdk import client_options
+from twinbus.namespace.azure_sdk import entra_credential
 from twinbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from twinbus.pairing.pairing import SendAvailabilityPairing
 
@@ -65,9 +66,8 @@ class PairedWith:
 class Pair:
     """The paired factory of a primary that applications use through the SDK."""
 
-    def __init__(self, primary: str, paired_with: PairedWith) -> None:
-        policy = paired_with.retry_policy
-        self.factory = MessagingFactory.from_connection_string(primary, retry_policy=policy)
+    def __init__(self, primary: Primary, paired_with: PairedWith) -> None:
+        self.factory = primary.open_factory(paired_with.retry_policy)
         try:
             self.pairing: SendAvailabilityPairing = self.factory.pair_namespace(
                 paired_with.options()
@@ -81,21 +81,6 @@ class Pair:
         self.factory.close()
 
 
-def sdk_text(primary: str) -> tuple[str, dict[str, Any]]:
-    """Return a connection string as the SDK takes it, and the options that it cannot say."""
-    connection = ConnectionString.parse(primary)
-    if connection.place is Place.SERVER and connection.socket is None:
-        connection = replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
-    if connection.place is not Place.SERVICE_BUS:
-        raise InvalidArgumentError(
-            "The primary of a client of the SDK must be reached at sb:// or twinbus://, because "
-            "receivers speak AMQP. Any other namespace can be its secondary"
-        )
-    known = ("endpoint", "sharedaccess", "entitypath", "usedevelopmentemulator")
-    parts = [part for part in connection.to_text().split(";") if part.lower().startswith(known)]
-    return ";".join(parts), client_options(connection)
-
-
 class PairedServiceBusClient(ServiceBusClient):
     """A `ServiceBusClient` whose senders go on sending while the primary is unavailable.
 
@@ -103,17 +88,36 @@ class PairedServiceBusClient(ServiceBusClient):
     `wait_for_secondary=False` leaves that to the background.
     """
 
-    _pair: Pair
+    def __init__(
+        self,
+        fully_qualified_namespace: str,
+        credential: Any,
+        *,
+        paired_with: PairedWith,
+        primary: Primary | None = None,  # None: follows from the other arguments
+        **kwargs: Any,
+    ) -> None:
+        """Make a client of the primary; keywords of the SDK hold for its receivers."""
+        super().__init__(fully_qualified_namespace, credential, **kwargs)
+        primary = primary or Primary.of_arguments(fully_qualified_namespace, credential, kwargs)
+        self._pair = Pair(primary, paired_with)
 
     @classmethod
     def from_connection_string(  # type: ignore[override] # what it is paired with must be given
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> "PairedServiceBusClient":
         """Return a client of the primary; keywords of the SDK hold for its receivers."""
-        text, options = sdk_text(conn_str)
-        client: Any = super().from_connection_string(text, **(options | kwargs))
-        client._pair = Pair(conn_str, paired_with)
-        return client  # type: ignore[no-any-return]
+        primary = Primary(ConnectionString.parse(conn_str))
+        options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
+        if not primary.connection.uses_entra:
+            text = primary.sdk_text()
+            made: Any = super().from_connection_string(text, primary=primary, **options)
+            return made  # type: ignore[no-any-return]
+        credential = entra_credential()
+        options = primary.sdk_arguments() | options
+        return cls(
+            credential=credential, primary=replace(primary, credential=credential), **options
+        )
 
     @property
     def pairing(self) -> SendAvailabilityPairing:
@@ -126,20 +130,13 @@ class PairedServiceBusClient(ServiceBusClient):
 
     def get_queue_sender(self, queue_name: str, **kwargs: Any) -> "PairedServiceBusSender":
         """Return a paired sender to a queue."""
-        self._check_entity(queue_name)
+        check_entity(self._entity_name, queue_name)
         return PairedServiceBusSender(self, queue_name, **kwargs)
 
     def get_topic_sender(self, topic_name: str, **kwargs: Any) -> "PairedServiceBusSender":
         """Return a paired sender to a topic."""
-        self._check_entity(topic_name)
+        check_entity(self._entity_name, topic_name)
         return PairedServiceBusSender(self, topic_name, **kwargs)
-
-    def _check_entity(self, name: str) -> None:
-        if self._entity_name and name != self._entity_name:
-            raise ValueError(
-                f"The connection string has EntityPath={self._entity_name}; a sender to {name} "
-                "needs one of the whole namespace."
-            )
 
     def close(self) -> None:
         """Close receivers, senders and the pairing."""
@@ -187,11 +184,11 @@ class PairedServiceBusSender(ServiceBusSender):
         _check_timeout(timeout)
         at = schedule_time_utc
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
-        due = [one.scheduled(at) for one in outgoing(messages)]
-        if not due:
+        sent = outgoing(messages)
+        if not sent:
             return []
         try:
-            return self._sender.schedule(due, at)
+            return self._sender.schedule([one.scheduled(at) for one in sent], at)
         except MessagingError as error:
             raise to_sdk_error(error) from error
 

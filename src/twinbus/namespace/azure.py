@@ -50,7 +50,7 @@ from twinbus.limits import (
 )
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.azure_crew import Crew
-from twinbus.namespace.azure_errors import mapped, to_messaging_error
+from twinbus.namespace.azure_errors import MappedFailure, mapped, to_messaging_error
 from twinbus.namespace.azure_links import AzureLink, LinkKey, LinkPool, LinkPurpose
 from twinbus.namespace.azure_management import AzureAdministration
 from twinbus.namespace.azure_receiving import (
@@ -127,17 +127,28 @@ class AzureJob:
 
 
 class AzureNamespace(Closable):
-    """Connects to an Azure Service Bus; opens nothing before the first command."""
+    """Connects to an Azure Service Bus; opens nothing before the first command.
 
-    def __init__(self, connection: ConnectionString, clock: Clock | None = None) -> None:
+    `credential` is a TokenCredential that takes the place of that of the connection string.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionString,
+        clock: Clock | None = None,
+        *,
+        credential: Any = None,
+    ) -> None:
         self._connection = connection
+        self._credential = credential
         self._clock = clock or SystemClock()
         self._begin()
         on_fork(self._begin)  # a forked process opens its own connections
 
     def _begin(self) -> None:
-        self._client = open_client(self._connection, self._clock)
-        self._administration = AzureAdministration(self._connection, self._clock)
+        way_in = (self._connection, self._clock, self._credential)
+        self._client = open_client(*way_in)
+        self._administration = AzureAdministration(*way_in)
         self._workers = Crew("twinbus-azure", AZURE_WORKERS)
         self._waiters = Crew("twinbus-azure-waiting", AZURE_WAITERS)
         self._closers = Crew("twinbus-azure-closing", AZURE_WORKERS)
@@ -201,10 +212,9 @@ class AzureNamespace(Closable):
                 receipt = send(link, command, timeout_s)
         except Exception as failure:
             row = mapped(failure)
+            self._put_away(link, row)
             if row.is_stale:
-                self._links.discard(link)
                 return None
-            self._links.give_back(link)
             raise to_messaging_error(failure, command.path) from failure
         self._links.give_back(link)
         return receipt
@@ -298,25 +308,26 @@ class AzureNamespace(Closable):
                 value = use(link)
             except Exception as failure:
                 row = mapped(failure)
-                if row.is_stale or isinstance(failure, OperationTimeoutError):
-                    self._forget(link)
-                else:
-                    self._links.give_back(link)
+                self._put_away(link, row)
                 if is_fresh or not was_open or not row.is_stale or not job.left_s:
                     raise
             else:
-                if link.has_failed:
-                    self._forget(link)
-                else:
-                    self._links.give_back(link)
+                self._put_away(link)
                 return value
             finally:
                 job.link = None
         raise AssertionError("a fresh link either works or raises")
 
-    def _forget(self, link: AzureLink) -> None:
-        self._locks.forget_link(link)
-        self._links.discard(link)
+    def _put_away(self, link: AzureLink, failure: MappedFailure | None = None) -> None:
+        """Return a link to the pool after its use, or close it if it cannot be used again."""
+        if failure is not None and failure.is_silent:
+            self._locks.forget_link(link)
+            self._links.discard_silent(link)
+        elif link.has_failed or (failure is not None and failure.is_stale):
+            self._locks.forget_link(link)
+            self._links.discard(link)
+        else:
+            self._links.give_back(link)
 
     @contextmanager
     def _borrowed(self, path: str, timeout_s: float) -> Iterator[AzureLink]:
@@ -325,12 +336,9 @@ class AzureNamespace(Closable):
         try:
             yield link
         except Exception as failure:
-            if mapped(failure).is_stale:
-                self._forget(link)
-            else:
-                self._links.give_back(link)
+            self._put_away(link, mapped(failure))
             raise
-        self._links.give_back(link)
+        self._put_away(link)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -443,7 +451,7 @@ class AzureNamespace(Closable):
         tokens = [UUID(bytes=token) for token in command.lock_tokens.to_pylist()]
         by_link = self._locks.links(command.path, tokens)
         known = {token for found in by_link.values() for token in found}
-        ends = [renew(link, found, job.left_s) for link, found in by_link.items()]
+        ends = [self._renew_on(link, found, job.left_s) for link, found in by_link.items()]
         others = [token for token in tokens if token not in known]
         if others:
             with self._borrowed(command.path, job.left_s) as link:
@@ -451,6 +459,15 @@ class AzureNamespace(Closable):
         until = min(ends)
         self._locks.prolong(tokens, until)
         return until
+
+    def _renew_on(self, link: AzureLink, tokens: list[UUID], timeout_s: float) -> Any:
+        """Renew locks on the link that delivered the messages, which another thread may use."""
+        try:
+            return renew(link, tokens, timeout_s)
+        except Exception as failure:
+            if mapped(failure).is_silent:
+                link.suspect()
+            raise
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -478,7 +495,8 @@ class AzureNamespace(Closable):
             session_id=command.session_id,
             next_session_s=wait_s if command.session_id is None else None,
         )
-        link = job.link = AzureLink(LinkKey(command.path, LinkPurpose.LOCK), sdk)
+        key = LinkKey(command.path, LinkPurpose.LOCK)
+        link = job.link = AzureLink(key, sdk, has_session=True)
         try:
             with link.turn:
                 link.open(min(job.left_s, wait_s + AZURE_ACCEPT_GRACE_S))
@@ -497,7 +515,7 @@ class AzureNamespace(Closable):
         """Use the link that has locked a session; a lost link means that the session is lost."""
         link = self._sessions.get(lock.lock_token)
         is_other = link is not None and str(link.sdk.session.session_id) != lock.session_id
-        if link is None or is_other or not link.is_open:
+        if link is None or is_other or link.has_failed or not link.is_open:
             raise SessionLockLostError(
                 f"session {lock.session_id!r:.60} is not locked by this client; accept it again",
                 session_id=lock.session_id,
@@ -505,9 +523,11 @@ class AzureNamespace(Closable):
         try:
             return use(link)
         except Exception as failure:
-            if mapped(failure).is_stale or isinstance(
-                to_messaging_error(failure, ""), SessionLockLostError
-            ):
+            row = mapped(failure)
+            if row.is_silent:
+                link.suspect()
+            is_lost = isinstance(to_messaging_error(failure, ""), SessionLockLostError)
+            if row.is_stale or link.has_failed or is_lost:
                 self._release(lock)
                 raise SessionLockLostError(
                     f"the lock of session {lock.session_id!r:.60} was lost: {failure}",

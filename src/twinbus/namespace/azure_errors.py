@@ -3,6 +3,8 @@
 TABLE has one row per kind of failure, and `tests/interop/test_azure_errors.py` one test per row.
 `is_stale` says that an idle link may be the cause: the link is reopened once before the failure is
 reported. If an error has an AMQP condition, the condition decides, not the class of the exception.
+`is_silent` says that the service did not answer in time: its link may be dead and is closed. A
+timeout that the service itself reports has a condition, and its link stays in use.
 
 The kind of error decides who is at fault, whether a retry helps and whether it counts for failover:
 see errors.py and pairing/failures.py.
@@ -28,10 +30,12 @@ class MappedFailure:
 
     kind: type[e.MessagingError]
     is_stale: bool = False  # an idle link may be the cause
+    is_silent: bool = False  # the service did not answer on the link
 
 
 _LOST: Final = MappedFailure(e.CommunicationError, is_stale=True)
 _DENIED: Final = MappedFailure(e.UnauthorizedError, is_stale=True)  # its token may have expired
+_SILENT: Final = MappedFailure(e.OperationTimeoutError, is_silent=True)
 _WRONG: Final = MappedFailure(e.InvalidOperationError)
 _PASSING: Final = MappedFailure(e.TransientError, is_stale=True)
 
@@ -78,7 +82,7 @@ TABLE: Final[Mapping[type[BaseException], MappedFailure]] = {  # the first match
     sdk.SessionLockLostError: MappedFailure(e.SessionLockLostError),
     sdk.SessionCannotBeLockedError: MappedFailure(e.SessionCannotBeLockedError),
     sdk.ServiceBusServerBusyError: MappedFailure(e.ServerBusyError),
-    sdk.OperationTimeoutError: MappedFailure(e.OperationTimeoutError),
+    sdk.OperationTimeoutError: _SILENT,
     sdk.ServiceBusConnectionError: _LOST,
     sdk.ServiceBusCommunicationError: _LOST,
     sdk.MessageAlreadySettled: MappedFailure(e.MessageLockLostError),
@@ -91,7 +95,7 @@ TABLE: Final[Mapping[type[BaseException], MappedFailure]] = {  # the first match
     core.ServiceRequestTimeoutError: MappedFailure(e.OperationTimeoutError),
     core.ServiceRequestError: MappedFailure(e.CommunicationError),
     core.ServiceResponseError: MappedFailure(e.CommunicationError),
-    TimeoutError: MappedFailure(e.OperationTimeoutError),
+    TimeoutError: _SILENT,
     OSError: _LOST,
     AttributeError: _LOST,  # a race in the SDK while a link ends: an attribute of None
     TypeError: _LOST,
@@ -112,12 +116,18 @@ STATUSES: Final[Mapping[int, MappedFailure]] = {  # of the administration API
     503: MappedFailure(e.ServerBusyError),
     504: MappedFailure(e.OperationTimeoutError),
 }
+_OWN: Final[Mapping[type[BaseException], MappedFailure]] = {  # what Twinbus raises on a link
+    e.OperationTimeoutError: _SILENT,
+    e.CommunicationError: _LOST,
+}
 _UNKNOWN: Final = MappedFailure(e.MessagingError)
 _UNFIT: Final = MappedFailure(e.TransientError)  # a condition that is not in the table
 
 
 def mapped(error: BaseException) -> MappedFailure:
     """Return the row of a failure."""
+    if isinstance(error, e.MessagingError):
+        return _OWN.get(type(error), _UNKNOWN)
     condition = condition_of(error)
     if condition in CONDITIONS and not _lost_connection(error):
         return CONDITIONS[condition]
@@ -142,6 +152,8 @@ def _lost_connection(error: BaseException) -> bool:
 
 def condition_of(error: BaseException) -> str:
     """Return the AMQP condition of a failure; empty if it has none."""
+    if isinstance(error, sdk.OperationTimeoutError) and error.__cause__ is not None:
+        error = error.__cause__  # the SDK raises another one, without its condition
     condition: Any = getattr(error, "_condition", None) or getattr(error, "condition", None)
     condition = getattr(condition, "value", condition)
     if isinstance(condition, bytes):

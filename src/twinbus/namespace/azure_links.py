@@ -5,7 +5,9 @@ of it. But a message must be settled on the link that delivered it, even while a
 that link. So every use of an SDK object holds the lock `turn` of its link.
 
 A link is idle in the pool, in use by a thread, or reserved for a session. The pool closes a link
-that was idle for AZURE_IDLE_S, unless messages that it delivered are still locked.
+that was idle for AZURE_IDLE_S, unless messages that it delivered are still locked. It also closes a
+link on which the service did not answer. A firewall or a NAT can drop a connection without a word
+to either end; then every later use of the link would time out.
 """
 
 import threading
@@ -23,9 +25,9 @@ from twinbus.errors import (
     NamespaceClosedError,
     OperationTimeoutError,
 )
-from twinbus.limits import AZURE_IDLE_S, AZURE_LINKS
+from twinbus.limits import AZURE_IDLE_S, AZURE_LINKS, AZURE_SILENCE_S
 from twinbus.namespace.azure_crew import Crew
-from twinbus.namespace.azure_sdk import Inlet, hang_up, is_open, open_link
+from twinbus.namespace.azure_sdk import Inlet, hang_up, is_open, open_link, silence_s
 
 
 class LinkPurpose(Enum):
@@ -48,9 +50,10 @@ class LinkKey:
 class AzureLink:
     """A sender or receiver of the SDK."""
 
-    def __init__(self, key: LinkKey, sdk: Any) -> None:
+    def __init__(self, key: LinkKey, sdk: Any, *, has_session: bool = False) -> None:
         self.key = key
         self.sdk = sdk
+        self.has_session = has_session  # it has locked a session, which ends with it
         self.turn = threading.Lock()
         self.used_at = time.monotonic()
         self.locked_until = 0.0  # when the last lock of a delivered message expires
@@ -82,7 +85,16 @@ class AzureLink:
 
     def delivers(self, inlet: Inlet) -> bool:
         """Return whether a message that an inlet delivered can be settled on this link."""
-        return inlet is self._inlet and inlet.is_current
+        return not self.has_failed and inlet is self._inlet and inlet.is_current
+
+    def suspect(self) -> None:
+        """Record that the service did not answer on this link, so that it is not used again.
+
+        The link of a session stays in use until nothing was received for AZURE_SILENCE_S, because
+        the session is lost with it.
+        """
+        if not self.has_session or silence_s(self.sdk) >= AZURE_SILENCE_S:
+            self.has_failed = True
 
     def abort(self) -> None:
         """Release a thread that waits for this link to open."""
@@ -115,9 +127,9 @@ class LinkPool:
             while True:
                 if self._is_closed:
                     raise NamespaceClosedError(NAMESPACE_CLOSED)
-                idle = self._idle.get(key)
-                if idle:
-                    return idle.pop()
+                link = self._pop_idle(key)
+                if link is not None:
+                    return link
                 if self._count < AZURE_LINKS or self._drop_oldest():
                     self._count += 1
                     break
@@ -134,11 +146,21 @@ class LinkPool:
             idle = self._idle.get(key)
             return idle.pop() if idle and idle[-1].is_open else None
 
+    def _pop_idle(self, key: LinkKey) -> AzureLink | None:
+        """Remove an idle link that can be used; close the failed ones before it."""
+        idle = self._idle.get(key, [])
+        while idle:
+            link = idle.pop()
+            if not link.has_failed:
+                return link
+            self._close_idle(link)
+        return None
+
     def give_back(self, link: AzureLink) -> None:
-        """Return a link to the pool."""
+        """Return a link to the pool, or close it if it has failed."""
         link.used_at = time.monotonic()
         with self._changed:
-            if not self._is_closed:
+            if not self._is_closed and not link.has_failed:
                 self._idle.setdefault(link.key, []).append(link)
                 self._changed.notify()
                 return
@@ -150,6 +172,16 @@ class LinkPool:
             self._count -= 1
             self._changed.notify()
         self._crew.submit(link.close)
+
+    def discard_silent(self, link: AzureLink) -> None:
+        """Close a link on which the service did not answer, and the idle links of its kind.
+
+        What silenced one connection has probably silenced the others, and each would cost a
+        timeout.
+        """
+        with self._changed:
+            self._drop_idle(link.key)
+        self.discard(link)
 
     def sweep(self) -> int:
         """Close links that have been idle for long; return how many links are left."""

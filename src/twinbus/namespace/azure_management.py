@@ -50,15 +50,16 @@ _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_par
 class AzureAdministration:
     """Executes management commands; thread-safe, as the SDK's client is."""
 
-    def __init__(self, connection: ConnectionString, clock: Clock) -> None:
+    def __init__(self, connection: ConnectionString, clock: Clock, credential: Any = None) -> None:
         self._connection = connection
         self._clock = clock
+        self._credential = credential  # None: that of the connection string
         self._opened: sdk.ServiceBusAdministrationClient | None = None
 
     @property
     def _client(self) -> sdk.ServiceBusAdministrationClient:
         if self._opened is None:
-            self._opened = open_administration(self._connection, self._clock)
+            self._opened = open_administration(self._connection, self._clock, self._credential)
         return self._opened
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from azure.servicebus._transport._pyamqp_transport import PyamqpTransport
 
 from twinbus.amqp.message import AmqpMessage
 from twinbus.clock import from_us
+from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, PropertyValue
 from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message
 
@@ -81,9 +82,16 @@ def _is_plain(outgoing: Message) -> bool:
 
 
 def encoded(outgoing: Message) -> bytes:
-    """Return a message of the SDK as AMQP."""
+    """Return a message of the SDK as AMQP; raise if AMQP cannot express its values."""
     output = bytearray()
-    encode_payload(output, outgoing)
+    try:
+        encode_payload(output, outgoing)
+    except Exception as error:
+        raise InvalidArgumentError(
+            f"the message cannot be encoded as AMQP: {error}. Its body, properties and annotations "
+            "can have text, bytes, booleans, numbers of at most 64 bits, UUIDs, times, and lists "
+            "and maps of these"
+        ) from error
     return bytes(output)
 
 

@@ -197,7 +197,14 @@ class Reception:
             link.has_failed = True
         finally:
             inlet.stop()
-        return self._kept(inlet, found)
+        messages, back, unread = self._sorted(inlet, found)
+        try:
+            self._release(inlet, back, unread)
+        except Exception:
+            if not messages or self._command.session is not None:
+                raise
+            link.has_failed = True  # the service delivers the others again when their locks expire
+        return messages
 
     def _until_first(self, inlet: Inlet, deadline: int | None, found: list[Any]) -> None:
         """Wait for the first messages; without a deadline, only for those available now."""
@@ -236,8 +243,10 @@ class Reception:
         with self._link.turn:
             found += inlet.take()
 
-    def _kept(self, inlet: Inlet, deliveries: list[Any]) -> list[BrokeredMessage]:
-        """Return deliveries as messages, up to the requested size."""
+    def _sorted(
+        self, inlet: Inlet, deliveries: list[Any]
+    ) -> tuple[list[BrokeredMessage], list[Any], list[Any]]:
+        """Return messages up to the requested size, frames to release, and unreadable frames."""
         messages: list[BrokeredMessage] = []
         unread: list[Any] = []
         back: list[Any] = []
@@ -257,14 +266,17 @@ class Reception:
                 back.append(frame)
                 continue
             messages.append(self._locked(inlet, frame, message) if self._is_locking else message)
+        return messages, back, unread if can_give_back else []
+
+    def _release(self, inlet: Inlet, back: list[Any], unread: list[Any]) -> None:
+        """Release messages that are not needed, and dead-letter those that cannot be read."""
         with self._link.turn:
             if back:
                 inlet.settle(back, settled_state(Disposition.RELEASE, None, None), AZURE_REQUEST_S)
-            if unread and can_give_back:
+            if unread:
                 why = "the message is not valid AMQP, or has values that Twinbus does not support"
                 state = settled_state(Disposition.DEAD_LETTER, _UNREADABLE, why)
                 inlet.settle(unread, state, AZURE_REQUEST_S)
-        return messages
 
     def _locked(self, inlet: Inlet, frame: Any, message: BrokeredMessage) -> BrokeredMessage:
         token, until_us = UUID(bytes_le=bytes(frame[2])), NEVER_US
@@ -342,6 +354,7 @@ def _settle_on(
         with link.turn:
             failures = next(iter(messages.values())).inlet.settle(frames, state, timeout_s)
     except OperationTimeoutError:
+        link.suspect()
         raise
     except Exception:  # noqa: BLE001 - a management request then finds out the result
         return None

@@ -9,6 +9,7 @@ closes links that are idle. `test_azure_sdk.py` checks every private part that i
 """
 
 import contextlib
+import importlib
 import io
 import logging
 import select
@@ -52,7 +53,9 @@ from twinbus.clock import Clock
 from twinbus.connection import ConnectionString, sign_token
 from twinbus.errors import MissingExtraError, OperationTimeoutError
 from twinbus.limits import (
+    AZURE_KEEP_ALIVE_S,
     AZURE_REQUEST_S,
+    AZURE_SILENCE_S,
     EMULATOR_PORT,
     SECOND_US,
     SERVICE_BUS_PORT,
@@ -100,17 +103,23 @@ def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool 
     """
     if not connection.uses_entra:
         return _KeyCredential(connection, clock, for_once=for_once)
+    return entra_credential()
+
+
+def entra_credential(*, is_async: bool = False) -> Any:
+    """Return the identity of Entra that this process has, for blocking clients or for asyncio."""
     try:
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - optional package
+        package = importlib.import_module("azure.identity.aio" if is_async else "azure.identity")
     except ImportError as error:
         raise MissingExtraError(
             "Authentication=Entra needs the package azure-identity: pip install azure-identity",
             extras=("azure-identity",),
         ) from error
-    return DefaultAzureCredential()
+    return package.DefaultAzureCredential()
 
 
-def _host(connection: ConnectionString) -> str:
+def host_of(connection: ConnectionString) -> str:
+    """Return the host of a namespace as the SDK wants it."""
     return connection.address.removesuffix(f":{SERVICE_BUS_PORT}")
 
 
@@ -134,11 +143,16 @@ def _drops_port(connection: ConnectionString) -> bool:
     return connection.uses_websockets and connection.port != EMULATOR_PORT
 
 
-def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
-    """Return the SDK's client of a namespace; it connects when a link is first used."""
+def open_client(
+    connection: ConnectionString, clock: Clock, credential: Any = None
+) -> ServiceBusClient:
+    """Return the SDK's client of a namespace; it connects when a link is first used.
+
+    A credential takes the place of that of the connection string.
+    """
     client = ServiceBusClient(
-        _host(connection),
-        credential_of(connection, clock),
+        host_of(connection),
+        credential or credential_of(connection, clock),
         retry_total=0,
         use_tls=connection.tls,
         **client_options(connection),
@@ -148,13 +162,13 @@ def open_client(connection: ConnectionString, clock: Clock) -> ServiceBusClient:
 
 
 def open_administration(
-    connection: ConnectionString, clock: Clock
+    connection: ConnectionString, clock: Clock, credential: Any = None
 ) -> ServiceBusAdministrationClient:
     """Return the SDK's client for managing a namespace."""
     verify = {} if connection.ca_file is None else {"connection_verify": str(connection.ca_file)}
     return ServiceBusAdministrationClient(
-        _host(connection),
-        credential_of(connection, clock, for_once=True),
+        host_of(connection),
+        credential or credential_of(connection, clock, for_once=True),
         retry_total=0,
         connection_timeout=AZURE_REQUEST_S,
         read_timeout=AZURE_REQUEST_S,
@@ -238,6 +252,17 @@ class _WatchedClient(ReceiveClient):
         return _is_ready(super().client_ready)
 
     monitor: _Monitor
+
+    def open(self, connection: Any = None) -> None:
+        """Connect, and ask the service for keep-alives.
+
+        The SDK would also close a connection whose keep-alives nobody has read for a while, as
+        happens while a link is idle. So it forgets the interval that it has asked for.
+        """
+        self._idle_timeout = AZURE_KEEP_ALIVE_S
+        super().open(connection)  # type: ignore[no-untyped-call]
+        connected: Any = self._connection
+        connected._idle_timeout = None
 
     def _client_ready(self) -> bool:
         before = self._link
@@ -435,6 +460,13 @@ def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> 
     )
 
 
+def silence_s(link: ServiceBusSender | ServiceBusReceiver) -> float:
+    """Return for how long nothing was read from the connection of an open link."""
+    connection: Any = getattr(link._handler, "_connection", None)
+    heard_at: float | None = getattr(connection, "_last_frame_received_time", None)
+    return 0.0 if heard_at is None else time.time() - heard_at
+
+
 def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:
     """Close the connection of a link from another thread, because the SDK may wait for ever."""
     handler: Any = link._handler
@@ -531,7 +563,17 @@ class Inlet:
         while self.wait(0):
             self._connection.listen(wait=False)
             self.check()
+        self._check_silence()
         return self.take()
+
+    def _check_silence(self) -> None:
+        """Raise if not even the keep-alives arrive that the service must send."""
+        silent_s = silence_s(self._receiver)
+        if silent_s >= AZURE_SILENCE_S:
+            raise AMQPConnectionError(
+                ErrorCondition.SocketError,
+                description=f"the service has sent nothing for {silent_s:.0f} s",
+            )
 
     def check(self) -> None:
         """Raise the reason if the link or its connection has ended."""

@@ -1,19 +1,24 @@
 """Sends messages on links of the SDK: as batches, or as requests that schedule messages.
 
 Messages that fit into one AMQP batch are enqueued all or none. More messages are sent as several
-batches in order: if a batch fails, the batches before it stay enqueued.
+batches in order: if a batch fails, the batches before it stay enqueued. One timeout bounds all.
 
 An application that uses the SDK sends `SdkMessage`s, which contain the SDK's own messages. These
 are sent unchanged.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
 import pyarrow as pa
 
-from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
+from twinbus.errors import (
+    InvalidArgumentError,
+    MessageSizeExceededError,
+    OperationTimeoutError,
+)
 from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import BrokeredMessage, conform, to_messages
 from twinbus.namespace.azure_links import AzureLink
@@ -31,19 +36,44 @@ Encoded = tuple[BrokeredMessage, Payload]
 
 def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
     """Send on an open link, whose `turn` the caller holds; return when all are durable."""
+    deadline = time.monotonic() + timeout_s
     messages = command.messages
     if isinstance(messages, list) and len(messages) == 1 and type(messages[0]) is SdkMessage:
-        send_message(link.sdk, messages[0].outgoing, timeout_s)  # type: ignore[attr-defined]
+        _send_unchanged(link, messages[0], timeout_s)
         return SendReceipt([0])
     encoded = [(message, _encoded(message)) for message in outgoing(command)]
     limit = batch_limit(link.sdk)
     batches = list(parts(encoded, limit, command.path))
-    if all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded):
-        numbers = [schedule(link.sdk, batch, timeout_s) for batch in batches]
-        return SendReceipt([number for some in numbers for number in some])
-    for batch in batches:
-        link.sdk.send_messages(batch_of(batch, limit), timeout=timeout_s)
-    return SendReceipt([0] * len(encoded))
+    is_scheduled = all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded)
+    numbers: list[int] = []
+    for at, batch in enumerate(batches):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise OperationTimeoutError(
+                f"{at} of {len(batches)} batches to {command.path} were sent in {timeout_s:.3g} s. "
+                "Send fewer messages at once, or allow more time",
+                path=command.path,
+            )
+        if is_scheduled:
+            numbers += schedule(link.sdk, batch, left_s)
+        else:
+            link.sdk.send_messages(batch_of(batch, limit), timeout=left_s)
+            numbers += [0] * len(batch)
+    return SendReceipt(numbers)
+
+
+def _send_unchanged(link: AzureLink, message: BrokeredMessage, timeout_s: float) -> None:
+    """Send a message of the SDK; if the SDK fails to encode it, the message is at fault."""
+    outgoing_message = message.outgoing  # type: ignore[attr-defined]
+    try:
+        send_message(link.sdk, outgoing_message, timeout_s)
+    except Exception:
+        try:
+            encode_sdk(outgoing_message)
+        except InvalidArgumentError:
+            link.has_failed = True  # the SDK would try to send this message again with the next
+            raise
+        raise
 
 
 def _encoded(message: BrokeredMessage) -> Payload:

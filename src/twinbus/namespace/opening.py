@@ -30,25 +30,27 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
         require("a namespace at sb://", "azure")
         from twinbus.namespace.azure import AzureNamespace  # noqa: PLC0415 - see above
 
-        return _metered(AzureNamespace(connection, clock), connection, clock)
+        return metered(AzureNamespace(connection, clock), connection, clock)
     if connection.place is Place.RABBITMQ:
         require("a RabbitMQ namespace (amqp://)", "rabbitmq")
         from twinbus.namespace.rabbitmq.namespace import RabbitNamespace  # noqa: PLC0415 - see above
 
-        return _metered(RabbitNamespace(connection, clock), connection, clock)
+        return metered(RabbitNamespace(connection, clock), connection, clock)
     from twinbus.namespace.sharing import SharedNamespace  # noqa: PLC0415 - see above
 
     assert connection.directory is not None
     return SharedNamespace(connection.directory.resolve(), clock)
 
 
-def _metered(namespace: Namespace, connection: ConnectionString, clock: Clock) -> Namespace:
+def metered(
+    namespace: Namespace, connection: ConnectionString, clock: Clock | None = None
+) -> Namespace:
     """Return a namespace that counts what it is asked, if the connection string wants it."""
     if connection.ledger is None:
         return namespace
     from twinbus.namespace.metered import ClientLedger, MeteredNamespace  # noqa: PLC0415 - Parquet
 
-    return MeteredNamespace(namespace, ClientLedger(connection.ledger, clock))
+    return MeteredNamespace(namespace, ClientLedger(connection.ledger, clock or SystemClock()))
 
 
 def find_embedded(directory: Path) -> "EmbeddedNamespace | None":

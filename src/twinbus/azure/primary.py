@@ -1,0 +1,109 @@
+"""The primary of a client of the SDK: how the SDK and how Twinbus reach it.
+
+Receivers are the SDK's, so the primary is a Service Bus or a port that speaks AMQP like one. The
+connection string that Twinbus uses is given, or follows from the arguments of the SDK's client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+from azure.servicebus import TransportType
+
+from twinbus.client.factory import MessagingFactory
+from twinbus.client.retry import RetryPolicy
+from twinbus.connection import ConnectionString, Place
+from twinbus.errors import InvalidArgumentError
+from twinbus.namespace.azure import AzureNamespace
+from twinbus.namespace.azure_sdk import client_options, host_of
+from twinbus.namespace.opening import metered
+
+_SDK_PARTS = ("endpoint", "sharedaccess", "entitypath", "usedevelopmentemulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """A primary as Twinbus reaches it."""
+
+    connection: ConnectionString
+    credential: Any = None  # a TokenCredential; None: the connection has a key or token
+
+    @classmethod
+    def of_arguments(cls, host: str, credential: Any, options: Mapping[str, Any]) -> Self:
+        """Return the primary of the arguments of an SDK client."""
+        way = options.get("transport_type")
+        verify = options.get("connection_verify")
+        shown = {
+            "Endpoint": f"sb://{host.partition('://')[2] or host}".rstrip("/"),
+            "EntityPath": options.get("entity_name"),
+            "TransportType": "AmqpOverWebsocket" if way is TransportType.AmqpOverWebsocket else "",
+            "CustomEndpoint": options.get("custom_endpoint_address"),
+            "CaFile": verify,
+            "UseDevelopmentEmulator": "" if options.get("use_tls", True) else "true",
+        }
+        is_token = not isinstance(credential, AzureNamedKeyCredential | AzureSasCredential)
+        if isinstance(credential, AzureNamedKeyCredential):
+            shown["SharedAccessKeyName"], shown["SharedAccessKey"] = credential.named_key
+        elif isinstance(credential, AzureSasCredential):
+            shown["SharedAccessSignature"] = credential.signature
+        else:
+            shown["Authentication"] = "Entra"
+        text = ";".join(f"{name}={value}" for name, value in shown.items() if value)
+        return cls(ConnectionString.parse(text), credential if is_token else None)
+
+    @property
+    def for_sdk(self) -> ConnectionString:
+        """The connection string at which the SDK reaches it."""
+        connection = self.connection
+        if connection.place is Place.SERVER and connection.socket is None:
+            return replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
+        if connection.place is not Place.SERVICE_BUS:
+            raise InvalidArgumentError(
+                "The primary of a client of the SDK must be reached at sb:// or twinbus://, "
+                "because receivers speak AMQP. Any other namespace can be its secondary"
+            )
+        return connection
+
+    def sdk_text(self) -> str:
+        """Return the connection string with only the parts that the SDK knows."""
+        parts = self.for_sdk.to_text().split(";")
+        return ";".join(part for part in parts if part.lower().startswith(_SDK_PARTS))
+
+    def sdk_options(self) -> dict[str, Any]:
+        """Return the options of the SDK's client that its connection string cannot express."""
+        return client_options(self.for_sdk)
+
+    def sdk_arguments(self) -> dict[str, Any]:
+        """Return the arguments of an SDK client that gets a credential in place of a key."""
+        connection = self.for_sdk
+        return {
+            "fully_qualified_namespace": host_of(connection),
+            "entity_name": connection.entity_path,
+            "use_tls": connection.tls,
+            **self.sdk_options(),
+        }
+
+    def open_factory(self, retry_policy: RetryPolicy | None) -> MessagingFactory:
+        """Return a factory of Twinbus."""
+        connection = self.connection
+        if self.credential is None:
+            return MessagingFactory.from_connection_string(
+                connection.to_text(), retry_policy=retry_policy
+            )
+        return MessagingFactory(
+            metered(AzureNamespace(connection, credential=self.credential), connection),
+            name=connection.name,
+            address=connection.address,
+            connection=connection,
+            retry_policy=retry_policy,
+        )
+
+
+def check_entity(allowed: str | None, name: str) -> None:
+    """Refuse a sender to another entity than the one that a connection string is limited to."""
+    if allowed and name != allowed:
+        raise ValueError(
+            f"The connection string has EntityPath={allowed}; a sender to {name} needs one of the "
+            "whole namespace."
+        )
