@@ -33,6 +33,7 @@ from twinbus.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage, MessageState, to_batch
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Peek, Receive, Send, UpdateEntity
+from twinbus.protocol.remainder import accepted_in
 
 QUARTER_MEGABYTE = 250 * 1024
 
@@ -280,6 +281,17 @@ def test_a_batch_that_does_not_fit_is_refused_whole(world: World) -> None:
     with pytest.raises(QuotaExceededError):
         send(world, *(of_size(QUARTER_MEGABYTE) for _ in range(5)))
     assert peek(world) == []
+
+
+def test_a_batch_that_is_accepted_in_part_names_the_accepted_rows(world: World) -> None:
+    if Capability.WHOLE_BATCHES in world.namespace.capabilities:
+        pytest.skip("accepts or refuses batches as a whole")
+    queue(world, max_size_in_megabytes=1)
+    batch = [BrokeredMessage(bytes(100_000)) for _ in range(50)]
+    with pytest.raises(QuotaExceededError) as refused:
+        world.ask(Send(QUEUE, batch))
+    accepted = sorted(accepted_in(refused.value))
+    assert [one.message_id for one in receive(world)] == [batch[row].message_id for row in accepted]
 
 
 def test_a_full_queue_takes_messages_again_when_some_are_gone(world: World) -> None:

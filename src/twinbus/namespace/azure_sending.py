@@ -1,7 +1,7 @@
 """Sends messages on links of the SDK: as batches, or as requests that schedule messages.
 
 Messages that fit into one AMQP batch are enqueued all or none. More messages are sent as several
-batches in order: if a batch fails, the batches before it stay enqueued.
+batches in order: if a batch fails, the batches before it stay enqueued, and the error names them.
 
 An application that uses the SDK sends `SdkMessage`s, which contain the SDK's own messages. These
 are sent unchanged.
@@ -16,12 +16,14 @@ import pyarrow as pa
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import BrokeredMessage, conform, to_messages
+from twinbus.namespace.azure_errors import to_messaging_error
 from twinbus.namespace.azure_links import AzureLink
 from twinbus.namespace.azure_messages import SdkMessage
 from twinbus.namespace.azure_messages import encoded as encode_sdk
 from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule, send_message
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 from twinbus.protocol.origins import ORIGIN_PROPERTY, OriginKind, message_id_of, origin_kind
+from twinbus.protocol.remainder import ACCEPTED
 from twinbus.servicebus.messages import write_sent
 
 _ENVELOPE_BYTES = 512  # of a batch, in addition to its messages: an id, session and partition key
@@ -38,12 +40,22 @@ def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
     encoded = [(message, _encoded(message)) for message in outgoing(command)]
     limit = batch_limit(link.sdk)
     batches = list(parts(encoded, limit, command.path))
-    if all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded):
-        numbers = [schedule(link.sdk, batch, timeout_s) for batch in batches]
-        return SendReceipt([number for some in numbers for number in some])
-    for batch in batches:
-        link.sdk.send_messages(batch_of(batch, limit), timeout=timeout_s)
-    return SendReceipt([0] * len(encoded))
+    is_scheduled = all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded)
+    numbers: list[int] = []
+    try:
+        for batch in batches:
+            if is_scheduled:
+                numbers += schedule(link.sdk, batch, timeout_s)
+            else:
+                link.sdk.send_messages(batch_of(batch, limit), timeout=timeout_s)
+                numbers += [0] * len(batch)
+    except Exception as failure:
+        if not numbers:
+            raise
+        error = to_messaging_error(failure, command.path)
+        error.facts = {**error.facts, ACCEPTED: dict(enumerate(numbers))}
+        raise error from failure
+    return SendReceipt(numbers)
 
 
 def _encoded(message: BrokeredMessage) -> Payload:

@@ -44,6 +44,7 @@ from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.protocol.commands import Origin, ReadRange, Send, SendReceipt
+from twinbus.protocol.remainder import accepted_in
 from twinbus.syphon.transfers import Passed, TransferLedger
 from twinbus.tracing import UNKNOWN_PEER, TracedPeer
 
@@ -152,6 +153,12 @@ class Run:
         count = last - first
         batch = self.batch.slice(first, count)
         return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
+
+    def take(self, rows: Sequence[int]) -> "Run":
+        """Return some rows, in their order."""
+        at = pa.array(rows, pa.int64())
+        numbers = self.numbers[np.asarray(rows, np.int64)]
+        return Run(self.batch.take(at), numbers, self.sender, self.sent_as.take(at))
 
     def send_to(self, destination: str, carried: Carried) -> Send:
         """Return the send to the destination; its origin makes the send idempotent.
@@ -345,20 +352,23 @@ class Carrier:
         began = time.monotonic()
         try:
             self._await_send(destination, run, partial(_reply_of, reply, deadline), carried)
-        except _REFUSED_FOR_GOOD as error:
-            return self._put_aside(destination, run, error, carried)
-        except QuotaExceededError as error:
-            if len(run) > 1:  # a part of the run may fit
-                return self._send_halves(destination, run, carried)
-            carried.failures[destination] = failure_of(error)
-            return 0
         except MessagingError as error:
-            carried.failures[destination] = failure_of(error)
-            return 0
-        finally:
             carried.sending_s += time.monotonic() - began
+            rest = _without_accepted(destination, run, error, carried)
+            return len(run) - len(rest) + self._refused(destination, rest, error, carried)
+        carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
+
+    def _refused(self, destination: str, run: Run, error: MessagingError, carried: Carried) -> int:
+        """Handle a run that the primary did not accept; return how many messages are done."""
+        if isinstance(error, _REFUSED_FOR_GOOD):
+            return self._put_aside(destination, run, error, carried)
+        is_full = isinstance(error, QuotaExceededError)
+        if is_full and len(run) > 1 and not accepted_in(error):  # a part of the run may fit
+            return self._send_halves(destination, run, carried)
+        carried.failures[destination] = failure_of(error)
+        return 0
 
     def _await_send(
         self, destination: str, run: Run, wait: Callable[[], SendReceipt], carried: Carried
@@ -414,6 +424,16 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
             "no reply in time, so the command may or may not have been carried out. The syphon "
             "tries again"
         ) from None
+
+
+def _without_accepted(destination: str, run: Run, error: MessagingError, carried: Carried) -> Run:
+    """Count the messages that a failed send has delivered nevertheless; return the others."""
+    accepted = accepted_in(error)
+    if not accepted:
+        return run
+    done = run.take(sorted(accepted))
+    carried.note_moved(destination, done.numbers, body_bytes(done.batch))
+    return run.take([row for row in range(len(run)) if row not in accepted])
 
 
 def _with_small_first(runs: list[Run]) -> list[Run]:

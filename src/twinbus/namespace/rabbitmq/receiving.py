@@ -179,9 +179,7 @@ class LockKeeper:
         for token in command.lock_tokens.to_pylist():
             lock = self._locks.get(token)
             if lock is not None and lock.inlet.path == command.path:
-                delivery = lock.delivery
-                properties = delivery.properties
-                publication = Publication(properties, delivery.body, properties.message_id or "")
+                publication = Publication(lock.delivery.properties, lock.delivery.body)
                 dead_letter(publication, command.path, command.reason, command.description)
                 found[token] = publication
         return found

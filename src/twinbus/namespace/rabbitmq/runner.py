@@ -32,7 +32,7 @@ from twinbus.message import BrokeredMessage, conform, rows_of
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication, published
 from twinbus.namespace.rabbitmq.probing import Prober
-from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher
+from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, with_accepted
 from twinbus.namespace.rabbitmq.receiving import LockKeeper
 from twinbus.namespace.rabbitmq.refusals import refusal_of
 from twinbus.namespace.rabbitmq.topology import (
@@ -86,6 +86,12 @@ class RabbitJob:
         self._end()
         self.request.fail(error)
 
+    def with_accepted(self, error: MessagingError) -> MessagingError:
+        """Return the error of a request without a reply, with the rows that are accepted so far."""
+        if self.dispatch is None or not self.dispatch.accepted:
+            return error
+        return with_accepted(error, list(self.dispatch.accepted))
+
     def _end(self) -> None:
         self.is_answered = True
         if self.timer is not None:
@@ -137,7 +143,7 @@ class CommandRunner:
             self._jobs.discard(job)
 
     def _time_out(self, job: RabbitJob, timeout_s: float) -> None:
-        job.request.fail(unanswered(timeout_s))
+        job.request.fail(job.with_accepted(unanswered(timeout_s)))
         self.withdraw(job)
 
     def withdraw(self, job: RabbitJob) -> None:
@@ -182,7 +188,7 @@ class CommandRunner:
             else:
                 job.fail(error)
 
-        job.dispatch = Dispatch(path, len(kept), encode, on_result)
+        job.dispatch = Dispatch(path, kept, encode, on_result)
         self._publisher.begin(job.dispatch)
 
     async def _ping(self, path: str, receipt: SendReceipt) -> SendReceipt:
@@ -224,7 +230,7 @@ class CommandRunner:
             if not done.done():
                 done.set_result(error)
 
-        dispatch = Dispatch(path, len(copies), lambda _to_topic: copies, on_result)
+        dispatch = Dispatch(path, range(len(copies)), lambda _to_topic: copies, on_result)
         self._publisher.begin(dispatch)
         try:
             error = await done
