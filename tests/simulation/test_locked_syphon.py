@@ -208,6 +208,17 @@ def test_a_message_that_cannot_go_home_is_put_aside_with_a_reason(world: World) 
     assert "nowhere" in dead["dead_letter_error_description"][0].as_py()
 
 
+def test_interleaved_senders_of_a_queue_cost_one_send_each(world: World) -> None:
+    clients = (0, 2, 4, 6)  # of the first queue
+    for number in range(100):
+        world.divert(clients[number % 4], "orders", 1)
+    world.bring_home()
+    world.check()
+    rows = world.primary.ask(ReadMeter()).to_pylist()
+    sends = [row for row in rows if (row["operation"], row["path"]) == ("Send", "orders")]
+    assert sum(row["count"] for row in sends) == len(clients)
+
+
 class PingKeeper(Killed):
     """A secondary that does not know pings, as Azure and RabbitMQ: it stores and delivers them."""
 

@@ -54,6 +54,7 @@ _OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # may be about one m
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
 _log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
+NO_TEXT = -1  # in a list of codes
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 
 
@@ -465,20 +466,49 @@ def _by_destination(found: Restored) -> Mapping[str, Int64s]:
 
 
 def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
-    """Yield the rows of a destination in order, as runs of one sender each."""
+    """Yield the rows of a destination, as runs of one sender each."""
     is_all = len(rows) == found.batch.num_rows
     at = pa.array(rows)
     batch = found.batch if is_all else found.batch.take(at)
     senders, sent_as = found.senders.take(at), found.numbers.take(at)
-    run = Run(batch, numbers[rows], None, sent_as)
+    whole = Run(batch, numbers[rows], None, sent_as)
     if senders.null_count == len(senders):
-        yield run
+        yield whole
         return
-    encoded = senders.dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy()
-    ends = [*(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(rows)]
-    first = 0
-    for last in ends:
-        part = run.slice(first, last)
-        yield Run(part.batch, part.numbers, senders[first].as_py(), part.sent_as)
-        first = last
+    groups = rows_by_sender(_codes(senders), _codes(batch.column("session_id")))
+    for group in groups:
+        run = whole if len(groups) == 1 else whole.take(group)
+        yield Run(run.batch, run.numbers, senders[group[0]].as_py(), run.sent_as)
+
+
+def _codes(texts: pa.Array) -> list[int]:
+    """Return the same number for equal texts, and NO_TEXT for null."""
+    codes: list[int] = texts.dictionary_encode().indices.fill_null(NO_TEXT).to_pylist()
+    return codes
+
+
+def rows_by_sender(senders: Sequence[int], sessions: Sequence[int]) -> list[list[int]]:
+    """Group the rows of each sender into as few sends as the order allows.
+
+    Rows of a sender keep their order, and so do the rows of a session, whose senders may differ.
+    A row without a sender may be of any client: it stays behind all rows before it, and before all
+    rows behind it.
+    """
+    groups: list[list[int]] = []
+    by_sender: dict[int, int] = {}  # sender -> its last group
+    by_session: dict[int, int] = {}  # session -> the group of its last row
+    first_open = 0  # rows cannot join groups before this one
+    for row, (sender, session) in enumerate(zip(senders, sessions, strict=True)):
+        least = max(first_open, by_session.get(session, 0))
+        if sender == NO_TEXT:
+            least = max(len(groups) - 1, 0)
+        at = by_sender.get(sender, -1)
+        if at < least:
+            at = by_sender[sender] = len(groups)
+            groups.append([])
+        groups[at].append(row)
+        if session != NO_TEXT:
+            by_session[session] = at
+        if sender == NO_TEXT:
+            first_open = at
+    return groups
