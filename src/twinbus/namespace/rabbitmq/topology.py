@@ -26,6 +26,7 @@ from pika import exceptions
 
 from twinbus.entities import (
     DEAD_LETTER_SUFFIX,
+    DESCRIPTION_SUFFIX,
     SUBSCRIPTIONS,
     CorrelationFilter,
     EntityDescription,
@@ -61,7 +62,6 @@ from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of, refused
 from twinbus.protocol.capabilities import Capability, unsupported
 
 NAME = "RabbitMQ"
-DESCRIPTION_SUFFIX = "/$Description"
 _NOT_FOUND = 404
 _RECORD = "application/vnd.twinbus.description+json"
 _NEVER = datetime.fromtimestamp(0, UTC)  # RabbitMQ does not record times
