@@ -159,7 +159,7 @@ def carry(home: str, away: str, paths: list[str]) -> None:
     ):
         carrier = LockedCarrier(Carrier(primary, secondary), secondary, BACKLOG)
         for path in paths:
-            while not carrier.carry(path, [Range(0, 0, 0, "")])[0].is_drained:
+            while not carrier.carry(path, [Range.under_lock("")])[0].is_drained:
                 pass
 
 

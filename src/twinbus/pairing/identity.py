@@ -113,8 +113,8 @@ class PrimaryIdentity:
             f"user_metadata names {owner}, and this primary is {self}. If these are two "
             "namespaces, give this primary another name: the same Name=... in the connection "
             "strings of all its applications and syphons. If these are the same namespace, "
-            f"{known}, or correct the user_metadata of the queue. A RabbitMQ secondary cannot change "
-            f"it: delete the stream {queue.path}{DESCRIPTION_SUFFIX} there, and the queue names none",
+            f"{known}, or correct the user_metadata of the queue. A RabbitMQ secondary cannot "
+            f"change it: delete the stream {queue.path}{DESCRIPTION_SUFFIX} there instead",
             path=queue.path,
             owner=str(owner),
             primary=str(self),

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus import tracing
+from twinbus.clock import to_us
 from twinbus.errors import (
     CommandFailedError,
     EntityNotFoundError,
@@ -36,6 +37,7 @@ from twinbus.intervals import runs
 from twinbus.limits import (
     CARRIED_BYTES,
     CARRY_TIMEOUT,
+    DEFAULT_LOCK_DURATION,
     MAX_BATCH_MESSAGES,
     TRIAL_MESSAGES,
     TRIAL_TIMEOUT_S,
@@ -67,6 +69,12 @@ class Range:
     last: int
     origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
     is_locked: bool = False  # received under lock: the numbers of a known sender come first
+    lock_us: int = 0  # how long its locks last
+
+    @classmethod
+    def under_lock(cls, origin: str, lock_us: int = to_us(DEFAULT_LOCK_DURATION)) -> "Range":
+        """Return what a visit receives, whatever its numbers are."""
+        return cls(0, 0, 0, origin, is_locked=True, lock_us=lock_us)
 
 
 @dataclass(frozen=True, slots=True)
