@@ -1,6 +1,7 @@
 """Sends that end early: every caller is told, and told once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +87,17 @@ def test_a_send_without_a_reply_in_time_names_the_rows_that_were_accepted() -> N
     with pytest.raises(OperationTimeoutError) as raised:
         request.result(0)
     assert raised.value.facts["accepted"] == {1: 0}
+
+
+def test_a_frame_of_an_old_connection_does_not_block_the_new_one() -> None:
+    async def story() -> BrokerConnection:
+        connection = BrokerConnection(WHERE, "test")
+        old, connection._connection = object(), object()
+        frame = SimpleNamespace(method=SimpleNamespace(reason="low on memory"))
+        connection._blocked(old, frame)
+        assert connection.blocked_since is None
+        connection._blocked(connection._connection, frame)
+        connection._unblocked(old, frame)
+        return connection
+
+    assert asyncio.run(story()).blocked_since is not None

@@ -35,7 +35,7 @@ from twinbus.pairing.board import Board
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
-from twinbus.protocol.capabilities import Capability
+from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
 from twinbus.protocol.remainder import Remainder
 
@@ -204,6 +204,7 @@ class PairedRoute:
         """
         self._primary.life.check()
         columns, clock = _columns(command), self._primary.clock
+        self._check_supported(columns)
         is_numbered = was_tried or self._always_numbers
         batch = diverted(columns, command.path, command.origin if is_numbered else None)
         deadline = clock.now_us() + self._secondary.timeout_us
@@ -236,6 +237,13 @@ class PairedRoute:
                 return self.cancellations.remember(
                     command.path, columns, queue, whole, was_tried=was_tried
                 )
+
+    def _check_supported(self, columns: pa.RecordBatch) -> None:
+        """Refuse messages that the primary could not accept when they are brought home."""
+        for column, (capability, what) in _NEEDED.items():
+            is_used = columns.column(column).null_count < columns.num_rows
+            if is_used and capability not in self._primary.namespace.capabilities:
+                raise self._about_primary(unsupported("the primary", capability, what))
 
     def _await_gate(self, queue: str, diversion: _Diversion, error: ServerBusyError) -> None:
         """Wait for a busy backlog queue, if the operation has time for that."""
@@ -275,6 +283,12 @@ class PairedRoute:
         diversion.remainder.note(error)
         error.__cause__ = backlog
         return error
+
+
+_NEEDED = {  # column -> what a primary needs to accept it
+    "session_id": (Capability.SESSIONS, "a message with a session_id"),
+    "scheduled_enqueue_time_utc": (Capability.SCHEDULING, "a scheduled message"),
+}
 
 
 def _columns(command: Send) -> pa.RecordBatch:
