@@ -189,7 +189,7 @@ class LockKeeper:
 
         The other messages are settled anyway. DEAD_LETTER requires that a copy was published.
         """
-        tokens: list[bytes] = command.lock_tokens.to_pylist()
+        tokens = dict.fromkeys(command.lock_tokens.to_pylist())  # the same one twice settles once
         groups: dict[_ReceivingChannel, list[RabbitDelivery]] = {}
         lost = []
         for token in tokens:
@@ -207,8 +207,11 @@ class LockKeeper:
         for inlet in groups:
             await inlet.wait_until_read()
             inlet.close_if_unused()
-        if lost:
-            raise _lost(lost, command.path)
+        if not lost:
+            return
+        if not groups and await find_entity(self._connection, command.path) is None:
+            raise not_found(command.path)
+        raise _lost(lost, command.path)
 
 
 def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:

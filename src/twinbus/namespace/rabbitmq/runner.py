@@ -17,10 +17,12 @@ from twinbus.connection import ConnectionString
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
 from twinbus.errors import (
     NAMESPACE_CLOSED,
+    EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
     NamespaceClosedError,
+    UnsupportedCapabilityError,
 )
 from twinbus.limits import (
     MAX_BATCH_MESSAGES,
@@ -198,9 +200,9 @@ class CommandRunner:
     async def _refuse_send(self, path: str) -> None:
         """Refuse a send to a queue that only the broker writes to."""
         await get_entity(self._receives, path)
-        raise InvalidOperationError(
-            f"{path} cannot be sent to directly; send to its queue or topic", path=path
-        )
+        is_dead = path.endswith(DEAD_LETTER_SUFFIX)
+        kind = EntityNotFoundError if is_dead else InvalidOperationError
+        raise kind(f"{path} cannot be sent to directly; send to its queue or topic", path=path)
 
     # -- everything else -----------------------------------------------------------------------
 
@@ -249,9 +251,11 @@ class CommandRunner:
         return await self._topology.create(command.description, command.rule)
 
     async def _update(self, command: UpdateEntity) -> Any:
-        raise InvalidOperationError(
+        raise UnsupportedCapabilityError(
             f"RabbitMQ cannot change the settings of {command.description.path} after its "
-            "creation. Change them by a policy of the broker, or create another entity"
+            "creation. Change them by a policy of the broker, or create another entity",
+            capability=Capability.UPDATING.name,
+            namespace=NAME,
         )
 
     async def _get(self, command: GetEntity) -> Any:
