@@ -4,10 +4,11 @@ python bench/rabbitmq.py [--quick]
 
 Two brokers on this machine, quorum queues, 1 KB bodies, publisher confirms. Sends go to the same
 queue in turns. Plain pika is measured as most programs use it (BlockingConnection, one by one) and
-at its best (callbacks). For the way home the backlog is filled with diverted messages before
-anything moves. Ours are the carriers that Spark's workers run, in as many processes as there are
-cores; shovels acknowledge what the destination confirmed and have 1000 messages each under way. The
-rate counts from the first messages that are seen home to the last one: starting costs nothing.
+at its best (callbacks). For the way home the backlog is filled with diverted messages of several
+senders, in turns, before anything moves. Ours are the carriers that Spark's workers run, in as many
+processes as there are cores; shovels acknowledge what the destination confirmed and have 1000
+messages each under way. The rate counts from the first messages that are seen home to the last one:
+starting costs nothing.
 """
 
 import multiprocessing
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from measure import Others, Report, ratio, side_by_side
 from movers import PREFETCH, SHOVEL, Moved, rate_of
 from peers import LOOPBACK, RabbitMQ, pika
@@ -40,6 +42,7 @@ from twinbus.syphon.locked_carrier import LockedCarrier
 SALES = "sales"
 BODY = os.urandom(1024)
 QUEUES = 4
+SENDERS = 4  # of each queue: their messages alternate
 BATCH = 500
 ROUNDS = 7
 ONE_BY_ONE, PIPELINED, BACKLOG = 300, 5_000, 40_000
@@ -128,12 +131,24 @@ def fill(away: RabbitMQ, messages: int) -> list[str]:
     paths = [backlog_queue_path("shop", index) for index in range(QUEUES)]
     with closing(open_namespace(ConnectionString.parse(where(away, "backup")))) as secondary:
         for index, path in enumerate(paths):
-            sender = sender_source(index + 1)
-            for first in range(0, messages // QUEUES, BATCH):
-                origin = Origin(sender, range(first, first + BATCH))
-                batch = to_batch([BrokeredMessage(BODY) for _ in range(BATCH)])
-                secondary.ask(Send(path, diverted(batch, SALES, origin)), 60)
+            for first in range(0, messages // QUEUES // SENDERS, BATCH // SENDERS):
+                numbers = range(first, first + BATCH // SENDERS)
+                batch = to_batch([BrokeredMessage(BODY) for _ in numbers])
+                parts = [
+                    diverted(
+                        batch, SALES, Origin(sender_source(index * SENDERS + one + 1), numbers)
+                    )
+                    for one in range(SENDERS)
+                ]
+                secondary.ask(Send(path, interleaved(parts)), 60)
     return paths
+
+
+def interleaved(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the first rows of all parts, then the second ones, and so on."""
+    count = parts[0].num_rows
+    order = [part * count + row for row in range(count) for part in range(len(parts))]
+    return pa.concat_batches(parts).take(pa.array(order))
 
 
 def carry(home: str, away: str, paths: list[str]) -> None:
@@ -144,7 +159,7 @@ def carry(home: str, away: str, paths: list[str]) -> None:
     ):
         carrier = LockedCarrier(Carrier(primary, secondary), secondary, BACKLOG)
         for path in paths:
-            while not carrier.carry(path, [Range(0, 0, 0, "")])[0].is_drained:
+            while not carrier.carry(path, [Range.under_lock("")])[0].is_drained:
                 pass
 
 

@@ -13,7 +13,8 @@ it came from.
             handle(message)
             message.complete()
 
-A message is remembered when it was completed and the loop asks for the next one. What this covers:
+A message is remembered when it was completed and the loop asks for the next one or ends, also by
+`break` or by an error. What this covers:
 copies that arrive while their origin is remembered, by consumers that share one memory. It does
 not cover: messages without the property, a consumer that dies after it handled a message and before
 the memory has it (the file is written for each message), and copies that two consumers with
@@ -100,16 +101,18 @@ def deduplicate(
 ) -> Iterator[ReceivedMessage]:
     """Give messages that were not handled before; repeats are completed and dropped.
 
-    A message is remembered after the caller completed it and asks for the next one. One that was
-    abandoned or dead-lettered is not remembered.
+    A message is remembered after the caller completed it and asks for the next one, or stops. One
+    that was abandoned or dead-lettered is not remembered.
     """
     for message in messages:
         if memory.is_repeat(message):
             message.complete()
             continue
-        yield message
-        if message._settled_as is Disposition.COMPLETE:  # noqa: SLF001 - of our own client
-            memory.remember(message)
+        try:
+            yield message
+        finally:  # also when the caller's loop ends here
+            if message._settled_as is Disposition.COMPLETE:  # noqa: SLF001 - of our own client
+                memory.remember(message)
 
 
 class _InMemory:

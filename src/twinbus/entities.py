@@ -43,6 +43,7 @@ from twinbus.plain import Kinds, Plain
 from twinbus.values import check_optional_text, check_text, shown
 
 DEAD_LETTER_SUFFIX = "/$DeadLetterQueue"
+DESCRIPTION_SUFFIX = "/$Description"  # of the stream that describes an entity on RabbitMQ
 SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
 BACKLOG_INFIX = "/x-servicebus-transfer/"

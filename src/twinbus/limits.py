@@ -227,6 +227,7 @@ POLL_TRIES: Final = 5  # to read a queue, before `once` does without it
 BATCH_PATIENCE_S: Final = 1.0  # of one look for something to do; stopping takes no longer
 SETTLE_TIMEOUT_S: Final = 10.0
 VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
+LOCK_RENEWALS: Final = 3  # of a visit per lock duration: one may fail without a loss
 VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: two are at hand
 MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
 MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited

@@ -13,22 +13,25 @@ import pytest
 from tests.contracts.client_site import site
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
+from tests.contracts.rabbitmq import rabbitmq
 from tests.contracts.service_bus import DROPPED, Certificate, service_bus
+from tests.rabbitmq.conftest import broker, tls
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
 from twinbus.errors import UnsupportedCapabilityError
 from twinbus.ledger import NO_LEDGER
-from twinbus.namespace.azure import CAPABILITIES
+from twinbus.namespace.azure import CAPABILITIES as AZURE_CAPABILITIES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.namespace.rabbitmq.runner import CAPABILITIES as RABBITMQ_CAPABILITIES
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, PutKey
 from twinbus.server.door import Door
 
-__all__ = ["site"]  # a fixture
+__all__ = ["broker", "site", "tls"]  # fixtures
 
 
 @dataclass
@@ -54,6 +57,13 @@ class World:
         self.clock.advance(timedelta(**span))
 
 
+class RabbitContractWorld(World):
+    """A real RabbitMQ lives by the time of the machine, which no test moves."""
+
+    def wait(self, **span: float) -> None:
+        pytest.skip(f"needs a clock that a test can move by {span}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent and "[sb" in item.name:
@@ -66,10 +76,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return Certificate(tmp_path_factory.mktemp("certificate"))
 
 
-@pytest.fixture(params=["embedded", "server", "sb"])
+@pytest.fixture(params=["embedded", "server", "sb", "rabbitmq"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
+    if request.param == "rabbitmq":
+        _check_needs(request, RABBITMQ_CAPABILITIES)
+        with rabbitmq(request.getfixturevalue("broker")) as namespace:
+            yield RabbitContractWorld(namespace, ManualClock())
+        return
     if request.param == "sb":
-        _check_needs(request)
+        _check_needs(request, AZURE_CAPABILITIES)
     clock = ManualClock()
     with EmbeddedNamespace(
         EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
@@ -102,7 +117,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
 @pytest.fixture(params=WAYS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
     if request.param == "sb":
-        _check_needs(request)
+        _check_needs(request, AZURE_CAPABILITIES)
     with opened(request.param, tmp_path) as pair:
         yield pair
     if request.param == "sb":
@@ -114,10 +129,10 @@ def _counted(connection: ConnectionString, clock: ManualClock, ledger: Path) -> 
     return open_namespace(replace(connection, ledger=ledger), clock)
 
 
-def _check_needs(request: pytest.FixtureRequest) -> None:
-    """Skip the tests of a module that need what Service Bus cannot do, before anything starts."""
+def _check_needs(request: pytest.FixtureRequest, capabilities: frozenset[Capability]) -> None:
+    """Skip the tests of a module that need what an engine cannot do, before anything starts."""
     needed = getattr(request.module, "NEEDS", None)
-    if needed is not None and needed not in CAPABILITIES:
+    if needed is not None and needed not in capabilities:
         pytest.skip(f"needs {needed.name}")
 
 

@@ -26,6 +26,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_ID_CHARACTERS, MAX_PATH_CHARACTERS, UNLIMITED
 from twinbus.message import BrokeredMessage, to_batch
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     AcceptSession,
     CancelScheduled,
@@ -76,6 +77,8 @@ def test_a_path_must_follow_the_rules(kind: type[QueueDescription], path: Any) -
 
 @pytest.mark.parametrize("path", ["a", "0", "a.b-c_d", "a/b/c", "x" * MAX_PATH_CHARACTERS])
 def test_a_path_that_follows_the_rules_is_taken(world: World, path: str) -> None:
+    if len(path) > 200:
+        world.need(Capability.LONG_PATHS)
     queue(world, path)
     send(world, "a", path=path)
     assert take(world, path) == ["a"]
@@ -298,6 +301,7 @@ def test_an_error_of_the_caller_says_so_and_is_not_transient(world: World) -> No
 
 
 def test_an_oversize_message_is_told_its_limit(world: World) -> None:
+    world.need(Capability.MESSAGE_LIMIT)
     queue(world)
     with pytest.raises(MessageSizeExceededError, match=r"\d+"):
         send(world, message("x" * 300 * 1024))

@@ -22,7 +22,10 @@ from tests.contracts.words import (
     take,
 )
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, SessionLockLostError
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import DeleteMessages, Disposition, ReleaseSession
+
+NEEDS = Capability.BATCH_DELETING  # of nearly every test here
 
 
 def delete(world: World, most: int = 100, path: str = QUEUE, **options: Any) -> int:

@@ -21,7 +21,10 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import CancelScheduled, Receive
+
+NEEDS = Capability.DUPLICATE_DETECTION  # of nearly every test here
 
 WINDOW = timedelta(seconds=30)
 

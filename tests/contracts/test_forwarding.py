@@ -32,7 +32,10 @@ from twinbus.entities import (
 )
 from twinbus.errors import EntityNotFoundError, MessagingError
 from twinbus.limits import MAX_FORWARD_HOPS
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import CreateEntity, Receive, UpdateEntity
+
+NEEDS = Capability.FORWARDING  # of nearly every test here
 
 
 def test_a_forwarding_queue_hands_its_messages_on(world: World) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.contracts.pairing_words import (
     AT_ONCE,
     HOUR,
     ORDERS,
+    PRIMARY,
     SECONDARY,
     End,
     Pair,
@@ -102,3 +105,28 @@ def test_a_diverted_schedule_is_cancelled_at_the_primary_once_it_is_home(ends: E
     sender.cancel_scheduled(number)
     ends.pair.pass_time(HOUR)
     assert ends.pair.primary.take() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "capability"),
+    [
+        ({"session_id": "s"}, Capability.SESSIONS),
+        ({"scheduled_enqueue_time_utc": datetime(2040, 1, 1, tzinfo=UTC)}, Capability.SCHEDULING),
+    ],
+)
+def test_what_the_primary_cannot_do_is_refused_while_its_sends_are_diverted(
+    local: Pair, fields: dict[str, Any], capability: Capability
+) -> None:
+    """Otherwise the message would be dead-lettered when it is brought home."""
+
+    def connect() -> LimitedNamespace:
+        return LimitedNamespace(local.primary.connect(), {capability})
+
+    with closing(End(PRIMARY, local.clock, connect)) as limited:
+        pair = Pair(local.clock, limited, local.secondary)
+        pair.begin(failover_interval=AT_ONCE)
+        pair.break_down()
+        pair.sender().send(message("plain"))
+        with pytest.raises(UnsupportedCapabilityError, match="the primary does not support"):
+            pair.sender().send(message("special", **fields))
+        assert [bodies(queue) for queue in pair.held() if queue] == [["plain"]]

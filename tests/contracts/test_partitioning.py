@@ -27,6 +27,7 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     CancelScheduled,
     Disposition,
@@ -35,6 +36,8 @@ from twinbus.protocol.commands import (
     ReceiveDeferred,
     SettleRange,
 )
+
+NEEDS = Capability.PARTITIONING  # of nearly every test here
 
 
 def partitioned(world: World, **settings: Any) -> None:

@@ -25,6 +25,7 @@ from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, EntityNotFoundError, SessionCannotBeLockedError
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import LeaseRange, ReadMeter, Receive
 
 
@@ -107,6 +108,7 @@ def test_a_session_queue_takes_a_ping_with_a_fresh_session(world: World) -> None
 
 
 def test_pings_and_messages_share_a_batch(world: World) -> None:
+    world.need(Capability.SEQUENCE_NUMBERS)
     queue(world)
     numbers = send(world, ping(), "a", ping(), "b")
     assert [bool(n) for n in numbers] == [False, True, False, True]
@@ -135,6 +137,7 @@ def test_a_ping_to_a_disabled_entity_is_refused(world: World, status: EntityStat
 
 
 def test_a_ping_is_known_by_its_content_type_alone(world: World) -> None:
+    world.need(Capability.SEQUENCE_NUMBERS)
     queue(world)
     assert send(world, message("with a body", content_type=PING_CONTENT_TYPE)) == [0]
     assert all(send(world, message("", content_type="text/plain")))

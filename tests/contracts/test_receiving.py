@@ -33,6 +33,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, MAX_WAIT
 from twinbus.message import MessageState, to_messages
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     DeleteEntity,
     Disposition,
@@ -63,6 +64,7 @@ def test_a_first_delivery_has_no_failed_delivery_before_it(world: World) -> None
 
 
 def test_a_lock_lasts_for_the_lock_duration(world: World) -> None:
+    world.need(Capability.LOCK_DURATION)
     queue(world, lock_duration=timedelta(seconds=30))
     send(world, "a")
     assert receive_one(world).locked_until_utc == later(world, seconds=30)

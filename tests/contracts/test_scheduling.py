@@ -24,7 +24,10 @@ from tests.contracts.words import (
 )
 from twinbus.errors import EntityNotFoundError, MessageNotFoundError
 from twinbus.message import BrokeredMessage, MessageState
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import CancelScheduled, Receive, ReceiveDeferred
+
+NEEDS = Capability.SCHEDULING  # of nearly every test here
 
 
 def in_minutes(world: World, minutes: float, body: str = "a", **more: object) -> BrokeredMessage:

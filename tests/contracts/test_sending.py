@@ -33,6 +33,7 @@ from twinbus.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage, MessageState, to_batch
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Peek, Receive, Send, UpdateEntity
+from twinbus.protocol.remainder import accepted_in
 
 QUARTER_MEGABYTE = 250 * 1024
 
@@ -65,6 +66,7 @@ def test_a_received_batch_may_be_sent_on_as_it_came(world: World) -> None:
 
 
 def test_sequence_numbers_grow_within_an_entity(world: World) -> None:
+    world.need(Capability.SEQUENCE_NUMBERS)
     queue(world)
     numbers = [*send(world, "a", "b"), *send(world, "c")]
     assert numbers == sorted(set(numbers))
@@ -78,6 +80,7 @@ def test_a_receipt_gives_the_number_the_message_is_delivered_under(world: World)
 
 
 def test_sequence_numbers_are_never_used_again(world: World) -> None:
+    world.need(Capability.SEQUENCE_NUMBERS)
     queue(world)
     first = send(world, "a")
     take(world)
@@ -181,6 +184,7 @@ def test_what_the_broker_sets_cannot_be_set_by_the_sender(world: World) -> None:
 
 
 def test_a_received_message_can_be_sent_again(world: World) -> None:
+    world.need(Capability.SEQUENCE_NUMBERS)
     queue(world)
     send(world, "again")
     first = receive_one(world)
@@ -216,6 +220,7 @@ def test_a_message_of_256_kilobytes_is_taken(world: World) -> None:
 
 
 def test_a_message_of_one_byte_more_is_refused(world: World) -> None:
+    world.need(Capability.MESSAGE_LIMIT)
     queue(world)
     with pytest.raises(MessageSizeExceededError):
         send(world, of_size(MAX_MESSAGE_BYTES + 1))
@@ -230,6 +235,7 @@ def test_properties_count_against_the_size_limit(world: World) -> None:
 
 
 def test_a_batch_with_one_oversize_message_is_refused_whole(world: World) -> None:
+    world.need(Capability.MESSAGE_LIMIT)
     queue(world)
     with pytest.raises(MessageSizeExceededError):
         send(world, "a", of_size(MAX_MESSAGE_BYTES + 1), "b")
@@ -267,6 +273,7 @@ def test_an_empty_batch_is_refused(world: World) -> None:
 
 
 def test_a_full_queue_refuses_with_quota_exceeded(world: World) -> None:
+    world.need(Capability.EXACT_QUOTA)
     queue(world, max_size_in_megabytes=1)
     send(world, *(of_size(QUARTER_MEGABYTE) for _ in range(4)))
     with pytest.raises(QuotaExceededError):
@@ -280,6 +287,17 @@ def test_a_batch_that_does_not_fit_is_refused_whole(world: World) -> None:
     with pytest.raises(QuotaExceededError):
         send(world, *(of_size(QUARTER_MEGABYTE) for _ in range(5)))
     assert peek(world) == []
+
+
+def test_a_batch_that_is_accepted_in_part_names_the_accepted_rows(world: World) -> None:
+    if Capability.WHOLE_BATCHES in world.namespace.capabilities:
+        pytest.skip("accepts or refuses batches as a whole")
+    queue(world, max_size_in_megabytes=1)
+    batch = [BrokeredMessage(bytes(100_000)) for _ in range(200)]
+    with pytest.raises(QuotaExceededError) as refused:
+        world.ask(Send(QUEUE, batch))
+    accepted = sorted(accepted_in(refused.value))
+    assert [one.message_id for one in receive(world)] == [batch[row].message_id for row in accepted]
 
 
 def test_a_full_queue_takes_messages_again_when_some_are_gone(world: World) -> None:
@@ -299,6 +317,7 @@ def test_a_full_queue_takes_messages_again_when_some_expired(world: World) -> No
 
 
 def test_locked_messages_count_against_the_quota(world: World) -> None:
+    world.need(Capability.EXACT_QUOTA)
     queue(world, max_size_in_megabytes=1)
     send(world, *(of_size(QUARTER_MEGABYTE) for _ in range(4)))
     receive(world)
@@ -345,6 +364,7 @@ def test_nothing_can_be_sent_past_a_topic_to_its_subscription(world: World) -> N
 
 
 def test_a_path_is_case_insensitive(world: World) -> None:
+    world.need(Capability.ANY_CASE)
     queue(world, "Orders/Europe")
     send(world, "a", path="ORDERS/europe")
     assert take(world, "orders/Europe") == ["a"]

@@ -55,6 +55,8 @@ from twinbus.protocol.commands import (
     SetSessionState,
 )
 
+NEEDS = Capability.SESSIONS  # of nearly every test here
+
 HOUR = timedelta(hours=1)
 HALF_A_MINUTE = timedelta(seconds=30)
 LOCK_LOST = SessionLockLostError

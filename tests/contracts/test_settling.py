@@ -32,6 +32,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import UNLIMITED
 from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     Disposition,
     ReceiveDeferred,
@@ -110,6 +111,7 @@ def test_a_released_message_is_delivered_again_at_once(world: World) -> None:
 
 
 def test_a_release_is_no_failed_delivery(world: World) -> None:
+    world.need(Capability.UNCOUNTED_RELEASE)
     queue(world, max_delivery_count=1)
     send(world, "a")
     for _ in range(3):
@@ -122,6 +124,7 @@ def test_a_release_is_no_failed_delivery(world: World) -> None:
 
 
 def test_too_many_failed_deliveries_dead_letter_a_message(world: World) -> None:
+    world.need(Capability.PROMPT_DEAD_LETTERS)
     queue(world, max_delivery_count=2)
     send(world, "a")
     abandon(world, receive_one(world))
@@ -141,6 +144,7 @@ def test_too_many_lapsed_locks_dead_letter_a_message(world: World) -> None:
 
 
 def test_a_message_that_failed_too_often_says_so(world: World) -> None:
+    world.need(Capability.PROMPT_DEAD_LETTERS)
     queue(world, max_delivery_count=1)
     send(world, "a")
     abandon(world, receive_one(world))
@@ -150,6 +154,7 @@ def test_a_message_that_failed_too_often_says_so(world: World) -> None:
 
 
 def test_a_message_may_fail_ten_deliveries_by_default(world: World) -> None:
+    world.need(Capability.PROMPT_DEAD_LETTERS)
     queue(world)
     send(world, "a")
     for _ in range(9):
@@ -160,6 +165,7 @@ def test_a_message_may_fail_ten_deliveries_by_default(world: World) -> None:
 
 
 def test_a_dead_message_is_not_killed_again_by_failed_deliveries(world: World) -> None:
+    world.need(Capability.PROMPT_DEAD_LETTERS)
     queue(world, max_delivery_count=1)
     send(world, "a")
     abandon(world, receive_one(world))

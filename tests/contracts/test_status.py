@@ -26,6 +26,7 @@ from tests.contracts.words import (
 )
 from twinbus.entities import EntityStatus
 from twinbus.errors import EntityDisabledError, InvalidOperationError
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     AcceptSession,
     GetEntity,
@@ -34,6 +35,8 @@ from twinbus.protocol.commands import (
     ReceiveDeferred,
     UpdateEntity,
 )
+
+NEEDS = Capability.DISABLING  # of nearly every test here
 
 NO_SEND = [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED]
 SEND = [EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED]

@@ -36,6 +36,7 @@ from twinbus.errors import (
     MessagingError,
     QuotaExceededError,
 )
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     CreateEntity,
     DeleteEntity,
@@ -120,6 +121,7 @@ def test_a_waiting_receive_on_a_subscription_ends_when_a_message_arrives(world: 
 
 
 def test_a_lapsed_lock_returns_the_message_to_the_subscription(world: World) -> None:
+    world.need(Capability.LOCK_DURATION)
     topic(world)
     sport = subscription(world, "sport", lock_duration=timedelta(seconds=10))
     send(world, "a", path=TOPIC)
@@ -148,6 +150,7 @@ def test_a_subscription_has_its_own_dead_letter_queue(world: World) -> None:
 
 
 def test_a_subscription_has_its_own_max_delivery_count(world: World) -> None:
+    world.need(Capability.PROMPT_DEAD_LETTERS)
     topic(world)
     strict = subscription(world, "strict", max_delivery_count=1)
     patient = subscription(world, "patient")
@@ -179,6 +182,7 @@ def test_a_token_of_one_subscription_settles_nothing_in_another(world: World) ->
 
 
 def test_the_path_of_a_subscription_is_case_insensitive(world: World) -> None:
+    world.need(Capability.ANY_CASE)
     topic(world)
     subscription(world, "Sport")
     send(world, "a", path="NEWS")
@@ -189,6 +193,7 @@ def test_the_path_of_a_subscription_is_case_insensitive(world: World) -> None:
 
 
 def test_a_topic_counts_its_subscriptions(world: World) -> None:
+    world.need(Capability.LISTING)
     topic(world)
     subscription(world, "sport")
     subscription(world, "weather")
@@ -207,6 +212,7 @@ def test_a_subscription_counts_its_messages(world: World) -> None:
 
 
 def test_a_full_topic_refuses_with_quota_exceeded(world: World) -> None:
+    world.need(Capability.EXACT_QUOTA)
     topic(world, max_size_in_megabytes=1)
     sport = subscription(world, "sport")
     large = message("x" * 250 * 1024)
@@ -242,6 +248,7 @@ def test_a_queue_cannot_be_subscribed_to(world: World) -> None:
 
 
 def test_a_subscription_of_a_name_exists_once(world: World) -> None:
+    world.need(Capability.ANY_CASE)
     topic(world)
     subscription(world, "sport")
     with pytest.raises(EntityAlreadyExistsError):
@@ -275,6 +282,7 @@ def test_a_deleted_subscription_gets_nothing(world: World) -> None:
 
 
 def test_a_deleted_topic_takes_its_subscriptions_with_it(world: World) -> None:
+    world.need(Capability.LISTING)
     topic(world)
     sport = subscription(world, "sport")
     world.ask(DeleteEntity(TOPIC))

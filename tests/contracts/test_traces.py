@@ -89,7 +89,7 @@ def bring_home(pair: Pair) -> None:
     carrier = LockedCarrier(Carrier(pair.primary.inner, secondary), secondary, 1000)
     for queue in pair.pairing.backlog_queues():
         origin, _ = queue_origin(secondary, queue.path)
-        [carried] = carrier.carry(queue.path, [Range(0, 0, 0, origin)])
+        [carried] = carrier.carry(queue.path, [Range.under_lock(origin)])
         assert not carried.failures
 
 

@@ -15,9 +15,8 @@ from tests.rabbitmq.brokers import require_rabbitmq
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, TopicDescription
-from twinbus.errors import EntityNotFoundError, UnsupportedCapabilityError
+from twinbus.errors import EntityNotFoundError
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
-from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
 from twinbus.testing.rabbitmq import RabbitBroker, free_ports
 
@@ -83,11 +82,6 @@ class RabbitWorld:
             self.created.append(command)
         return self.namespace.ask(command, 30)
 
-    def need(self, capability: Capability) -> None:
-        """Skip what needs a capability that RabbitMQ lacks."""
-        if capability not in self.namespace.capabilities:
-            pytest.skip(f"RabbitMQ lacks {capability.value}")
-
     def factory(self, **settings: Any) -> MessagingFactory:
         return MessagingFactory.from_connection_string(self.connection_string, **settings)
 
@@ -105,29 +99,15 @@ class RabbitWorld:
                 continue
 
 
-class ContractWorld(RabbitWorld):
-    """What the contract suite runs in: it skips what needs a capability that is missing."""
-
-    def ask(self, command: Command[Any]) -> Any:
-        try:
-            return super().ask(command)
-        except UnsupportedCapabilityError as error:
-            pytest.skip(error.text)
-
-
-def opened(broker: RabbitBroker, kind: type[RabbitWorld]) -> Iterator[RabbitWorld]:
+@pytest.fixture
+def world(broker: RabbitBroker) -> Iterator[RabbitWorld]:
     text = broker.connection_string()
     with RabbitNamespace(ConnectionString.parse(text)) as namespace:
-        world = kind(namespace, text)
+        world = RabbitWorld(namespace, text)
         try:
             yield world
         finally:
             world.clean()
-
-
-@pytest.fixture
-def world(broker: RabbitBroker) -> Iterator[RabbitWorld]:
-    yield from opened(broker, RabbitWorld)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Site:
                     pass
                 continue
             carrier = LockedCarrier(Carrier(self.primary, self.secondary), self.secondary, 10_000)
-            [carried] = carrier.carry(queue, [Range(0, 0, 0, "")])
+            [carried] = carrier.carry(queue, [Range.under_lock("")])
             assert not carried.failures
             assert not carried.unread
 
@@ -269,7 +269,7 @@ def _carry_and_die(site: Site, queue: str) -> None:
 
     carrier = LockedCarrier(Carrier(site.primary, Dying()), Dying(), 10_000)
     with pytest.raises(KeyboardInterrupt):
-        carrier.carry(queue, [Range(0, 0, 0, "")])
+        carrier.carry(queue, [Range.under_lock("")])
 
 
 def test_the_backlog_of_another_primary_is_refused(

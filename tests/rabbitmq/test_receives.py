@@ -22,6 +22,7 @@ from twinbus.errors import (
     UnsupportedCapabilityError,
 )
 from twinbus.message import to_messages, tokens_of
+from twinbus.namespace.rabbitmq import runner
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.protocol.commands import (
     Disposition,
@@ -193,6 +194,26 @@ def test_a_message_of_a_foreign_queue_can_be_dead_lettered(
     finally:
         channel.queue_delete("classic")
         channel.queue_delete(dead_letter_path("classic"))
+
+
+def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued(
+    world: RabbitWorld, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dead-letter queue is deleted between its declaration and the publication."""
+    make(world)
+    channel.basic_publish("", "orders", b"first")
+    settle(world, Disposition.DEAD_LETTER, *until(lambda: received(world)))  # opens the channel
+
+    async def delete_instead(_channel: Any, path: str) -> None:
+        channel.queue_delete(dead_letter_path(path))
+
+    monkeypatch.setattr(runner, "declare_dead_letters", delete_instead)
+    channel.basic_publish("", "orders", b"second")
+    (message,) = until(lambda: received(world))
+    with pytest.raises(EntityNotFoundError):
+        settle(world, Disposition.DEAD_LETTER, message)
+    settle(world, Disposition.ABANDON, message)
+    assert [message.body for message in received(world)] == [b"second"]
 
 
 def test_messages_received_and_deleted_are_gone(world: RabbitWorld) -> None:

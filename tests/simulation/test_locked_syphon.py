@@ -19,9 +19,10 @@ from twinbus import BrokeredMessage, QueueDescription, dead_letter_path
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import backlog_queue_path
+from twinbus.errors import QuotaExceededError
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
-from twinbus.message import to_batch
+from twinbus.message import to_batch, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import diverted
 from twinbus.pairing.backlog_queues import describe_backlog_queue
@@ -35,9 +36,11 @@ from twinbus.protocol.commands import (
     ReadMeter,
     Receive,
     Send,
+    SendReceipt,
     Settle,
 )
 from twinbus.protocol.origins import sender_source
+from twinbus.protocol.remainder import ACCEPTED
 from twinbus.syphon.carrier import Carrier
 from twinbus.syphon.desk import Desk
 from twinbus.syphon.locked_carrier import LockedCarrier
@@ -205,6 +208,17 @@ def test_a_message_that_cannot_go_home_is_put_aside_with_a_reason(world: World) 
     assert "nowhere" in dead["dead_letter_error_description"][0].as_py()
 
 
+def test_interleaved_senders_of_a_queue_cost_one_send_each(world: World) -> None:
+    clients = (0, 2, 4, 6)  # of the first queue
+    for number in range(100):
+        world.divert(clients[number % 4], "orders", 1)
+    world.bring_home()
+    world.check()
+    rows = world.primary.ask(ReadMeter()).to_pylist()
+    sends = [row for row in rows if (row["operation"], row["path"]) == ("Send", "orders")]
+    assert sum(row["count"] for row in sends) == len(clients)
+
+
 class PingKeeper(Killed):
     """A secondary that does not know pings, as Azure and RabbitMQ: it stores and delivers them."""
 
@@ -290,6 +304,49 @@ def test_a_queue_that_was_created_anew_is_another_origin(tmp_path: Path) -> None
     world.bring_home()
     world.check()
     world.close()
+
+
+class NearlyFull(LimitedNamespace):
+    """A primary without memories and without whole batches, as RabbitMQ: it accepts what fits."""
+
+    def __init__(self, inner: EmbeddedNamespace) -> None:
+        super().__init__(inner, _UNLIKE_RABBITMQ)
+        self.room = 0
+        self.enqueued: list[str] = []
+
+    def submit(self, command: Any) -> Any:
+        if not isinstance(command, Send):
+            return super().submit(command)
+        messages = to_messages(command.messages)
+        fitting = min(self.room, len(messages))
+        self.room -= fitting
+        self.enqueued += [message.message_id for message in messages[:fitting]]
+        reply: Future[SendReceipt] = Future()
+        if fitting == len(messages):
+            reply.set_result(SendReceipt([0] * fitting))
+        else:
+            facts = {ACCEPTED: dict.fromkeys(range(fitting), 0)} if fitting else {}
+            reply.set_exception(QuotaExceededError("orders is full", **facts))
+        return reply
+
+
+_UNLIKE_RABBITMQ = {
+    Capability.WHOLE_BATCHES,
+    Capability.REPEAT_MEMORY,
+    Capability.TRANSFER_MEMORY,
+}
+
+
+def test_a_nearly_full_primary_gets_each_message_once(world: World) -> None:
+    primary = NearlyFull(world.primary)
+    world.way_home = FaultyNamespace(primary)
+    world.divert(0, "orders", 100)
+    for _ in range(30):
+        primary.room = 20  # a consumer has made room
+        world.carry()
+        world.clock.advance(timedelta(seconds=10))
+    assert primary.enqueued == world.sent["0", "orders"]
+    assert world.secondary.ask(Peek(QUEUES[0])).num_rows == 0
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -281,7 +281,7 @@ def _visit(primary: Namespace, secondary: Any, queue: str) -> None:
     try:
         origin, _ = queue_origin(secondary, queue)
         LockedCarrier(Carrier(primary, secondary), secondary, 5000).carry(
-            queue, [Range(0, 0, 0, origin)]
+            queue, [Range.under_lock(origin)]
         )
     except KeyboardInterrupt:
         return  # its worker died: closing the connection gives the messages back

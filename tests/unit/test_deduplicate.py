@@ -1,5 +1,6 @@
 """A consumer drops repeated messages by their origin."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,29 @@ def test_repeats_are_completed_and_dropped(tmp_path: Path) -> None:
                     received.complete()
             assert handled == [b"1", b"2", b"3"]
             assert manager.get_runtime_properties("orders").active_message_count == 0
+
+
+@pytest.mark.parametrize("ends_by_an_error", [False, True])
+def test_the_last_completed_message_is_remembered_although_the_loop_ends(
+    tmp_path: Path, ends_by_an_error: bool
+) -> None:
+    where = f"Endpoint=embedded://{tmp_path / 'shop'}"
+    with (
+        NamespaceManager.from_connection_string(where) as manager,
+        MessagingFactory.from_connection_string(where) as factory,
+        OriginMemory() as memory,
+    ):
+        manager.create_queue("orders")
+        factory.create_message_sender("orders").send(message(1))
+        with suppress(LookupError):
+            for received in deduplicate(
+                _waiting(factory.create_message_receiver("orders")), memory
+            ):
+                received.complete()
+                if ends_by_an_error:
+                    raise LookupError
+                break
+        assert memory.is_repeat(received)
 
 
 def test_a_message_that_was_abandoned_is_not_remembered(tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
-from twinbus import QueueDescription
+from twinbus import (
+    MessagingFactory,
+    NamespaceManager,
+    QueueDescription,
+    SendAvailabilityPairedNamespaceOptions,
+)
 from twinbus.connection import ConnectionString
 from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.pairing.backlog_queues import describe_backlog_queue
@@ -89,9 +94,40 @@ def test_a_queue_of_another_primary_is_refused_with_both_names_and_a_way_out() -
         EU.address,
         US.address,
         "Name=",
-        "NamespaceId=",
+        "user_metadata",
     ):
         assert part in text
+
+
+def test_a_primary_with_an_id_is_to_be_named_by_it() -> None:
+    queue = describe_backlog_queue(PrimaryIdentity("contoso", EU.address, "5f0c"), 0)
+    with pytest.raises(InvalidOperationError, match="NamespaceId=5f0c"):
+        US.check_owns(queue)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "is_same"),
+    [
+        ("r1,r2/shop", True),
+        ("r1,r2,r3/shop", True),  # it grew
+        ("r2:5672/shop", True),
+        ("r3,r4/shop", False),
+        ("r1,r2/stock", False),  # another virtual host
+        ("r1:5673,r2:5673/shop", False),
+    ],
+)
+def test_a_rabbitmq_cluster_is_recognised_by_one_common_host(endpoint: str, is_same: bool) -> None:
+    first = named("Endpoint=amqp://r1,r2/shop;Name=contoso")
+    queue = describe_backlog_queue(first, 0)
+    assert named(f"Endpoint=amqp://{endpoint};Name=contoso").owns(queue) is is_same
+
+
+def test_a_cluster_without_a_common_host_is_told_how_to_be_recognised() -> None:
+    queue = describe_backlog_queue(named("Endpoint=amqp://r1,r2/shop;Name=contoso"), 0)
+    with pytest.raises(InvalidOperationError) as caught:
+        named("Endpoint=amqp://r3,r4/shop;Name=contoso").check_owns(queue)
+    assert "add one of the hosts of r1:5672,r2:5672/shop" in caught.value.text
+    assert f"{queue.path}/$Description" in caught.value.text
 
 
 @pytest.mark.parametrize(
@@ -105,6 +141,7 @@ def test_a_queue_of_another_primary_is_refused_with_both_names_and_a_way_out() -
         (("c", "a:1", ""), ("c", "A:1", ""), True),
         (("c", "a:1", ""), ("c", "a:2", ""), False),
         (("c", "", ""), ("c", "a:1", "1"), True),
+        (("c", "/data/a,b", ""), ("c", "/data/b", ""), False),
     ],
 )
 def test_the_namespace_id_decides_and_else_the_address(
@@ -121,3 +158,15 @@ def test_a_connection_string_carries_the_namespace_id() -> None:
     assert connection.to_text() == text
     with pytest.raises(InvalidArgumentError, match="NamespaceId"):
         ConnectionString.parse("Endpoint=twinbus://a;NamespaceId=a b")
+
+
+def test_a_cluster_with_another_list_of_hosts_is_still_itself() -> None:
+    pytest.importorskip("pika")
+    one, other = "Endpoint=amqp://r1,r2/shop;Name=shop", "Endpoint=amqp://r2,r3/shop;Name=backup"
+    with (
+        MessagingFactory.from_connection_string(one) as factory,
+        MessagingFactory.from_connection_string(other) as secondary,
+        NamespaceManager.from_connection_string(other) as manager,
+        pytest.raises(InvalidArgumentError, match="itself"),
+    ):
+        factory.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, secondary))

@@ -1,5 +1,6 @@
 """A message survives the trip through AMQP 0-9-1 properties and headers."""
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -208,6 +209,32 @@ def test_whatever_another_program_sent_can_be_received() -> None:
     assert came.application_properties == {"nested": '{"a": [1, null]}', "when": "yesterday"}
     assert (came.time_to_live, came.enqueued_time_utc, came.delivery_count) == (None, None, 0)
     assert len(came.message_id) == 128
+
+
+_KINDS = st.sampled_from(["float", "datetime", "timedelta", "uuid", "other", 7])
+_TYPED = st.one_of(
+    _TEXT,
+    st.datetimes().map(datetime.isoformat),  # without a time zone
+    st.sampled_from(["0001-01-01T00:00:00+14:00", "PT99999999999999S", "PT1e9S", "-PTS", "nan"]),
+)
+
+
+@given(st.dictionaries(_NAME, st.tuples(_KINDS, _TYPED), max_size=4))
+def test_a_property_with_an_unfitting_type_is_received_as_text(
+    properties: dict[str, tuple[object, str]],
+) -> None:
+    types = json.dumps({name: kind for name, (kind, _) in properties.items()})
+    texts = {name: text for name, (_, text) in properties.items()}
+    headers = {**texts, "x-twinbus-types": types}
+    came = received(pika.BasicProperties(headers=headers), b"")
+    for name, value in came.application_properties.items():
+        property_child(name, value)
+
+
+def test_a_time_without_a_zone_is_received_as_text() -> None:
+    headers = {"when": "2026-01-01T00:00:00", "x-twinbus-types": '{"when":"datetime"}'}
+    came = received(pika.BasicProperties(headers=headers), b"")
+    assert came.application_properties == {"when": "2026-01-01T00:00:00"}
 
 
 def test_a_death_that_the_broker_found_has_the_usual_reason() -> None:

@@ -1,22 +1,33 @@
 """Sends that end early: every caller is told, and told once."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("pika")
 
+from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
-from twinbus.errors import MessagingError, QuotaExceededError, ServerBusyError
+from twinbus.errors import (
+    MessagingError,
+    OperationTimeoutError,
+    QuotaExceededError,
+    ServerBusyError,
+)
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication
 from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, _PublishingRoute
+from twinbus.namespace.rabbitmq.runner import CommandRunner, RabbitJob
+from twinbus.protocol.commands import Send
+from twinbus.protocol.requests import BlockingRequest
 
+WHERE = ConnectionString.parse("Endpoint=amqp://nobody.example")
 BUSY = ServerBusyError("busy", scope="")
 
 
 def route() -> _PublishingRoute:
-    connection = BrokerConnection(ConnectionString.parse("Endpoint=amqp://nobody.example"), "test")
+    connection = BrokerConnection(WHERE, "test")
     return _PublishingRoute("orders", Publisher(connection), connection)
 
 
@@ -24,7 +35,7 @@ def dispatch(told: list[MessagingError | None], *, published: int, unconfirmed: 
     def encode(_to_topic: bool) -> list[Publication]:
         return []
 
-    made = Dispatch("orders", 3, encode, told.append)
+    made = Dispatch("orders", range(3), encode, told.append)
     made.next, made.unconfirmed = published, unconfirmed
     return made
 
@@ -61,3 +72,32 @@ def test_a_caller_is_told_once() -> None:
     one.finish(None)
     one.finish(BUSY)
     assert told == [None]
+
+
+def test_a_send_without_a_reply_in_time_names_the_rows_that_were_accepted() -> None:
+    async def story() -> None:
+        runner = CommandRunner(WHERE, ManualClock())
+        job = RabbitJob(request)
+        job.dispatch = dispatch([], published=3, unconfirmed=2)
+        job.dispatch.accept(1)
+        runner._time_out(job, 5.0)
+
+    request = BlockingRequest(Send("orders", []))
+    asyncio.run(story())
+    with pytest.raises(OperationTimeoutError) as raised:
+        request.result(0)
+    assert raised.value.facts["accepted"] == {1: 0}
+
+
+def test_a_frame_of_an_old_connection_does_not_block_the_new_one() -> None:
+    async def story() -> BrokerConnection:
+        connection = BrokerConnection(WHERE, "test")
+        old, connection._connection = object(), object()
+        frame = SimpleNamespace(method=SimpleNamespace(reason="low on memory"))
+        connection._blocked(old, frame)
+        assert connection.blocked_since is None
+        connection._blocked(connection._connection, frame)
+        connection._unblocked(old, frame)
+        return connection
+
+    assert asyncio.run(story()).blocked_since is not None

@@ -1,7 +1,8 @@
 """Sends commands to a namespace under a retry policy. Every client uses a courier.
 
 Each send carries the sender's name and consecutive numbers. The namespace uses them to recognise a
-send that the courier repeats after the reply was lost, so that a retry enqueues nothing twice.
+send that the courier repeats after the reply was lost, so that a retry enqueues nothing twice. If a
+namespace says that it has accepted a part of a send, the courier repeats only the rest.
 
 A factory has one courier, and its clients call it from any thread. The calling thread sleeps
 between tries; the courier has no thread of its own.
@@ -42,6 +43,7 @@ from twinbus.protocol.commands import (
     SendReceipt,
 )
 from twinbus.protocol.origins import sender_source
+from twinbus.protocol.remainder import ACCEPTED, Remainder
 from twinbus.tracing import UNKNOWN_PEER
 
 R = TypeVar("R")
@@ -133,6 +135,8 @@ class Courier:
         span = self.timeout_us + wait if time_left_us is None else time_left_us
         deadline = began + span
         history: list[MessagingError] = []
+        untried: Any = command
+        remainder: Remainder | None = None  # of a send that was accepted in part
         while True:
             self.life.check()
             now = began
@@ -143,10 +147,15 @@ class Courier:
                 raise exhausted(history, (now - began) / SECOND_US)
             try_end = min(now + self.try_us + wait, deadline, end if end > now else deadline)
             try:
-                return self.namespace.ask(command, max(try_end - now, 1) / SECOND_US)
+                reply: Any = self.namespace.ask(untried, max(try_end - now, 1) / SECOND_US)
+                return reply if remainder is None else remainder.receipt(reply)  # type: ignore[return-value]
             except MessagingError as error:
                 now = clock.now_us()
                 self.note(error)
+                if remainder is not None or ACCEPTED in error.facts:
+                    remainder = remainder or Remainder(untried)
+                    remainder.note(error)
+                    untried = remainder.command
                 if not is_worth_a_retry(error):
                     raise
                 history.append(error)
@@ -234,7 +243,9 @@ class Submitted:
         left = self.began + courier.timeout_us - courier.clock.now_us()
         if left <= 0 or tries.end_at() <= courier.clock.now_us():
             raise error
-        return courier.ask(self.command, tries, left)
+        remainder = Remainder(self.command)
+        remainder.note(error)
+        return remainder.send(lambda command: courier.ask(command, tries, left))
 
 
 class _DirectRoute:

@@ -24,6 +24,7 @@ from twinbus.limits import (
     SERVER_BUSY_RETRY_S,
     TRY_TIMEOUT,
 )
+from twinbus.protocol.remainder import ACCEPTED
 from twinbus.values import check_span
 
 
@@ -149,6 +150,9 @@ def exhausted(
         text = f"{text} ({times} in {seconds:.3g} s)" if tries else f"{text} ({times})"
     if reason is not None and reason not in history:
         history = [*history, reason]
-    error = type(last)(text, **{**last.facts, "history": tuple(history)})
+    facts = {**last.facts, "history": tuple(history)}
+    if tries and ACCEPTED in history[tries - 1].facts:  # `reason` does not know it
+        facts[ACCEPTED] = history[tries - 1].facts[ACCEPTED]
+    error = type(last)(text, **facts)
     error.__cause__ = last
     return error

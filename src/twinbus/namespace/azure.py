@@ -68,6 +68,7 @@ from twinbus.namespace.azure_sdk import new_linkless, new_receiver, open_client
 from twinbus.namespace.azure_sending import send
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
+from twinbus.protocol.remainder import accepted_in
 from twinbus.protocol.requests import unanswered
 from twinbus.protocol.table import check_supported, row_of, undo_of, waits
 from twinbus.wakeup import Wakeup
@@ -211,9 +212,9 @@ class AzureNamespace(Closable):
             with link.turn:
                 receipt = send(link, command, timeout_s)
         except Exception as failure:
-            row = mapped(failure)
+            row = mapped(_cause_of(failure))
             self._put_away(link, row)
-            if row.is_stale:
+            if row.is_stale and not _is_partly_sent(failure):
                 return None
             raise to_messaging_error(failure, command.path) from failure
         self._links.give_back(link)
@@ -307,9 +308,11 @@ class AzureNamespace(Closable):
             try:
                 value = use(link)
             except Exception as failure:
-                row = mapped(failure)
+                row = mapped(_cause_of(failure))
                 self._put_away(link, row)
                 if is_fresh or not was_open or not row.is_stale or not job.left_s:
+                    raise
+                if _is_partly_sent(failure):  # the caller sends the rest
                     raise
             else:
                 self._put_away(link)
@@ -671,3 +674,13 @@ _HANDLERS: dict[type, Callable[[AzureNamespace, AzureJob], Any]] = {
     c.GetSessionState: AzureNamespace._get_state,  # noqa: SLF001
     c.SetSessionState: AzureNamespace._set_state,  # noqa: SLF001
 }
+
+
+def _is_partly_sent(failure: BaseException) -> bool:
+    """Whether the service has accepted some messages of a send that failed."""
+    return isinstance(failure, MessagingError) and bool(accepted_in(failure))
+
+
+def _cause_of(failure: BaseException) -> BaseException:
+    """Return the SDK's own failure, which says more about the link than our error."""
+    return failure.__cause__ or failure if _is_partly_sent(failure) else failure

@@ -1,7 +1,8 @@
 """Sends messages on links of the SDK: as batches, or as requests that schedule messages.
 
 Messages that fit into one AMQP batch are enqueued all or none. More messages are sent as several
-batches in order: if a batch fails, the batches before it stay enqueued. One timeout bounds all.
+batches in order: if a batch fails, the batches before it stay enqueued, and the error names them.
+One timeout bounds all batches.
 
 An application that uses the SDK sends `SdkMessage`s, which contain the SDK's own messages. These
 are sent unchanged.
@@ -21,12 +22,14 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BATCH_MESSAGES
 from twinbus.message import BrokeredMessage, conform, to_messages
+from twinbus.namespace.azure_errors import to_messaging_error
 from twinbus.namespace.azure_links import AzureLink
 from twinbus.namespace.azure_messages import SdkMessage
 from twinbus.namespace.azure_messages import encoded as encode_sdk
 from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule, send_message
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 from twinbus.protocol.origins import ORIGIN_PROPERTY, OriginKind, message_id_of, origin_kind
+from twinbus.protocol.remainder import ACCEPTED
 from twinbus.servicebus.messages import write_sent
 
 _ENVELOPE_BYTES = 512  # of a batch, in addition to its messages: an id, session and partition key
@@ -46,19 +49,26 @@ def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
     batches = list(parts(encoded, limit, command.path))
     is_scheduled = all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded)
     numbers: list[int] = []
-    for at, batch in enumerate(batches):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise OperationTimeoutError(
-                f"{at} of {len(batches)} batches to {command.path} were sent in {timeout_s:.3g} s. "
-                "Send fewer messages at once, or allow more time",
-                path=command.path,
-            )
-        if is_scheduled:
-            numbers += schedule(link.sdk, batch, left_s)
-        else:
-            link.sdk.send_messages(batch_of(batch, limit), timeout=left_s)
-            numbers += [0] * len(batch)
+    try:
+        for at, batch in enumerate(batches):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise OperationTimeoutError(
+                    f"{at} of {len(batches)} batches to {command.path} were sent in "
+                    f"{timeout_s:.3g} s. Send fewer messages at once, or allow more time",
+                    path=command.path,
+                )
+            if is_scheduled:
+                numbers += schedule(link.sdk, batch, left_s)
+            else:
+                link.sdk.send_messages(batch_of(batch, limit), timeout=left_s)
+                numbers += [0] * len(batch)
+    except Exception as failure:
+        if not numbers:
+            raise
+        error = to_messaging_error(failure, command.path)
+        error.facts = {**error.facts, ACCEPTED: dict(enumerate(numbers))}
+        raise error from failure
     return SendReceipt(numbers)
 
 

@@ -6,8 +6,10 @@ may share that label, so each queue also names its primary in full in `user_meta
     twinbus-primary Name=contoso;Address=contoso.eu.example:4617;NamespaceId=5f0c...
 
 Pairing and the syphon compare that text with the primary they work for. They compare the namespace
-ids if both are known, else the addresses. The comparison does not need a reachable primary. The
-text may follow other text, so that pairing can add it to a queue that an operator created.
+ids if both are known, else the addresses. The address of a RabbitMQ cluster names several hosts:
+one common host is enough, so that a cluster may grow. The comparison does not need a reachable
+primary. The text may follow other text, so that pairing can add it to a queue that an operator
+created.
 """
 
 import re
@@ -18,7 +20,7 @@ from urllib.parse import quote, unquote
 
 from twinbus.client.factory import MessagingFactory
 from twinbus.connection import ConnectionString
-from twinbus.entities import QueueDescription
+from twinbus.entities import DESCRIPTION_SUFFIX, QueueDescription
 from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.limits import MAX_USER_METADATA_CHARACTERS
 
@@ -90,7 +92,7 @@ class PrimaryIdentity:
         if self.namespace_id and other.namespace_id:
             return self.namespace_id == other.namespace_id
         if self.address and other.address:
-            return self.address.lower() == other.address.lower()
+            return not places_of(self.address).isdisjoint(places_of(other.address))
         return self.name.lower() == other.name.lower()
 
     def owns(self, queue: QueueDescription) -> bool:
@@ -101,14 +103,18 @@ class PrimaryIdentity:
     def check_owns(self, queue: QueueDescription) -> None:
         """Refuse a backlog queue that names another primary."""
         owner = self.of_queue(queue)
-        if self.owns(queue):
+        if owner is None or self.is_same_as(owner):
             return
+        known = f"put NamespaceId={owner.namespace_id} into the connection string"
+        if not owner.namespace_id:
+            known = f"add one of the hosts of {owner.address} to the Endpoint of a RabbitMQ cluster"
         raise InvalidOperationError(
             f"the backlog queue {queue.path} on the secondary belongs to another primary: its "
             f"user_metadata names {owner}, and this primary is {self}. If these are two "
             "namespaces, give this primary another name: the same Name=... in the connection "
-            "strings of all its applications and syphons. If these are the same namespace, put its "
-            "NamespaceId=... into the connection string, or correct the user_metadata of the queue",
+            "strings of all its applications and syphons. If these are the same namespace, "
+            f"{known}, or correct the user_metadata of the queue. A RabbitMQ secondary cannot "
+            f"change it: delete the stream {queue.path}{DESCRIPTION_SUFFIX} there instead",
             path=queue.path,
             owner=str(owner),
             primary=str(self),
@@ -118,6 +124,12 @@ class PrimaryIdentity:
         known = [self.address, self.namespace_id and f"namespace id {self.namespace_id}"]
         details = ", ".join(part for part in known if part)
         return f"{self.name} ({details})" if details else self.name
+
+
+def places_of(address: str) -> frozenset[str]:
+    """Return each host of a RabbitMQ cluster with its virtual host; else the address alone."""
+    hosts, slash, virtual_host = address.lower().partition("/")
+    return frozenset(f"{host}{slash}{virtual_host}" for host in hosts.split(","))
 
 
 def _encoded(parts: Mapping[str, str]) -> str:

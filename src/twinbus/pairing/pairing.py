@@ -41,7 +41,7 @@ from twinbus.pairing.events import (
     Unprotected,
 )
 from twinbus.pairing.health import HealthState, Sign, Timing
-from twinbus.pairing.identity import PrimaryIdentity
+from twinbus.pairing.identity import PrimaryIdentity, places_of
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
@@ -436,7 +436,11 @@ def _is_same(left: NamespaceUser, right: NamespaceUser) -> bool:
         return True
     if left_namespace.id and left_namespace.id == right_namespace.id:
         return True
-    return bool(left.address) and _plain_address(left.address) == _plain_address(right.address)
+    return bool(left.address) and not _plain_places(left).isdisjoint(_plain_places(right))
+
+
+def _plain_places(user: NamespaceUser) -> frozenset[str]:
+    return frozenset(map(_plain_address, places_of(user.address)))
 
 
 def _plain_address(address: str) -> str:

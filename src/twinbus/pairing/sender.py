@@ -1,16 +1,17 @@
 """The route of a paired factory: to the primary while an entity is healthy, else to the backlog.
 
-A batch goes as a whole to the primary or to one backlog queue. A message that was tried at the
-primary and then diverted carries the sender's number of that try. When the syphon brings it home,
-the primary recognises a message that it had accepted although the reply was lost. If the secondary
-has no ranges, every diverted message carries its sender's number. Such a secondary may store a
-message twice after a lost reply, and the syphon may deliver it twice: the primary recognises the
-second copy by that number.
+A batch goes as a whole to the primary or to one backlog queue. If one of these has accepted a part
+of it and then failed, only the rest is sent elsewhere. A message that was tried at the primary and
+then diverted carries the sender's number of that try. When the syphon brings it home, the primary
+recognises a message that it had accepted although the reply was lost. If the secondary has no
+ranges, every diverted message carries its sender's number. Such a secondary may store a message
+twice after a lost reply, and the syphon may deliver it twice: the primary recognises the second
+copy by that number.
 
 Senders call the route from any thread; it keeps its state on the board.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -34,8 +35,9 @@ from twinbus.pairing.board import Board
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
-from twinbus.protocol.capabilities import Capability
+from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.commands import CancelScheduled, Send, SendReceipt
+from twinbus.protocol.remainder import Remainder
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,13 @@ class _Diversion:
     """A send that is being diverted."""
 
     path: str
-    columns: pa.RecordBatch  # the messages as they were sent
     batch: pa.RecordBatch  # the messages in the format of a backlog queue
-    command: Send
+    remainder: Remainder  # those that no backlog queue has accepted yet
     deadline: int
 
     def to(self, queue: str) -> Send:
         """Return the send to a queue; its origin lets the secondary recognise a repeated send."""
-        return Send(queue, self.batch, self.command.origin)
+        return replace(self.remainder.command, path=queue)
 
 
 class _PrimaryTries:
@@ -169,7 +170,9 @@ class PairedRoute:
             self.note_failure(command.path, error)
         if not self._board.is_diverting(command.path):
             raise self._about_primary(error)
-        return self._divert(command, lane, was_tried=True)
+        remainder = Remainder(command)
+        remainder.note(error)
+        return remainder.send(partial(self._divert, lane=lane, was_tried=True))
 
     def _about_primary(self, error: MessagingError) -> MessagingError:
         """Return the error with a note that it is about the primary namespace."""
@@ -201,16 +204,18 @@ class PairedRoute:
         """
         self._primary.life.check()
         columns, clock = _columns(command), self._primary.clock
+        self._check_supported(columns)
         is_numbered = was_tried or self._always_numbers
         batch = diverted(columns, command.path, command.origin if is_numbered else None)
         deadline = clock.now_us() + self._secondary.timeout_us
-        diversion = _Diversion(command.path, columns, batch, command, deadline)
+        remainder = Remainder(Send(command.path, batch, command.origin))
+        diversion = _Diversion(command.path, batch, remainder, deadline)
         tried: set[int] = set()
         while True:
             chance = self._secondary.random.random()
             choice = self._board.choose_queue(lane.backlog_queue, chance, tried)
             if choice is None:
-                raise self._unavailable(command.path, self._board.cause_of_last_pull)
+                raise self._unavailable(diversion, self._board.cause_of_last_pull)
             queue = lane.backlog_queue = choice.queue
             left = min(max(deadline - clock.now_us(), 0), self._secondary.timeout_us)
             try:
@@ -220,22 +225,32 @@ class PairedRoute:
                     left // choice.usable,
                 )
             except ServerBusyError as error:
+                remainder.note(error)
                 self._await_gate(self._board.queues[queue], diversion, error)
             except MessagingError as error:
+                remainder.note(error)
                 self._pull(queue, diversion, error)
                 tried.add(queue)
             else:
                 self._board.count_diverted(command.path, columns.num_rows)
+                whole = remainder.receipt(receipt)
                 return self.cancellations.remember(
-                    command.path, columns, queue, receipt, was_tried=was_tried
+                    command.path, columns, queue, whole, was_tried=was_tried
                 )
+
+    def _check_supported(self, columns: pa.RecordBatch) -> None:
+        """Refuse messages that the primary could not accept when they are brought home."""
+        for column, (capability, what) in _NEEDED.items():
+            is_used = columns.column(column).null_count < columns.num_rows
+            if is_used and capability not in self._primary.namespace.capabilities:
+                raise self._about_primary(unsupported("the primary", capability, what))
 
     def _await_gate(self, queue: str, diversion: _Diversion, error: ServerBusyError) -> None:
         """Wait for a busy backlog queue, if the operation has time for that."""
         clock = self._primary.clock
         pause = self._secondary.busy_until(queue, clock.now_us()) - clock.now_us()
         if clock.now_us() + pause >= diversion.deadline:
-            raise self._unavailable(diversion.path, error) from error
+            raise self._unavailable(diversion, error) from error
         clock.sleep_us(pause)
 
     def _pull(self, queue: int, diversion: _Diversion, error: MessagingError) -> None:
@@ -247,22 +262,33 @@ class PairedRoute:
         if isinstance(error, InvalidArgumentError):
             raise error
         if self._secondary.life.state is not FactoryState.OPENED:
-            raise self._unavailable(diversion.path, error) from error
+            raise self._unavailable(diversion, error) from error
         self._board.pull(queue, error)
         self._ticker.expect(self._board.next_due())
 
-    def _unavailable(self, path: str, backlog: MessagingError | None) -> BacklogUnavailableError:
+    def _unavailable(
+        self, diversion: _Diversion, backlog: MessagingError | None
+    ) -> BacklogUnavailableError:
         """Return the error with the cause at the primary and the cause in the backlog."""
-        primary = self._board.cause_of(path)
+        path, left = diversion.path, len(diversion.remainder.command.messages)
+        primary, count = self._board.cause_of(path), diversion.batch.num_rows
+        which = "the messages" if left == count else f"{left} of {count} messages"
         error = BacklogUnavailableError(
             f"{path} is unavailable ({primary}), and no backlog queue accepted its messages "
-            f"({backlog}). Neither namespace acknowledged the messages. Send them again later",
+            f"({backlog}). Neither namespace acknowledged {which}. Send them again later",
             path=path,
             primary_cause=primary,
             backlog_cause=backlog,
         )
+        diversion.remainder.note(error)
         error.__cause__ = backlog
         return error
+
+
+_NEEDED = {  # column -> what a primary needs to accept it
+    "session_id": (Capability.SESSIONS, "a message with a session_id"),
+    "scheduled_enqueue_time_utc": (Capability.SCHEDULING, "a scheduled message"),
+}
 
 
 def _columns(command: Send) -> pa.RecordBatch:

@@ -43,9 +43,7 @@ class Task:
 
     def to_json(self) -> list[Any]:
         """Return the task in the form that Spark's offsets and the desk store."""
-        ranges = [
-            [leased.epoch, leased.first, leased.last, leased.origin] for leased in self.ranges
-        ]
+        ranges = [list(astuple(leased)) for leased in self.ranges]
         load = astuple(self.load) if self.load is not None else None
         return [self.queue, ranges, list(self.held_back), dict(self.on_trial), load]
 

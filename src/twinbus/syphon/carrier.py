@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus import tracing
+from twinbus.clock import to_us
 from twinbus.errors import (
     CommandFailedError,
     EntityNotFoundError,
@@ -36,6 +37,7 @@ from twinbus.intervals import runs
 from twinbus.limits import (
     CARRIED_BYTES,
     CARRY_TIMEOUT,
+    DEFAULT_LOCK_DURATION,
     MAX_BATCH_MESSAGES,
     TRIAL_MESSAGES,
     TRIAL_TIMEOUT_S,
@@ -44,6 +46,7 @@ from twinbus.message import Int64s, body_bytes, byte_lengths
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.backlog import PATH, Restored, restored
 from twinbus.protocol.commands import Origin, ReadRange, Send, SendReceipt
+from twinbus.protocol.remainder import accepted_in
 from twinbus.syphon.transfers import Passed, TransferLedger
 from twinbus.tracing import UNKNOWN_PEER, TracedPeer
 
@@ -53,6 +56,7 @@ _OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # may be about one m
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
 _log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
+NO_TEXT = -1  # in a list of codes
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 
 
@@ -65,6 +69,12 @@ class Range:
     last: int
     origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
     is_locked: bool = False  # received under lock: the numbers of a known sender come first
+    lock_us: int = 0  # how long its locks last
+
+    @classmethod
+    def under_lock(cls, origin: str, lock_us: int = to_us(DEFAULT_LOCK_DURATION)) -> "Range":
+        """Return what a visit receives, whatever its numbers are."""
+        return cls(0, 0, 0, origin, is_locked=True, lock_us=lock_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,12 @@ class Run:
         count = last - first
         batch = self.batch.slice(first, count)
         return Run(batch, self.numbers[first:last], self.sender, self.sent_as.slice(first, count))
+
+    def take(self, rows: Sequence[int]) -> "Run":
+        """Return some rows, in their order."""
+        at = pa.array(rows, pa.int64())
+        numbers = self.numbers[np.asarray(rows, np.int64)]
+        return Run(self.batch.take(at), numbers, self.sender, self.sent_as.take(at))
 
     def send_to(self, destination: str, carried: Carried) -> Send:
         """Return the send to the destination; its origin makes the send idempotent.
@@ -345,20 +361,23 @@ class Carrier:
         began = time.monotonic()
         try:
             self._await_send(destination, run, partial(_reply_of, reply, deadline), carried)
-        except _REFUSED_FOR_GOOD as error:
-            return self._put_aside(destination, run, error, carried)
-        except QuotaExceededError as error:
-            if len(run) > 1:  # a part of the run may fit
-                return self._send_halves(destination, run, carried)
-            carried.failures[destination] = failure_of(error)
-            return 0
         except MessagingError as error:
-            carried.failures[destination] = failure_of(error)
-            return 0
-        finally:
             carried.sending_s += time.monotonic() - began
+            rest = _without_accepted(destination, run, error, carried)
+            return len(run) - len(rest) + self._refused(destination, rest, error, carried)
+        carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
+
+    def _refused(self, destination: str, run: Run, error: MessagingError, carried: Carried) -> int:
+        """Handle a run that the primary did not accept; return how many messages are done."""
+        if isinstance(error, _REFUSED_FOR_GOOD):
+            return self._put_aside(destination, run, error, carried)
+        is_full = isinstance(error, QuotaExceededError)
+        if is_full and len(run) > 1 and not accepted_in(error):  # a part of the run may fit
+            return self._send_halves(destination, run, carried)
+        carried.failures[destination] = failure_of(error)
+        return 0
 
     def _await_send(
         self, destination: str, run: Run, wait: Callable[[], SendReceipt], carried: Carried
@@ -416,6 +435,16 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
         ) from None
 
 
+def _without_accepted(destination: str, run: Run, error: MessagingError, carried: Carried) -> Run:
+    """Count the messages that a failed send has delivered nevertheless; return the others."""
+    accepted = accepted_in(error)
+    if not accepted:
+        return run
+    done = run.take(sorted(accepted))
+    carried.note_moved(destination, done.numbers, body_bytes(done.batch))
+    return run.take([row for row in range(len(run)) if row not in accepted])
+
+
 def _with_small_first(runs: list[Run]) -> list[Run]:
     """Return runs of which the first is small."""
     first, *rest = runs
@@ -445,20 +474,49 @@ def _by_destination(found: Restored) -> Mapping[str, Int64s]:
 
 
 def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
-    """Yield the rows of a destination in order, as runs of one sender each."""
+    """Yield the rows of a destination, as runs of one sender each."""
     is_all = len(rows) == found.batch.num_rows
     at = pa.array(rows)
     batch = found.batch if is_all else found.batch.take(at)
     senders, sent_as = found.senders.take(at), found.numbers.take(at)
-    run = Run(batch, numbers[rows], None, sent_as)
+    whole = Run(batch, numbers[rows], None, sent_as)
     if senders.null_count == len(senders):
-        yield run
+        yield whole
         return
-    encoded = senders.dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy()
-    ends = [*(np.flatnonzero(np.diff(codes)) + 1).tolist(), len(rows)]
-    first = 0
-    for last in ends:
-        part = run.slice(first, last)
-        yield Run(part.batch, part.numbers, senders[first].as_py(), part.sent_as)
-        first = last
+    groups = rows_by_sender(_codes(senders), _codes(batch.column("session_id")))
+    for group in groups:
+        run = whole if len(groups) == 1 else whole.take(group)
+        yield Run(run.batch, run.numbers, senders[group[0]].as_py(), run.sent_as)
+
+
+def _codes(texts: pa.Array) -> list[int]:
+    """Return the same number for equal texts, and NO_TEXT for null."""
+    codes: list[int] = texts.dictionary_encode().indices.fill_null(NO_TEXT).to_pylist()
+    return codes
+
+
+def rows_by_sender(senders: Sequence[int], sessions: Sequence[int]) -> list[list[int]]:
+    """Group the rows of each sender into as few sends as the order allows.
+
+    Rows of a sender keep their order, and so do the rows of a session, whose senders may differ.
+    A row without a sender may be of any client: it stays behind all rows before it, and before all
+    rows behind it.
+    """
+    groups: list[list[int]] = []
+    by_sender: dict[int, int] = {}  # sender -> its last group
+    by_session: dict[int, int] = {}  # session -> the group of its last row
+    first_open = 0  # rows cannot join groups before this one
+    for row, (sender, session) in enumerate(zip(senders, sessions, strict=True)):
+        least = max(first_open, by_session.get(session, 0))
+        if sender == NO_TEXT:
+            least = max(len(groups) - 1, 0)
+        at = by_sender.get(sender, -1)
+        if at < least:
+            at = by_sender[sender] = len(groups)
+            groups.append([])
+        groups[at].append(row)
+        if session != NO_TEXT:
+            by_session[session] = at
+        if sender == NO_TEXT:
+            first_open = at
+    return groups

@@ -5,7 +5,8 @@
 
 A visit receives until the queue is empty or a bound is reached. A message leaves the queue only
 after the primary has accepted it. Messages of a failing destination stay locked until the visit
-ends, so that the visit reaches those behind them; then it releases them in order.
+ends, so that the visit reaches those behind them; then it releases them in order. Locks that expire
+are renewed meanwhile.
 
 A killed visit leaves its messages locked. The planner waits until the locks have expired, or later
 messages would overtake these. A Twinbus primary recognises by their origin the messages that it has
@@ -18,7 +19,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from twinbus.limits import (
     MAX_REASON_CHARACTERS,
     MAX_VISIT_HELD,
     PING_CONTENT_TYPE,
+    SECOND_US,
     SETTLE_TIMEOUT_S,
     VISIT_RECEIVE_MESSAGES,
     VISIT_S,
@@ -52,6 +53,7 @@ from twinbus.syphon.carrier import (
     canonical,
     failure_of,
 )
+from twinbus.syphon.lock_renewal import LockRenewal
 from twinbus.syphon.transfers import Passed
 
 _log = logging.getLogger("twinbus.syphon")
@@ -88,8 +90,8 @@ class LockedCarrier:
         held_back: Iterable[str] = (),
         on_trial: Mapping[str, int] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
     ) -> list[Carried]:
-        """Visit a queue; of the single range only the origin of the queue is used."""
-        visited = replace(ranges[0], is_locked=True)
+        """Visit a queue; the single range has its origin, and how long its locks last."""
+        (visited,) = ranges
         if self.is_repeated:
             return [Carried(queue, visited, is_settled=True, unread=INTERRUPTED)]
         visit = _LockedVisit(self._carrier, self._secondary, queue, visited, set(held_back))
@@ -116,6 +118,7 @@ class _LockedVisit:
         self._locked: list[pa.Array] = []  # lock tokens of messages that stay in the queue
         self._settling: list[tuple[Future[None], Disposition]] = []
         self._received = 0
+        self._renewal = LockRenewal(secondary, queue, visited.lock_us / SECOND_US)
 
     def run(self, max_messages: int) -> None:
         """Receive, send and settle until the queue is empty or a bound is reached."""
@@ -141,11 +144,14 @@ class _LockedVisit:
                 self.carried.unread = INTERRUPTED  # it may lock messages after this visit
             for tokens in self._locked:
                 self._settle(tokens, Disposition.RELEASE)
+            self._renewal.close()
             self._await_settlements()
 
     def _receive(self) -> "Future[pa.RecordBatch]":
         command = Receive(self._queue, VISIT_RECEIVE_MESSAGES, max_bytes=CARRIED_BYTES)
-        return self._secondary.submit(command)
+        received = self._secondary.submit(command)
+        received.add_done_callback(self._renewal.add)
+        return received
 
     def _reply(self, pending: "Future[pa.RecordBatch]") -> pa.RecordBatch:
         began = time.monotonic()
@@ -242,6 +248,7 @@ class _LockedVisit:
     def _settle(
         self, tokens: pa.Array, disposition: Disposition, description: str | None = None
     ) -> None:
+        self._renewal.remove(tokens)
         reason = CANNOT_GO_HOME if disposition is Disposition.DEAD_LETTER else None
         command = Settle(self._queue, tokens, disposition, reason, description)
         self._settling.append((self._secondary.submit(command), disposition))

@@ -175,7 +175,11 @@ class LockedPlanner:
         with self._lock:
             visits = self._visits.plan(origins, self._clock.now_us())
         return [
-            Task(visit.queue, (Range(0, 0, 0, origins[visit.queue]),), visit.held_back)
+            Task(
+                visit.queue,
+                (Range.under_lock(origins[visit.queue], self._lock_us(visit.queue)),),
+                visit.held_back,
+            )
             for visit in visits
             for _ in range(self._visitors)
         ]

@@ -195,7 +195,6 @@ class BrokerConnection:
                     break  # all nodes of a cluster have the same users and virtual hosts
                 continue
             self._failures, self._last_error = 0, None
-            self._connection = connection
             return connection
         assert error is not None
         self._failures += 1
@@ -212,6 +211,7 @@ class BrokerConnection:
                 self._leaving.add(connection)
                 connection.close()
             else:
+                self._connection = connection  # now, because the next frame may block it
                 opened.set_result(connection)
 
         def set_error(_connection: Any, error: BaseException) -> None:
@@ -246,13 +246,16 @@ class BrokerConnection:
 
     # -- called by pika ------------------------------------------------------------------------
 
-    def _blocked(self, _connection: Any, frame: Any) -> None:
+    def _blocked(self, connection: Any, frame: Any) -> None:
+        if connection is not self._connection:
+            return  # it is being closed
         self.blocked_since = asyncio.get_running_loop().time()
         self.blocked_reason = str(frame.method.reason)
         self.on_blocked()
 
-    def _unblocked(self, *_frames: Any) -> None:
-        self.blocked_since = None
+    def _unblocked(self, connection: Any, _frame: Any) -> None:
+        if connection is self._connection:
+            self.blocked_since = None
 
     def _ended(self, connection: Any, _reason: BaseException) -> None:
         self._leaving.discard(connection)

@@ -17,6 +17,7 @@
                               messages have no such header, because they carry their sender's number
     application properties    a header of the same name, with a plain value
     (their types)             header x-twinbus-types, JSON: {"when": "datetime", ...}
+    (number on the channel)   header x-twinbus-publication, to recognise a returned message
 
 str, int, bool and bytes have a type in the header table. Other values are sent as text, and the
 header x-twinbus-types names their type: float as Python prints it, datetime as ISO 8601 in UTC,
@@ -46,10 +47,11 @@ from twinbus.limits import (
     RABBITMQ_NAME_BYTES,
     UNLIMITED,
 )
-from twinbus.message import BOUNDED_TEXTS, BrokeredMessage, PropertyValue
+from twinbus.message import BOUNDED_TEXTS, BrokeredMessage, PropertyValue, property_child
 from twinbus.protocol.origins import ORIGIN_PROPERTY
 
 TYPES = "x-twinbus-types"
+PUBLICATION = "x-twinbus-publication"
 SUBJECT = "twinbus-subject"  # a headers exchange ignores names that begin with x-
 REASON = "x-twinbus-dead-letter-reason"
 DESCRIPTION = "x-twinbus-dead-letter-description"
@@ -68,7 +70,9 @@ _BASIC = {  # field -> property
 }
 _AS_HEADERS = ("to", "reply_to_session_id", "partition_key")
 _HEADER_OF = {name: _FIELD + name.replace("_", "-") for name in (*_BASIC, *_AS_HEADERS)}
-_OWN = frozenset((*_HEADER_OF.values(), TYPES, SUBJECT, REASON, DESCRIPTION, SOURCE, _AMQP, _LIFE))
+_OWN = frozenset(
+    (*_HEADER_OF.values(), TYPES, PUBLICATION, SUBJECT, REASON, DESCRIPTION, SOURCE, _AMQP, _LIFE)
+)
 _ACTED_ON = ("cc", "bcc", "x-death", "x-delivery-count", "x-delay", "x-stream-offset")
 _SYSTEM = ("x-first-death-", "x-last-death-")
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ would close the channel of the sender
@@ -86,9 +90,8 @@ _REASONS = {
 class Publication:
     """A message in the form in which it is published."""
 
-    properties: Any  # BasicProperties
+    properties: Any  # BasicProperties; its headers are a dictionary, which the publisher adds to
     body: bytes
-    message_id: str
 
 
 # -- to RabbitMQ -----------------------------------------------------------------------------------
@@ -118,8 +121,7 @@ def published(
         headers[ORIGIN_PROPERTY] = origin
     if to_topic and message.subject is not None:
         headers[SUBJECT] = message.subject
-    properties = BasicProperties(**basic, headers=headers or None)
-    return Publication(properties, message.body, message_id)
+    return Publication(BasicProperties(**basic, headers=headers), message.body)
 
 
 def _set_texts(
@@ -212,10 +214,10 @@ _READERS: Mapping[str, Any] = {
 def check_frame(publication: Publication, frame_bytes: int) -> None:
     """Refuse headers that do not fit into a frame: RabbitMQ would close the connection."""
     headers = publication.properties.headers
-    if not headers or sum(len(str(value)) for value in headers.values()) < frame_bytes // 8:
+    if sum(len(str(value)) for value in headers.values()) < frame_bytes // 8:
         return
     size = sum(len(piece) for piece in publication.properties.encode())
-    limit = frame_bytes - 64  # reserved for the frame's header and end
+    limit = frame_bytes - 128  # reserved for the frame's header and end, and for PUBLICATION
     if size > limit:
         raise MessageSizeExceededError(
             f"the properties of a message have {size} bytes; RabbitMQ accepts at most {limit}. Put "
@@ -336,9 +338,11 @@ def _read(value: Any, kind: object) -> PropertyValue | None:
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is not None and isinstance(value, str):
         try:
-            return reader(value)  # type: ignore[no-any-return]
-        except (OverflowError, ValueError):
+            typed: PropertyValue = reader(value)
+            property_child("value", typed)  # refuses a datetime without a time zone, for example
+        except (OverflowError, ValueError, InvalidArgumentError):
             return value
+        return typed
     if isinstance(value, bool | str | bytes):
         return value
     if isinstance(value, int):

@@ -105,9 +105,11 @@ class RabbitNamespace(Closable):
         thread.hand_over(job, None)
         try:
             return request.result(timeout_s)  # type: ignore[no-any-return]
-        except OperationTimeoutError:
+        except OperationTimeoutError as error:
+            if job.dispatch is not None and job.dispatch.is_accepted:
+                return request.result(GRACE_S)  # type: ignore[no-any-return]
             thread.withdraw(job)
-            raise
+            raise job.with_accepted(error) from None
         except BaseException:
             thread.withdraw(job)  # the caller was interrupted
             raise

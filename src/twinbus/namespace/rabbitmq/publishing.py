@@ -6,8 +6,10 @@ every other entity. The window of a route is smaller than the number of messages
 stops reading the connection.
 
 A send is complete when RabbitMQ has confirmed each of its messages. A confirm contains the number
-of the publication on its channel. A returned message is found by its id, and is returned before it
-is confirmed. Sends to one entity are published in the order in which they were submitted.
+of the publication on its channel. A message that cannot be routed is returned before it is
+confirmed: it is found by the header x-twinbus-publication, which has the same number. Sends to one
+entity are published in the order in which they were submitted. If a send fails, its error names the
+rows that RabbitMQ has accepted.
 """
 
 import asyncio
@@ -36,7 +38,7 @@ from twinbus.limits import (
 )
 from twinbus.loglines import LineRate
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
-from twinbus.namespace.rabbitmq.messages import Publication, check_frame
+from twinbus.namespace.rabbitmq.messages import PUBLICATION, Publication, check_frame
 from twinbus.namespace.rabbitmq.refusals import (
     NOT_ACCEPTED,
     UNKNOWN,
@@ -48,6 +50,7 @@ from twinbus.namespace.rabbitmq.refusals import (
     refused,
 )
 from twinbus.namespace.rabbitmq.topology import EntityType, find_entity, get_entity
+from twinbus.protocol.remainder import ACCEPTED
 
 _log = logging.getLogger("twinbus.rabbitmq")
 Encode = Callable[[bool], Sequence[Publication]]  # the argument: whether the entity is a topic
@@ -59,6 +62,7 @@ class Dispatch:
 
     __slots__ = (
         "_on_result",
+        "_rows",
         "accepted",
         "began_at",
         "count",
@@ -73,20 +77,26 @@ class Dispatch:
         "unconfirmed",
     )
 
-    def __init__(self, path: str, count: int, encode: Encode, on_result: OnResult) -> None:
+    def __init__(self, path: str, rows: Sequence[int], encode: Encode, on_result: OnResult) -> None:
         self.path = path
-        self.count = count
+        self.count = len(rows)
+        self._rows = rows  # of the publications in the caller's send
         self.encode = encode  # called when the kind of the entity is known
         self.publications: Sequence[Publication] | None = None
         self.next = 0  # index of the next publication
         self.unconfirmed = 0
-        self.accepted = 0  # messages that the broker has accepted, even if others fail
+        self.accepted: list[int] = []  # rows that the broker has accepted, even if others fail
         self.returned = False
         self.error: MessagingError | None = None  # the first error
         self.began_at = 0.0  # loop time of the first publication; 0: nothing was published
         self.is_done = False
         self.on_end: Callable[[Dispatch], None] = _do_nothing
         self._on_result = on_result
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the broker has accepted every message, so that the reply follows at once."""
+        return len(self.accepted) == len(self._rows)
 
     @property
     def is_published(self) -> bool:
@@ -98,15 +108,24 @@ class Dispatch:
         if self.is_done:
             return
         if error is not None and self.accepted:
-            facts = {"outcome": UNKNOWN, "accepted": self.accepted}
-            error = type(error)(error.text, **{**error.facts, **facts})
+            error = with_accepted(error, self.accepted)
         self.abandon()
         self._on_result(error)
+
+    def accept(self, index: int) -> None:
+        """Note that the broker has accepted a publication."""
+        self.accepted.append(self._rows[index])
 
     def abandon(self) -> None:
         """Stop reporting to the caller."""
         self.is_done = True
         self.on_end(self)
+
+
+def with_accepted(error: MessagingError, rows: Sequence[int]) -> MessagingError:
+    """Return the error of a send of which the broker has accepted some rows."""
+    facts = {**error.facts, "outcome": UNKNOWN, ACCEPTED: dict.fromkeys(rows, 0)}
+    return type(error)(error.text, **facts)
 
 
 def _do_nothing(_dispatch: Dispatch) -> None:
@@ -119,7 +138,7 @@ class _Unconfirmed:
 
     dispatch: Dispatch
     size: int
-    message_id: str
+    index: int  # of the publication in its send
     is_returned: bool = False
 
 
@@ -286,12 +305,13 @@ class _PublishingRoute:
         publication = dispatch.publications[dispatch.next]
         exchange = self.path if is_topic else ""
         key = publication.properties.type or "" if is_topic else self.path
+        publication.properties.headers[PUBLICATION] = self._number + 1
         channel.pika.basic_publish(
             exchange, key, publication.body, publication.properties, mandatory=True
         )
         self._number += 1
         size = len(publication.body)
-        self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, publication.message_id)
+        self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, dispatch.next)
         self._bytes += size
         if not dispatch.began_at:
             dispatch.began_at = asyncio.get_running_loop().time()
@@ -332,13 +352,21 @@ class _PublishingRoute:
             entry = self._unconfirmed.pop(number, None)
             if entry is not None:
                 self._bytes -= entry.size
-                self._settle(entry, None if is_ack else refused(self.path))
+                self._settle(entry, None if is_ack else self._refusal())
         self._pump()
+
+    def _refusal(self) -> MessagingError:
+        """Return the error of a nack; of a topic's queues some may have the message."""
+        error = refused(self.path)
+        if self._kind is EntityType.TOPIC:
+            error.facts = {**error.facts, "outcome": UNKNOWN}
+        return error
 
     def _settle(self, entry: _Unconfirmed, error: MessagingError | None) -> None:
         dispatch = entry.dispatch
         dispatch.unconfirmed -= 1
-        dispatch.accepted += error is None and not entry.is_returned
+        if error is None and not entry.is_returned:
+            dispatch.accept(entry.index)
         dispatch.returned = dispatch.returned or entry.is_returned
         dispatch.error = dispatch.error or error
         if dispatch.unconfirmed or not dispatch.is_published:
@@ -354,10 +382,10 @@ class _PublishingRoute:
             task.add_done_callback(self._explaining.discard)
 
     def _returned(self, _channel: Any, _method: Any, properties: Any, _body: bytes) -> None:
-        """Mark every unconfirmed message with this id: a message may be in flight twice."""
-        for entry in self._unconfirmed.values():
-            if entry.message_id == properties.message_id:
-                entry.is_returned = True
+        """Mark the publication that the broker could not route."""
+        entry = self._unconfirmed.get(properties.headers[PUBLICATION])
+        if entry is not None:
+            entry.is_returned = True
 
     def _note_unmatched(self) -> None:
         now = int(asyncio.get_running_loop().time() * SECOND_US)
@@ -395,13 +423,18 @@ class _PublishingRoute:
         self._pump()
 
     def _fail_oversize(self, error: MessageSizeExceededError) -> None:
-        """Fail the messages whose size the broker names; the others only shared the channel."""
+        """Fail the messages whose size the broker names; the others only shared the channel.
+
+        Other messages of the same send may be enqueued.
+        """
         for number, entry in list(self._unconfirmed.items()):
             if f" {entry.size} " in error.text:
                 del self._unconfirmed[number]
                 self._bytes -= entry.size
                 self.drop(entry.dispatch)
-                entry.dispatch.finish(error)
+                outcome = UNKNOWN if entry.dispatch.next > 1 else NOT_ACCEPTED
+                facts = {**error.facts, "outcome": outcome}
+                entry.dispatch.finish(MessageSizeExceededError(error.text, **facts))
 
     # -- the end -------------------------------------------------------------------------------
 

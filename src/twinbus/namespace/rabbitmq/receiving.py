@@ -179,9 +179,7 @@ class LockKeeper:
         for token in command.lock_tokens.to_pylist():
             lock = self._locks.get(token)
             if lock is not None and lock.inlet.path == command.path:
-                delivery = lock.delivery
-                properties = delivery.properties
-                publication = Publication(properties, delivery.body, properties.message_id or "")
+                publication = Publication(lock.delivery.properties, lock.delivery.body)
                 dead_letter(publication, command.path, command.reason, command.description)
                 found[token] = publication
         return found
@@ -191,7 +189,7 @@ class LockKeeper:
 
         The other messages are settled anyway. DEAD_LETTER requires that a copy was published.
         """
-        tokens: list[bytes] = command.lock_tokens.to_pylist()
+        tokens = dict.fromkeys(command.lock_tokens.to_pylist())  # the same one twice settles once
         groups: dict[_ReceivingChannel, list[RabbitDelivery]] = {}
         lost = []
         for token in tokens:
@@ -209,8 +207,11 @@ class LockKeeper:
         for inlet in groups:
             await inlet.wait_until_read()
             inlet.close_if_unused()
-        if lost:
-            raise _lost(lost, command.path)
+        if not lost:
+            return
+        if not groups and await find_entity(self._connection, command.path) is None:
+            raise not_found(command.path)
+        raise _lost(lost, command.path)
 
 
 def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:

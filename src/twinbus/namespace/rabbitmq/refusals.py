@@ -30,8 +30,9 @@
 
 `outcome` is a fact of each error. "Not accepted": RabbitMQ does not have the message, so a copy
 elsewhere is the only copy. "Unknown": RabbitMQ may have the message. If RabbitMQ has accepted a
-part of a batch, the outcome is "unknown" in every row, and the fact `accepted` is the number of
-accepted messages.
+part of a batch, the outcome is "unknown" in every row, and the fact `accepted` has the rows of the
+accepted messages as its keys. A nack for a topic is "unknown" too: other subscriptions may have the
+message. So is a message of a batch that is too large: others of the batch may be enqueued.
 """
 
 from dataclasses import dataclass

@@ -17,10 +17,12 @@ from twinbus.connection import ConnectionString
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
 from twinbus.errors import (
     NAMESPACE_CLOSED,
+    EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
     NamespaceClosedError,
+    UnsupportedCapabilityError,
 )
 from twinbus.limits import (
     MAX_BATCH_MESSAGES,
@@ -32,7 +34,7 @@ from twinbus.message import BrokeredMessage, conform, rows_of
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication, published
 from twinbus.namespace.rabbitmq.probing import Prober
-from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher
+from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, with_accepted
 from twinbus.namespace.rabbitmq.receiving import LockKeeper
 from twinbus.namespace.rabbitmq.refusals import refusal_of
 from twinbus.namespace.rabbitmq.topology import (
@@ -86,6 +88,12 @@ class RabbitJob:
         self._end()
         self.request.fail(error)
 
+    def with_accepted(self, error: MessagingError) -> MessagingError:
+        """Return the error of a request without a reply, with the rows that are accepted so far."""
+        if self.dispatch is None or not self.dispatch.accepted:
+            return error
+        return with_accepted(error, list(self.dispatch.accepted))
+
     def _end(self) -> None:
         self.is_answered = True
         if self.timer is not None:
@@ -137,7 +145,7 @@ class CommandRunner:
             self._jobs.discard(job)
 
     def _time_out(self, job: RabbitJob, timeout_s: float) -> None:
-        job.request.fail(unanswered(timeout_s))
+        job.request.fail(job.with_accepted(unanswered(timeout_s)))
         self.withdraw(job)
 
     def withdraw(self, job: RabbitJob) -> None:
@@ -182,7 +190,7 @@ class CommandRunner:
             else:
                 job.fail(error)
 
-        job.dispatch = Dispatch(path, len(kept), encode, on_result)
+        job.dispatch = Dispatch(path, kept, encode, on_result)
         self._publisher.begin(job.dispatch)
 
     async def _ping(self, path: str, receipt: SendReceipt) -> SendReceipt:
@@ -192,9 +200,9 @@ class CommandRunner:
     async def _refuse_send(self, path: str) -> None:
         """Refuse a send to a queue that only the broker writes to."""
         await get_entity(self._receives, path)
-        raise InvalidOperationError(
-            f"{path} cannot be sent to directly; send to its queue or topic", path=path
-        )
+        is_dead = path.endswith(DEAD_LETTER_SUFFIX)
+        kind = EntityNotFoundError if is_dead else InvalidOperationError
+        raise kind(f"{path} cannot be sent to directly; send to its queue or topic", path=path)
 
     # -- everything else -----------------------------------------------------------------------
 
@@ -224,7 +232,7 @@ class CommandRunner:
             if not done.done():
                 done.set_result(error)
 
-        dispatch = Dispatch(path, len(copies), lambda _to_topic: copies, on_result)
+        dispatch = Dispatch(path, range(len(copies)), lambda _to_topic: copies, on_result)
         self._publisher.begin(dispatch)
         try:
             error = await done
@@ -243,9 +251,11 @@ class CommandRunner:
         return await self._topology.create(command.description, command.rule)
 
     async def _update(self, command: UpdateEntity) -> Any:
-        raise InvalidOperationError(
+        raise UnsupportedCapabilityError(
             f"RabbitMQ cannot change the settings of {command.description.path} after its "
-            "creation. Change them by a policy of the broker, or create another entity"
+            "creation. Change them by a policy of the broker, or create another entity",
+            capability=Capability.UPDATING.name,
+            namespace=NAME,
         )
 
     async def _get(self, command: GetEntity) -> Any:

@@ -26,6 +26,7 @@ from pika import exceptions
 
 from twinbus.entities import (
     DEAD_LETTER_SUFFIX,
+    DESCRIPTION_SUFFIX,
     SUBSCRIPTIONS,
     CorrelationFilter,
     EntityDescription,
@@ -61,7 +62,6 @@ from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of, refused
 from twinbus.protocol.capabilities import Capability, unsupported
 
 NAME = "RabbitMQ"
-DESCRIPTION_SUFFIX = "/$Description"
 _NOT_FOUND = 404
 _RECORD = "application/vnd.twinbus.description+json"
 _NEVER = datetime.fromtimestamp(0, UTC)  # RabbitMQ does not record times
@@ -329,7 +329,12 @@ def _arguments_of(description: QueueDescription | SubscriptionDescription) -> di
     return arguments
 
 
-_REFUSED_SETTINGS = ("requires_duplicate_detection", "enable_partitioning", "forward_to")
+_REFUSED_SETTINGS = {
+    "requires_session": Capability.SESSIONS,
+    "requires_duplicate_detection": Capability.DUPLICATE_DETECTION,
+    "enable_partitioning": Capability.PARTITIONING,
+    "forward_to": Capability.FORWARDING,
+}
 
 
 def _check_supported(description: EntityDescription) -> None:
@@ -340,17 +345,12 @@ def _check_supported(description: EntityDescription) -> None:
             f"the path has {len(path)} characters; with {DEAD_LETTER_SUFFIX} it must fit into the "
             f"{RABBITMQ_NAME_BYTES} bytes of a RabbitMQ name. Use a shorter path"
         )
-    if getattr(description, "requires_session", False):
-        raise unsupported(NAME, Capability.SESSIONS, "requires_session")
-    for setting in _REFUSED_SETTINGS:
+    for setting, capability in _REFUSED_SETTINGS.items():
         if getattr(description, setting, None):
-            raise InvalidOperationError(
-                f"RabbitMQ does not support {setting}; create {path} without it"
-            )
+            raise unsupported(NAME, capability, f"{setting} of {path}")
     if description.status is not EntityStatus.ACTIVE:
-        raise InvalidOperationError(
-            f"RabbitMQ does not support status {description.status.value}; create {path} as active"
-        )
+        status = description.status.value
+        raise unsupported(NAME, Capability.DISABLING, f"the status {status} of {path}")
 
 
 def _bindings_of(
@@ -386,4 +386,7 @@ def _headers_of(selected: object) -> dict[str, Any]:
                 NAME, Capability.RULES, f"a correlation filter on the property {name!r}"
             )
     subject = {} if selected.subject is None else {SUBJECT: selected.subject}
-    return {**selected.properties, **subject}
+    headers = {**selected.properties, **subject}
+    if not headers:
+        raise InvalidArgumentError("a correlation filter needs at least one field or property")
+    return headers
