@@ -7,6 +7,10 @@ has no ranges, every diverted message carries its sender's number. Such a second
 message twice after a lost reply, and the syphon may deliver it twice: the primary recognises the
 second copy by that number.
 
+With `preserve_order` every entity has one backlog queue, and a send that this queue refuses raises:
+another queue would let it overtake, or be overtaken. Sends stay diverted until the diverted ones
+are home (`homing.py`).
+
 Senders call the route from any thread; it keeps its state on the board.
 """
 
@@ -27,10 +31,10 @@ from twinbus.errors import (
     MessagingError,
     ServerBusyError,
 )
-from twinbus.limits import NEVER_US
+from twinbus.limits import NEVER_US, SWITCH_STEP_US
 from twinbus.message import conform, sizes, to_batch
 from twinbus.pairing.backlog import check_divertible, check_reserved, diverted, no_head_room
-from twinbus.pairing.board import Board
+from twinbus.pairing.board import Board, Permit
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
@@ -43,10 +47,10 @@ class _Diversion:
     """A send that is being diverted."""
 
     path: str
-    columns: pa.RecordBatch  # the messages as they were sent
     batch: pa.RecordBatch  # the messages in the format of a backlog queue
     command: Send
     deadline: int
+    only: str  # the backlog queue of the entity, if the messages may not go to another
 
     def to(self, queue: str) -> Send:
         """Return the send to a queue; its origin lets the secondary recognise a repeated send."""
@@ -95,6 +99,7 @@ class PairedRoute:
         ticker: Ticker,
         *,
         check_head_room: bool,
+        preserve_order: bool,
     ) -> None:
         self.cancellations = Cancellations(primary, secondary, board)
         self._primary = primary
@@ -102,6 +107,7 @@ class PairedRoute:
         self._board = board
         self._ticker = ticker
         self._check_head_room = check_head_room
+        self._keeps_order = preserve_order
         capabilities = secondary.namespace.capabilities
         self._always_numbers = Capability.RANGES not in capabilities
 
@@ -111,11 +117,14 @@ class PairedRoute:
         self._check(command)
         if self._board.is_diverting(path):
             return self._divert(command, lane, was_tried=was_tried)
+        return self._send_to_primary(command, lane)
+
+    def _send_to_primary(self, command: Send, lane: Lane) -> SendReceipt:
         try:
-            receipt = self._primary.ask(command, _PrimaryTries(self, path))
+            receipt = self._primary.ask(command, _PrimaryTries(self, command.path))
         except MessagingError as error:
             return self._rescue(command, lane, error)
-        self._board.succeeded(path)
+        self._board.succeeded(command.path)
         return receipt
 
     def is_diverting(self, path: str) -> bool:
@@ -132,7 +141,13 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
-        """Submit a send and return a function that waits for it; a diverted send runs in there."""
+        """Submit a send and return a function that waits for it; a diverted send runs in there.
+
+        With `preserve_order` every send runs in there. The caller waits for its sends in their
+        order, so that only one is in flight: a primary that lost it cannot accept the next one.
+        """
+        if self._keeps_order:
+            return partial(self.send, command, lane)
         self._check(command)
         if divert:
             return partial(self._divert, command, lane, was_tried=False)
@@ -194,25 +209,47 @@ class PairedRoute:
         )
 
     def _send_to_backlog(self, command: Send, lane: Lane, *, was_tried: bool) -> SendReceipt:
+        self._primary.life.check()
+        permit = None
+        if self._keeps_order:
+            permit = self._await_permit(command.path)
+            if permit is None:
+                return self._send_to_primary(command, lane)
+        columns = _columns(command)
+        if permit is None:
+            diversion = self._diversion(command, columns, was_tried=was_tried)
+            receipt, queue = self._send_to_any_queue(diversion, lane)
+        else:
+            receipt = self._send_to_own_queue(command, columns, permit, was_tried=was_tried)
+            queue = lane.backlog_queue = permit.queue
+        self._board.count_diverted(command.path, columns.num_rows)
+        return self.cancellations.remember(
+            command.path, columns, queue, receipt, was_tried=was_tried
+        )
+
+    def _diversion(
+        self, command: Send, columns: pa.RecordBatch, *, was_tried: bool, only: str = ""
+    ) -> _Diversion:
+        is_numbered = was_tried or self._always_numbers
+        batch = diverted(columns, command.path, command.origin if is_numbered else None)
+        deadline = self._primary.clock.now_us() + self._secondary.timeout_us
+        return _Diversion(command.path, batch, command, deadline, only)
+
+    def _send_to_any_queue(self, diversion: _Diversion, lane: Lane) -> tuple[SendReceipt, int]:
         """Send to the client's backlog queue; if that queue fails, to another one.
 
         All tries together share the timeout of one operation. If the secondary is busy, the send
         waits, as it does for a busy primary: a busy queue stays in rotation.
         """
-        self._primary.life.check()
-        columns, clock = _columns(command), self._primary.clock
-        is_numbered = was_tried or self._always_numbers
-        batch = diverted(columns, command.path, command.origin if is_numbered else None)
-        deadline = clock.now_us() + self._secondary.timeout_us
-        diversion = _Diversion(command.path, columns, batch, command, deadline)
+        clock = self._primary.clock
         tried: set[int] = set()
         while True:
             chance = self._secondary.random.random()
             choice = self._board.choose_queue(lane.backlog_queue, chance, tried)
             if choice is None:
-                raise self._unavailable(command.path, self._board.cause_of_last_pull)
+                raise self._unavailable(diversion, self._board.cause_of_last_pull)
             queue = lane.backlog_queue = choice.queue
-            left = min(max(deadline - clock.now_us(), 0), self._secondary.timeout_us)
+            left = min(max(diversion.deadline - clock.now_us(), 0), self._secondary.timeout_us)
             try:
                 receipt = self._secondary.ask(
                     diversion.to(self._board.queues[queue]),
@@ -222,24 +259,59 @@ class PairedRoute:
             except ServerBusyError as error:
                 self._await_gate(self._board.queues[queue], diversion, error)
             except MessagingError as error:
-                self._pull(queue, diversion, error)
+                self._check_refusal(diversion, error)
+                self._board.pull(queue, error)
+                self._ticker.expect(self._board.next_due())
                 tried.add(queue)
             else:
-                self._board.count_diverted(command.path, columns.num_rows)
-                return self.cancellations.remember(
-                    command.path, columns, queue, receipt, was_tried=was_tried
-                )
+                return receipt, queue
+
+    def _await_permit(self, path: str) -> Permit | None:
+        """Return the permit to divert a send, or None if sends go to the primary again.
+
+        Waits while the entity switches back to the primary: a few seconds at most.
+        """
+        while self._board.is_diverting(path):
+            if not self._board.must_wait(path):
+                permit = self._board.begin_diversion(path)
+                if permit is not None:
+                    return permit
+            self._ticker.expect(self._board.next_due())
+            self._primary.clock.sleep_us(SWITCH_STEP_US)
+            self._primary.life.check()
+        return None
+
+    def _send_to_own_queue(
+        self, command: Send, columns: pa.RecordBatch, permit: Permit, *, was_tried: bool
+    ) -> SendReceipt:
+        """Send to the backlog queue of the entity; if that queue fails, raise."""
+        queue, clock = self._board.queues[permit.queue], self._primary.clock
+        receipt: SendReceipt | None = None
+        try:
+            diversion = self._diversion(command, columns, was_tried=was_tried, only=queue)
+            while receipt is None:
+                left = max(diversion.deadline - clock.now_us(), 0)
+                try:
+                    receipt = self._secondary.ask(diversion.to(queue), time_left_us=left)
+                except ServerBusyError as error:
+                    self._await_gate(queue, diversion, error)
+                except MessagingError as error:
+                    self._check_refusal(diversion, error)
+                    raise self._unavailable(diversion, error) from error
+            return receipt
+        finally:
+            self._board.end_diversion(command.path, permit, receipt)
 
     def _await_gate(self, queue: str, diversion: _Diversion, error: ServerBusyError) -> None:
         """Wait for a busy backlog queue, if the operation has time for that."""
         clock = self._primary.clock
         pause = self._secondary.busy_until(queue, clock.now_us()) - clock.now_us()
         if clock.now_us() + pause >= diversion.deadline:
-            raise self._unavailable(diversion.path, error) from error
+            raise self._unavailable(diversion, error) from error
         clock.sleep_us(pause)
 
-    def _pull(self, queue: int, diversion: _Diversion, error: MessagingError) -> None:
-        """Take a failed queue out of rotation; raise if the queue is not what is at fault."""
+    def _check_refusal(self, diversion: _Diversion, error: MessagingError) -> None:
+        """Raise if a backlog queue that refused a send is not what is at fault."""
         if isinstance(error, MessageSizeExceededError):
             grown, limit = sizes(diversion.batch), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:
@@ -247,19 +319,27 @@ class PairedRoute:
         if isinstance(error, InvalidArgumentError):
             raise error
         if self._secondary.life.state is not FactoryState.OPENED:
-            raise self._unavailable(diversion.path, error) from error
-        self._board.pull(queue, error)
-        self._ticker.expect(self._board.next_due())
+            raise self._unavailable(diversion, error) from error
 
-    def _unavailable(self, path: str, backlog: MessagingError | None) -> BacklogUnavailableError:
+    def _unavailable(
+        self, diversion: _Diversion, backlog: MessagingError | None
+    ) -> BacklogUnavailableError:
         """Return the error with the cause at the primary and the cause in the backlog."""
+        path, only = diversion.path, diversion.only
         primary = self._board.cause_of(path)
+        refused = "no backlog queue accepted its messages"
+        if only:
+            refused = (
+                f"its backlog queue {only} did not accept the messages. With preserve_order they "
+                "may not go to another queue"
+            )
         error = BacklogUnavailableError(
-            f"{path} is unavailable ({primary}), and no backlog queue accepted its messages "
-            f"({backlog}). Neither namespace acknowledged the messages. Send them again later",
+            f"sends to {path} are diverted ({primary}), and {refused} ({backlog}). Neither "
+            "namespace acknowledged the messages. Send them again later",
             path=path,
             primary_cause=primary,
             backlog_cause=backlog,
+            backlog_queue=only,
         )
         error.__cause__ = backlog
         return error
