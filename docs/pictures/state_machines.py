@@ -59,9 +59,15 @@ def health_machine() -> Machine:
         (words(before.value), words(sign.value), words(after.value))
         for (before, sign), after in health.TRANSITIONS.items()
     )
-    places = {"healthy": (120, 84), "suspect": (540, 84), "failed over": (940, 84)}
-    bends = {("failed over", "healthy"): 270.0}
-    return Machine("The health of an entity", (1080, 290), places, steps, bends=bends)
+    places = {
+        "healthy": (120, 84),
+        "suspect": (540, 84),
+        "failed over": (940, 84),
+        "returning": (940, 440),
+        "switching": (540, 440),
+    }
+    bends = {("failed over", "healthy"): 250.0, ("returning", "healthy"): 20.0}
+    return Machine("The health of an entity", (1080, 530), places, steps, bends=bends)
 
 
 def message_machine() -> Machine:

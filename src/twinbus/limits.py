@@ -198,6 +198,11 @@ PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after 
 TICK_RETRY_US: Final = 1 * SECOND_US  # after a tick of a pairing that failed
 TRANSITIONS_RETRY_US: Final = 10 * SECOND_US  # after a write of its ledger that failed
 REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
+SWITCH_PAUSE: Final = timedelta(seconds=5)  # sends wait so long for the last diverted messages
+SWITCH_LOOK_US: Final = SECOND_US // 10  # between looks meanwhile: a look is one browse
+SWITCH_STEP_US: Final = SECOND_US // 50  # after which a waiting send checks whether it may go on
+LOOK_MESSAGES: Final = 250  # of one look into a backlog queue; Service Bus browses no more at once
+LOOK_BYTES: Final = 1 << 20  # of one look: only their properties matter
 
 # Traces
 MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry's limit of links

@@ -528,6 +528,30 @@ def test_a_diverted_message_comes_home_as_it_was_sent(own: Site) -> None:
     assert properties(message) == {"number": 7, "text": "seven"}
 
 
+def test_code_on_the_sdk_keeps_its_order_through_an_outage(own: Site) -> None:
+    with (
+        own.client(preserve_order=True) as client,
+        client.get_queue_sender("orders") as sender,
+        Application(sender) as application,
+    ):
+        application.go_on()
+        own.kill()
+        application.go_on()
+        own.primary.start(ENTITIES)
+
+        def has_returned() -> bool:
+            own.bring_home()
+            return client.pairing.status()[0].state is HealthState.HEALTHY
+
+        until(has_returned, 60)
+        application.go_on()
+    own.bring_home()
+    first_places = list(dict.fromkeys(own.received()))  # sb:// may enqueue a message twice
+    assert [one for one in first_places if one in application.acknowledged] == (
+        application.acknowledged
+    )
+
+
 def test_both_down_is_a_connection_error_of_the_sdk(own: Site) -> None:
     policy = RetryPolicy.once(timedelta(seconds=2))
     with own.client(retry_policy=policy) as client, client.get_queue_sender("orders") as sender:

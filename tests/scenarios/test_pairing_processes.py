@@ -54,3 +54,9 @@ def test_sends_raise_both_causes_while_both_are_down_and_succeed_when_the_second
 ):
     outcome = run("both_killed")
     assert set(outcome.raised) == {"BacklogUnavailableError"}
+
+
+def test_with_preserve_order_nothing_is_overtaken_whatever_is_killed() -> None:
+    outcome = run("kept_in_order")
+    assert outcome.moved > 0
+    assert set(outcome.raised) == {"BacklogUnavailableError"}

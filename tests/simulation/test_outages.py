@@ -11,7 +11,7 @@ import pytest
 
 from twinbus.cli import main
 from twinbus.message import to_batch, to_messages
-from twinbus.pairing import lifecycle, pinger, sender
+from twinbus.pairing import homing, lifecycle, pinger, sender
 from twinbus.pairing.backlog import restored
 from twinbus.pairing.health import TRANSITIONS, HealthState, Sign
 from twinbus.syphon import carrier
@@ -28,12 +28,22 @@ SETTING = Setting(
     move_interval=timedelta(seconds=30),
     sends=120,
 )
+RETURN_PAIRS = {
+    pair
+    for pair, after in TRANSITIONS.items()
+    if {pair[0], after} & {HealthState.RETURNING, HealthState.SWITCHING}
+}  # met only with preserve_order
 NOON = Outage(at=timedelta(minutes=10), lasts=timedelta(minutes=30))  # the primary is down
 
 
 @functools.cache
 def verdict_of(seed: int) -> Verdict:
     return OutageSimulation(seed=seed, hours=1).run()
+
+
+@functools.cache
+def ordered_verdict_of(seed: int) -> Verdict:
+    return OutageSimulation(seed=seed, hours=1, preserve_order=True).run()
 
 
 def scripted(*script: Outage, setting: Setting = SETTING) -> Verdict:
@@ -57,7 +67,33 @@ def test_every_pair_of_the_health_table_was_met() -> None:
     # A simulated pairing has its backlog queues from its first moment; test_pairing_rules.py has
     # one that has none yet.
     never_met = {(HealthState.FAILED_OVER, Sign.PASSED)}
-    assert set(met) == set(TRANSITIONS) - never_met
+    assert set(met) == set(TRANSITIONS) - never_met - RETURN_PAIRS
+
+
+@pytest.mark.parametrize("first", SEEDS[::20])
+def test_with_preserve_order_no_message_overtakes_another(first: int) -> None:
+    seeds = range(first, first + 20)
+    broken = {seed: v.violations for seed in seeds if not (v := ordered_verdict_of(seed)).is_good}
+    assert not broken, f"replay: twinbus simulate --preserve-order --hours 1 --seed {min(broken)}"
+    out_of_order = [(v.reordered, v.reordered_in_sessions) for v in map(ordered_verdict_of, seeds)]
+    assert out_of_order == [(0, 0)] * len(seeds)
+
+
+def test_without_preserve_order_messages_of_the_same_seeds_overtake_each_other() -> None:
+    verdicts = [verdict_of(seed) for seed in SEEDS]
+    assert sum(verdict.reordered for verdict in verdicts) > 0
+    assert sum(verdict.reordered_in_sessions for verdict in verdicts) > 0
+
+
+def test_with_preserve_order_entities_were_diverted_and_returned() -> None:
+    met: Counter[tuple[HealthState, Sign]] = Counter()
+    for seed in SEEDS:
+        met.update(ordered_verdict_of(seed).signs)
+    in_flight = {Sign.SUCCESS, Sign.FAILURE}  # of sends that began before the failover: too rare
+    seconds_only = {(HealthState.SWITCHING, Sign.MARKED), (HealthState.SWITCHING, Sign.LOOK_ON)}
+    wanted = {pair for pair in RETURN_PAIRS if pair[1] not in in_flight} - seconds_only
+    assert wanted <= set(met)
+    assert sum(ordered_verdict_of(seed).diverted for seed in SEEDS) > 0
 
 
 def test_rare_things_really_happened() -> None:
@@ -150,6 +186,23 @@ def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(carrier, "_runs_of", reverse)
     assert "G3" in broken_guarantees(NOON)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("is_empty", property(lambda _: True)),  # nothing is ever away
+        ("judge", lambda *_: homing.Finding.HOME),  # everything is home at the first look
+    ],
+)
+def test_it_notices_a_message_that_was_overtaken_in_spite_of_preserve_order(
+    monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any
+) -> None:
+    monkeypatch.setattr(homing.Away, name, wrong)
+    slow = timedelta(minutes=5)
+    ordered = replace(SETTING, preserve_order=True, sends=600, move_interval=slow)
+    verdict = scripted(NOON, setting=ordered)
+    assert "G3" in {violation.partition(":")[0] for violation in verdict.violations}
 
 
 def test_it_notices_a_changed_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,14 +15,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 from tests.soak.pairing_site import (
     AT_ONCE,
+    BACKLOG_QUEUES,
     CLIENTS,
     PATIENT,
     PING_INTERVAL,
     POLICY,
+    PRIMARY,
     QUEUE,
     Terms,
     Twins,
@@ -30,6 +33,7 @@ from tests.soak.pairing_site import (
     held_by_primary,
     left_in_backlog,
     sends_to_secondary,
+    syphon_at_work,
     twins_at_work,
     until,
 )
@@ -43,9 +47,10 @@ from twinbus import (
     UnauthorizedError,
 )
 from twinbus.connection import ConnectionString
-from twinbus.entities import EntityStatus
+from twinbus.entities import EntityStatus, backlog_queue_path
 from twinbus.errors import BacklogUnavailableError
 from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
+from twinbus.pairing.rotation import queue_of
 from twinbus.protocol.commands import PutKey
 from twinbus.testing.pausing import resume_process
 
@@ -354,6 +359,71 @@ def both_killed(seed: int) -> Outcome:
         return conclude(twins, outcome)
 
 
+def kept_in_order(seed: int) -> Outcome:
+    """Kill the primary twice and the secondary once, and stop a backlog queue; order is kept."""
+    outcome = Outcome("kept in order")
+    with twins_at_work(seed) as twins:
+        for _ in range(CLIENTS):
+            twins.join(Terms(preserve_order=True))
+        twins.await_some_sends()
+        with syphon_at_work(twins) as home:
+            twins.primary.kill()
+            twins.await_event(FailedOver)
+            twins.await_some_sends()
+            _stop_own_queue(twins, outcome)
+            healed = time.time()
+            twins.primary.start()
+            _await_return(twins, outcome, healed)
+            twins.await_some_sends()
+            twins.primary.kill()
+            until(lambda: all(not c.is_healthy() for c in twins.clients), "all fail over again")
+            twins.secondary.kill()
+            twins.await_refusals(BacklogUnavailableError)
+            twins.secondary.start()
+            twins.await_sends()
+            twins.primary.start()
+            until(lambda: all(c.is_healthy() for c in twins.clients), "all are back again")
+            twins.await_some_sends()
+            twins.stop_sending()
+        note_raised(twins, outcome, BacklogUnavailableError)
+        outcome.complaints += [f"{path} was pulled" for path in _pulled(twins)]
+        conclude(twins, outcome)
+        outcome.moved += home.moved
+        _note_overtaken(twins, outcome)
+        return outcome
+
+
+def _stop_own_queue(twins: Twins, outcome: Outcome) -> None:
+    """Stop the backlog queue of the entity: sends raise, and none goes to another queue."""
+    path = backlog_queue_path(PRIMARY, queue_of(QUEUE, range(BACKLOG_QUEUES)))
+    secondary = twins.secondary.connection_string
+    with NamespaceManager.from_connection_string(secondary) as manager:
+        queue = manager.get_queue(path)
+        manager.update_queue(replace(queue, status=EntityStatus.SEND_DISABLED))
+        twins.await_refusals(BacklogUnavailableError)
+        manager.update_queue(queue)
+        twins.await_some_sends()
+        others = [q.path for q in manager.list_queues() if q.path != path]
+        counts = {other: manager.get_runtime_properties(other) for other in others}
+    outcome.complaints += [
+        f"{other} has {found.active_message_count} messages"
+        for other, found in counts.items()
+        if found.active_message_count
+    ]
+
+
+def _note_overtaken(twins: Twins, outcome: Outcome) -> None:
+    """Complain of every acknowledged message that a later one of its client overtook."""
+    places = {message_id: at for at, message_id in enumerate(held_by_primary(twins))}
+    for worker in twins.workers:
+        known = [(places[one], one) for one in worker.acknowledged if one in places]
+        outcome.complaints += [
+            f"{later} overtook {earlier}"
+            for (before, earlier), (after, later) in pairwise(known)
+            if after < before
+        ]
+
+
 def scenarios(long_interval: timedelta) -> dict[str, Callable[[int], Outcome]]:
     """Return every scenario by its name; each takes a seed."""
     return {
@@ -370,6 +440,7 @@ def scenarios(long_interval: timedelta) -> dict[str, Callable[[int], Outcome]]:
             seed, ServerProcess.kill, ServerProcess.start
         ),
         "both_killed": both_killed,
+        "kept_in_order": kept_in_order,
     }
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
 )
 from twinbus.connection import ConnectionString
+from twinbus.limits import MIN_SYPHON_LEASE
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing.cancelling import pages
 from twinbus.pairing.events import PairingEvent
@@ -170,6 +171,7 @@ class Client:
             MessagingFactory.from_connection_string(secondary, retry_policy=terms.backlog_policy),
             BACKLOG_QUEUES,
             terms.failover_interval,
+            preserve_order=terms.preserve_order,
         )
         options.ping_primary_interval = PING_INTERVAL
         self.pairing = self.factory.pair_namespace(options)
@@ -203,6 +205,7 @@ class Terms:
     policy: RetryPolicy = POLICY  # at the primary
     backlog_policy: RetryPolicy = POLICY
     primary: str = ""  # with which key; empty: that of everything
+    preserve_order: bool = False
 
 
 # -- two servers ---------------------------------------------------------------------------------
@@ -356,8 +359,37 @@ def bring_home(twins: Twins) -> Homecoming:
     return Homecoming(mover.moved, sum(one in had for one in ids))
 
 
+@contextmanager
+def syphon_at_work(twins: Twins) -> Iterator[Homecoming]:
+    """Bring home what is diverted while the block runs, whatever happens to the servers."""
+    home, is_over = Homecoming(), threading.Event()
+    with (
+        MessagingFactory.from_connection_string(twins.primary_string) as primary,
+        MessagingFactory.from_connection_string(twins.secondary.connection_string) as secondary,
+    ):
+        repeating = Repeating(primary.courier.namespace, twins.generator)
+        mover = Mover(repeating, secondary.courier.namespace, lease=MIN_SYPHON_LEASE)
+        queues = [queue.path for queue in twins.clients[0].pairing.backlog_queues()]
+
+        def run() -> None:
+            while not is_over.wait(PACE_S):
+                for queue in queues:
+                    with suppress(MessagingError, TimeoutError):
+                        mover.move(queue)
+
+        thread = threading.Thread(target=run, name="syphon", daemon=True)
+        thread.start()
+        try:
+            yield home
+        finally:
+            is_over.set()
+            thread.join(DEADLINE_S)
+            home.moved = mover.moved
+    assert not thread.is_alive(), "the syphon does not end"
+
+
 def held_by_primary(twins: Twins) -> Counter[str]:
-    """Count what the primary's queue holds, by message_id."""
+    """Count what the primary's queue holds, by message_id; in the order of their first place."""
     held: Counter[str] = Counter()
     with MessagingFactory.from_connection_string(twins.primary_string) as factory:
         receiver = factory.create_message_receiver(QUEUE)

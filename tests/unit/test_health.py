@@ -1,4 +1,4 @@
-"""The health of an entity: a closed table, two intervals, and clocks that are set back."""
+"""The health of an entity: a closed table, a few intervals, and clocks that are set back."""
 
 import itertools
 
@@ -19,7 +19,8 @@ from twinbus.pairing.health import (
 )
 
 HEALTHY, SUSPECT, FAILED_OVER = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.FAILED_OVER
-TIMING = Timing(failover_us=60, ping_us=10)
+RETURNING, SWITCHING = HealthState.RETURNING, HealthState.SWITCHING
+TIMING = Timing(failover_us=60, ping_us=10, switch_us=5)
 AT_ONCE = Timing(failover_us=0, ping_us=10)
 NOW = 1_000
 PAIRS = list(itertools.product(HealthState, Sign))
@@ -39,12 +40,23 @@ LAW = {
     (FAILED_OVER, Sign.PING_PASSED): HEALTHY,
     (FAILED_OVER, Sign.PING_ANSWERED): HEALTHY,
     (FAILED_OVER, Sign.MARKED): HEALTHY,
+    # With `preserve_order`: nothing but the way home of the diverted messages ends the detour.
+    (FAILED_OVER, Sign.REACHED): RETURNING,
+    **{
+        (state, sign): state
+        for state in (RETURNING, SWITCHING)
+        for sign in (Sign.SUCCESS, Sign.FAILURE, Sign.MARKED, Sign.LOOKED, Sign.LOOK_ON)
+    },
+    (RETURNING, Sign.CAUGHT_UP): SWITCHING,
+    (SWITCHING, Sign.GAVE_UP): RETURNING,
+    (RETURNING, Sign.HOME): HEALTHY,
+    (SWITCHING, Sign.HOME): HEALTHY,
 }
 
 
 def entity(state: HealthState) -> Health:
     """Return an entity that came to a state just now."""
-    due = {HEALTHY: NEVER_US, SUSPECT: NOW + 60, FAILED_OVER: NOW + 10}[state]
+    due = {HEALTHY: NEVER_US, SUSPECT: NOW + 60}.get(state, NOW + 10)
     return Health(state, NOW, 0 if state is HEALTHY else 1, due)
 
 
@@ -146,6 +158,46 @@ def test_time_alone_never_heals() -> None:
     assert verdict(failed, NOW + 10**12, AT_ONCE).state is FAILED_OVER
 
 
+# -- the return, with `preserve_order` -------------------------------------------------------------
+
+
+def returning() -> Health:
+    failed = record(Health(), Sign.FAILURE, NOW, AT_ONCE)
+    return record(failed, Sign.REACHED, NOW, TIMING)
+
+
+def test_a_return_begins_with_a_look_at_once() -> None:
+    assert returning() == Health(RETURNING, NOW, 1, NOW)
+
+
+def test_looks_follow_each_other_by_a_ping_interval() -> None:
+    assert record(returning(), Sign.LOOKED, NOW + 3, TIMING).due == NOW + 13
+
+
+def test_a_look_past_messages_of_other_entities_goes_on_at_once() -> None:
+    looked = record(returning(), Sign.LOOKED, NOW, TIMING)
+    assert record(looked, Sign.LOOK_ON, NOW + 1, TIMING).due == NOW + 1
+
+
+def test_a_switch_that_takes_too_long_is_given_up_for_a_ping_interval() -> None:
+    switching = record(returning(), Sign.CAUGHT_UP, NOW, TIMING)
+    assert switching == Health(SWITCHING, NOW, 1, NOW)
+    assert verdict(switching, NOW + 4, TIMING).state is SWITCHING
+    assert verdict(switching, NOW + 5, TIMING) == Health(RETURNING, NOW + 5, 1, NOW + 15)
+
+
+def test_while_sends_wait_the_next_look_comes_no_later_than_the_end_of_the_wait() -> None:
+    switching = record(returning(), Sign.CAUGHT_UP, NOW, TIMING)
+    assert record(switching, Sign.LOOKED, NOW + 1, TIMING).due == NOW + 5
+
+
+def test_a_switch_of_a_clock_that_was_set_back_lasts_no_longer_than_from_then() -> None:
+    switching = record(returning(), Sign.CAUGHT_UP, NOW, TIMING)
+    back = verdict(switching, NOW - 900, TIMING)
+    assert back.state is SWITCHING
+    assert verdict(back, NOW - 895, TIMING).state is RETURNING
+
+
 # -- a clock that is set back ----------------------------------------------------------------------
 
 
@@ -168,7 +220,12 @@ def test_with_an_interval_of_zero_a_clock_set_back_still_fails_over_at_once() ->
 
 # -- any history -----------------------------------------------------------------------------------
 
-signs = st.sampled_from([Sign.SUCCESS, Sign.FAILURE, Sign.MARKED, Sign.PING_FAILED])
+signs = st.sampled_from(
+    [
+        *(Sign.SUCCESS, Sign.FAILURE, Sign.MARKED, Sign.PING_FAILED),
+        *(Sign.REACHED, Sign.LOOKED, Sign.LOOK_ON, Sign.CAUGHT_UP, Sign.HOME),
+    ]
+)
 histories = st.lists(st.tuples(signs, st.integers(-200, 200)), max_size=30)
 timings = st.builds(Timing, failover_us=st.integers(0, 100), ping_us=st.integers(1, 100))
 
@@ -184,11 +241,11 @@ def test_what_is_due_is_never_further_ahead_than_its_interval(
         health = verdict(health, now, timing)
         if (health.state, sign) in LAW:
             health = record(health, sign, now, timing)
-        intervals = {SUSPECT: timing.failover_us, FAILED_OVER: timing.ping_us}
         if health.state is HEALTHY:
             assert (health.due, health.failures) == (NEVER_US, 0)
         else:
-            assert health.due <= now + intervals[health.state]
+            is_suspect = health.state is SUSPECT
+            assert health.due <= now + (timing.failover_us if is_suspect else timing.ping_us)
             assert health.failures >= 1
 
 

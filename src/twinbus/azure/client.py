@@ -45,6 +45,7 @@ class PairedWith:
     wait_for_secondary: bool = True
     retry_policy: RetryPolicy | None = None  # of sends; the SDK's own retries are not used
     ledger: str | Path | None = None
+    preserve_order: bool = False
 
     def options(self) -> SendAvailabilityPairedNamespaceOptions:
         """Return the options of the pairing, with clients of the secondary."""
@@ -60,6 +61,7 @@ class PairedWith:
             ping_primary_interval=self.ping_primary_interval,
             wait_for_secondary=self.wait_for_secondary,
             ledger=self.ledger,
+            preserve_order=self.preserve_order,
         )
 
 

@@ -39,7 +39,8 @@ def _without_log() -> Iterator[None]:
 Examples:
   twinbus simulate
   twinbus simulate --seed 7 --hours 24
-  twinbus simulate --seed 7 --quiet"""
+  twinbus simulate --seed 7 --quiet
+  twinbus simulate --seed 7 --preserve-order"""
 )
 @click.option(
     "--seed",
@@ -54,7 +55,8 @@ Examples:
     help="Simulated time.",
 )
 @click.option("--quiet", is_flag=True, help="Print only the verdict.")
-def simulate(seed: int | None, hours: float, quiet: bool) -> None:
+@click.option("--preserve-order", is_flag=True, help="Pair with preserve_order=True.")
+def simulate(seed: int | None, hours: float, quiet: bool, preserve_order: bool) -> None:
     """Simulate outages of paired clients in this process, and audit every message.
 
     Two namespaces, several paired factories and a mover run on a simulated clock. Entities,
@@ -65,7 +67,12 @@ def simulate(seed: int | None, hours: float, quiet: bool) -> None:
 
     seed = secrets.randbelow(10**6) if seed is None else seed
     with _without_log():
-        simulation = OutageSimulation(seed=seed, hours=hours, tell=None if quiet else click.echo)
+        simulation = OutageSimulation(
+            seed=seed,
+            hours=hours,
+            preserve_order=preserve_order,
+            tell=None if quiet else click.echo,
+        )
         click.echo(f"seed {seed}, {hours:g} hours: {simulation.setting}")
         verdict = simulation.run()
     for name, field in _ROWS.items():
@@ -75,5 +82,6 @@ def simulate(seed: int | None, hours: float, quiet: bool) -> None:
         return
     for violation in verdict.violations:
         click.echo(f"BROKEN    {violation}")
-    click.echo(f"replay it with: twinbus simulate --seed {seed} --hours {hours:g}")
+    option = " --preserve-order" if preserve_order else ""
+    click.echo(f"replay it with: twinbus simulate --seed {seed} --hours {hours:g}{option}")
     raise click.exceptions.Exit(ExitCode.REFUSED)

@@ -50,14 +50,8 @@ def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
     is_scheduled = all(message.scheduled_enqueue_time_utc is not None for message, _ in encoded)
     numbers: list[int] = []
     try:
-        for at, batch in enumerate(batches):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise OperationTimeoutError(
-                    f"{at} of {len(batches)} batches to {command.path} were sent in "
-                    f"{timeout_s:.3g} s. Send fewer messages at once, or allow more time",
-                    path=command.path,
-                )
+        for batch in batches:
+            left_s = _time_left(deadline, command.path, len(numbers))
             if is_scheduled:
                 numbers += schedule(link.sdk, batch, left_s)
             else:
@@ -70,6 +64,17 @@ def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
         error.facts = {**error.facts, ACCEPTED: dict(enumerate(numbers))}
         raise error from failure
     return SendReceipt(numbers)
+
+
+def _time_left(deadline: float, path: str, sent: int) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise OperationTimeoutError(
+            f"the time for a send to {path} was over after {sent} messages. Send fewer messages at "
+            "once, or allow more time",
+            path=path,
+        )
+    return left_s
 
 
 def _send_unchanged(link: AzureLink, message: BrokeredMessage, timeout_s: float) -> None:

@@ -1,9 +1,9 @@
 """The state that all clients of a paired factory share: each entity's health, and the rotation.
 
-`health` and `rotation` decide; the board keeps their results. Every change happens under one lock.
-Events are posted under the lock and delivered to the application after the lock is released.
-Senders, the ticker and status calls use the board from their own threads. A healthy send reads the
-board without the lock.
+`health`, `rotation` and `homing` decide; the board keeps their results. Every change happens under
+one lock. Events are posted under the lock and delivered to the application after the lock is
+released. Senders, the ticker and status calls use the board from their own threads. A healthy send
+reads the board without the lock.
 """
 
 import threading
@@ -22,9 +22,20 @@ from twinbus.pairing.events import (
     FailedOver,
     PingRefused,
     Returned,
+    ReturnWaits,
 )
-from twinbus.pairing.health import Health, HealthState, Sign, Timing, record, verdict
-from twinbus.pairing.rotation import Choice, Rotation
+from twinbus.pairing.health import (
+    ENDS_FAILOVER,
+    Health,
+    HealthState,
+    Sign,
+    Timing,
+    record,
+    verdict,
+)
+from twinbus.pairing.homing import Away, Finding, Look, Seen
+from twinbus.pairing.rotation import Choice, Rotation, queue_of
+from twinbus.protocol.commands import SendReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class PathStatus:
     diverted: int  # messages, since the pairing began
     pings: int  # since the pairing began
     next_ping_due: datetime | None
+    waits_for: str  # what the return waits for, with `preserve_order`; empty: it does not wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,18 @@ class _Entity:
     diverted: int = 0
     diverted_before: int = 0  # the value of `diverted` at the last failover
     pings: int = 0
+    failed_over_at: int = 0
+    away: Away | None = None  # with `preserve_order`, after the first diversion
+    waits_for: str = ""
 
     @property
     def is_healthy(self) -> bool:
         return self.health.state is HealthState.HEALTHY
+
+    @property
+    def is_away(self) -> bool:
+        """Whether diverted messages may not be home yet; always false without `preserve_order`."""
+        return self.away is not None and not self.away.is_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +100,34 @@ _RETURNED_BY = {
     Sign.PING_ANSWERED: "refused ping",
     Sign.PASSED: "send",
     Sign.MARKED: "mark_path_healthy",
+    Sign.HOME: "home",
 }
+_NOT_HOME = "diverted messages are on their way home"
+_NO_NUMBER = (
+    "the backlog queue did not report the sequence number of a diverted message, so nobody can see "
+    "whether it is home. The next send to this entity is diverted and ends the doubt"
+)
+_NOT_MOVING = (
+    "its oldest diverted message has not left the backlog queue for a ping interval. Check that a "
+    "syphon runs, and what it reports about this entity"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """The right to divert one send with `preserve_order`."""
+
+    queue: int  # the backlog queue of the entity
+    place: int  # in the order of the diversions of the entity
 
 
 class Board:
     """The shared state of a pairing."""
 
-    def __init__(self, timing: Timing, clock: Clock, announcer: Announcer) -> None:
+    def __init__(
+        self, timing: Timing, clock: Clock, announcer: Announcer, *, has_numbers: bool = True
+    ) -> None:
+        self._has_numbers = has_numbers  # receipts of the secondary have sequence numbers
         self.queues: dict[int, str] = {}  # paths by index; empty until the backlog is prepared
         self._timing = timing
         self._clock = clock
@@ -106,8 +147,8 @@ class Board:
     # -- entities ------------------------------------------------------------------------------
 
     def is_diverting(self, path: str) -> bool:
-        """Whether sends to an entity go to the backlog: it failed over and there is a backlog."""
-        return self.is_failed_over(path) and bool(self.queues)
+        """Whether sends to an entity do not go to the primary, and there is a backlog."""
+        return self._state_of(path).diverts and bool(self.queues)
 
     def tries_end_at(self, path: str) -> int:
         """Return when tries at the primary must end: when the entity fails over.
@@ -121,13 +162,16 @@ class Board:
         return entity.health.due if entity.health.state is HealthState.SUSPECT else 0
 
     def is_failed_over(self, path: str) -> bool:
-        """Whether an entity has failed over."""
+        """Whether an entity has failed over, and no ping has shown that it is back."""
+        return self._state_of(path) is HealthState.FAILED_OVER
+
+    def _state_of(self, path: str) -> HealthState:
         entity = self._entities.get(path.lower())
         if entity is None or entity.is_healthy:
-            return False
+            return HealthState.HEALTHY
         if entity.health.state is HealthState.SUSPECT:
             self._apply(path, None)  # its timer may have run out
-        return entity.health.state is HealthState.FAILED_OVER
+        return entity.health.state
 
     def succeeded(self, path: str) -> None:
         """Record that the primary accepted a send; takes no lock if the entity is healthy."""
@@ -142,11 +186,11 @@ class Board:
         self._announcer.deliver()
 
     def failed(self, path: str, error: MessagingError) -> bool:
-        """Record a failure that counts; return whether the entity has failed over."""
+        """Record a failure that counts; return whether sends are diverted now."""
         with self._lock:
             entity = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
             entity.cause = _without_frames(error)
-        return self._apply(path, Sign.FAILURE) is HealthState.FAILED_OVER
+        return self._apply(path, Sign.FAILURE).diverts
 
     def cause_of(self, path: str) -> MessagingError | None:
         """Return the last failure of an entity."""
@@ -173,6 +217,8 @@ class Board:
     def _step(self, entity: _Entity, sign: Sign | None, now: int) -> HealthState:
         """Apply a sign, or only the current time, to an entity. The caller must hold the lock."""
         before = entity.health
+        if sign in ENDS_FAILOVER and before.state is HealthState.FAILED_OVER and entity.is_away:
+            sign = Sign.REACHED
         if sign is None:
             entity.health = verdict(before, now, self._timing)
         else:
@@ -201,15 +247,29 @@ class Board:
             self.signs[HealthState.SUSPECT, Sign.RAN_OUT] += 1
             entity.failovers += 1
             entity.diverted_before = entity.diverted
+            entity.failed_over_at = now
             failing = since if before.state is HealthState.SUSPECT else at
             cause = _text_of(entity.cause)
             if isinstance(entity.cause, EntityDisabledError):
                 cause += ". An operator disabled it: its messages are diverted until you enable it"
             self._announcer.post(FailedOver(at, entity.path, cause, failing))
-        elif before.state is HealthState.FAILED_OVER:
+        elif after is HealthState.RETURNING and before.state is HealthState.FAILED_OVER:
+            self._note_wait(entity, _NOT_HOME, now)
+        elif after is HealthState.RETURNING:
+            self.signs[HealthState.SWITCHING, Sign.GAVE_UP] += 1
+        elif after is HealthState.HEALTHY and before.state.diverts:
             by = _RETURNED_BY[sign] if sign else ""
             count = entity.diverted - entity.diverted_before
+            entity.waits_for = ""
+            since = self._stamp(entity.failed_over_at)
             self._announcer.post(Returned(at, entity.path, by, count, since))
+
+    def _note_wait(self, entity: _Entity, cause: str, now: int) -> None:
+        """Post what the return of an entity waits for, unless that is known."""
+        if entity.waits_for != cause and entity.away is not None:
+            entity.waits_for = cause
+            queue = self.queues[entity.away.queue]
+            self._announcer.post(ReturnWaits(self._stamp(now), entity.path, queue, cause))
 
     def statuses(self) -> list[PathStatus]:
         """Return the status of every entity that failed at least once."""
@@ -230,6 +290,7 @@ class Board:
             diverted=entity.diverted,
             pings=entity.pings,
             next_ping_due=self._stamp(health.due) if is_failed_over else None,
+            waits_for=entity.waits_for,
         )
 
     # -- pings ---------------------------------------------------------------------------------
@@ -274,6 +335,77 @@ class Board:
                 entity.cause = _without_frames(error) if error else entity.cause
                 self._step(entity, sign, now)
         self._announcer.deliver()
+
+    # -- the way home, with `preserve_order` ---------------------------------------------------
+
+    def must_wait(self, path: str) -> bool:
+        """Whether a send must wait a moment for the last diverted messages of its entity."""
+        entity = self._entities[path.lower()]
+        if entity.health.state is HealthState.SWITCHING:
+            self._apply(path, None)  # the sends may have waited long enough
+        return entity.health.state is HealthState.SWITCHING
+
+    def begin_diversion(self, path: str) -> Permit | None:
+        """Record that a send begins to be diverted; None: sends do not go to the backlog now.
+
+        The decision that everything is home is made under the same lock: no diversion can begin
+        unseen between a look and that decision.
+        """
+        with self._lock:
+            entity = self._entities[path.lower()]
+            state = entity.health.state
+            if not state.diverts or state is HealthState.SWITCHING:
+                return None
+            if entity.away is None:
+                entity.away = Away(queue_of(path, self.queues), self._has_numbers)
+            return Permit(entity.away.queue, entity.away.begin())
+
+    def end_diversion(self, path: str, permit: Permit, receipt: SendReceipt | None) -> None:
+        """Record the end of a diversion; None: it failed."""
+        with self._lock:
+            away = self._entities[path.lower()].away
+            assert away is not None  # begin_diversion made it
+            away.end(permit.place, receipt)
+
+    def due_looks(self, now: int) -> list[Look]:
+        """Return the looks into backlog queues that are due now."""
+        self.look(now)
+        found = []
+        with self._lock:
+            for entity in self._entities.values():
+                if entity.away is not None and _is_looking(entity) and entity.health.due <= now:
+                    self._step(entity, Sign.LOOKED, now)
+                    found.append(entity.away.look(entity.path))
+        return found
+
+    def looked(self, look: Look, seen: Seen | MessagingError) -> None:
+        """Record what a look saw, or why it failed."""
+        now = self._clock.now_us()
+        with self._lock:
+            entity = self._entities[look.path.lower()]
+            self._step(entity, None, now)
+            if entity.away is not None and _is_looking(entity):
+                if isinstance(seen, MessagingError):
+                    self._note_wait(entity, f"a look failed with {_text_of(seen)}", now)
+                else:
+                    self._apply_look(entity, entity.away, look, seen, now)
+        self._announcer.deliver()
+
+    def _apply_look(self, entity: _Entity, away: Away, look: Look, seen: Seen, now: int) -> None:
+        is_switching = entity.health.state is HealthState.SWITCHING
+        is_stuck = seen.number is not None and seen.number == away.oldest and not is_switching
+        finding = away.judge(look, seen, self._timing.switch_us)
+        if finding is Finding.HOME:
+            away.came_home()
+            self._step(entity, Sign.HOME, now)
+        elif finding is Finding.MORE:
+            self._step(entity, Sign.LOOK_ON, now)
+        elif not is_switching:
+            is_unknown = bool(away.doubt) and seen.number is None
+            cause = _NOT_MOVING if is_stuck else _NO_NUMBER if is_unknown else _NOT_HOME
+            self._note_wait(entity, cause, now)
+            if finding is Finding.CAUGHT_UP:
+                self._step(entity, Sign.CAUGHT_UP, now)
 
     # -- backlog queues ------------------------------------------------------------------------
 
@@ -323,7 +455,7 @@ class Board:
     # -- time ----------------------------------------------------------------------------------
 
     def next_due(self, busy_until: Callable[[str], int] = lambda _: 0) -> int:
-        """Return the earliest time at which a timer runs out, a ping is due or a queue returns."""
+        """Return the earliest time at which a timer runs out, or a ping, look or queue is due."""
         with self._lock:
             dues = [self._rotation.next_due(NEVER_US)]
             for entity in self._entities.values():
@@ -331,6 +463,10 @@ class Board:
                 is_ping = health.state is HealthState.FAILED_OVER
                 dues.append(max(health.due, busy_until(entity.path)) if is_ping else health.due)
             return min(dues)
+
+
+def _is_looking(entity: _Entity) -> bool:
+    return entity.health.state in (HealthState.RETURNING, HealthState.SWITCHING)
 
 
 def _without_frames(error: MessagingError) -> MessagingError:

@@ -37,9 +37,23 @@ class Returned(PairingEvent):
     """The sends of an entity go to the primary again."""
 
     path: str
-    by: str  # "ping", "refused ping" (no such entity), "send" (no backlog), "mark_path_healthy"
+    by: str  # "ping", "refused ping" (no such entity), "send" (no backlog), "mark_path_healthy",
+    # or "home": the backlog has no diverted message of the entity left (`preserve_order`)
     diverted: int  # messages diverted during this failover
     since: datetime | None = None  # when it failed over
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnWaits(PairingEvent):
+    """With `preserve_order`: the primary is available, but the sends of an entity stay diverted.
+
+    They go to the primary again when every diverted message of the entity has left its backlog
+    queue. That needs a running syphon.
+    """
+
+    path: str
+    queue: str  # the backlog queue of the entity
+    cause: str  # what the return waits for; a new cause is a new event
 
 
 @dataclass(frozen=True, slots=True)

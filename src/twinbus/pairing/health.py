@@ -15,6 +15,24 @@ FAILED_OVER    ping_failed     FAILED_OVER
 FAILED_OVER    ping_passed     HEALTHY
 FAILED_OVER    ping_answered   HEALTHY       the entity does not exist: callers must get that error
 FAILED_OVER    marked          HEALTHY
+FAILED_OVER    reached         RETURNING     with `preserve_order`: diverted messages are not home
+RETURNING      success         RETURNING
+RETURNING      failure         RETURNING
+RETURNING      marked          RETURNING     the order comes first
+RETURNING      looked          RETURNING     the next look follows after a ping interval
+RETURNING      look_on         RETURNING     the next look follows at once
+RETURNING      caught_up       SWITCHING     the last diverted messages are about to be home
+RETURNING      home            HEALTHY
+SWITCHING      success         SWITCHING
+SWITCHING      failure         SWITCHING
+SWITCHING      marked          SWITCHING
+SWITCHING      looked          SWITCHING     the next look follows soon
+SWITCHING      look_on         SWITCHING
+SWITCHING      gave_up         RETURNING     sends have waited long enough
+SWITCHING      home            HEALTHY
+
+The last two states exist only with `preserve_order`; the board gives the sign `reached` instead of
+one that would end the failover too early.
 
 A pair that is not in the table raises; callers do not report a success of a healthy entity. With a
 failover interval of zero the timer runs out at the moment it starts. A due time is never further
@@ -24,7 +42,8 @@ ahead than its interval: if it is, the clock was set back, and the interval star
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from twinbus.limits import NEVER_US
+from twinbus.clock import to_us
+from twinbus.limits import NEVER_US, SWITCH_LOOK_US, SWITCH_PAUSE
 
 
 class HealthState(Enum):
@@ -33,6 +52,13 @@ class HealthState(Enum):
     HEALTHY = "healthy"  # to the primary
     SUSPECT = "suspect"  # to the primary; failures are counted and the timer runs
     FAILED_OVER = "failed_over"  # to a backlog queue
+    RETURNING = "returning"  # to a backlog queue, until the diverted messages are home
+    SWITCHING = "switching"  # nowhere: they wait a moment for the last diverted messages
+
+    @property
+    def diverts(self) -> bool:
+        """Whether sends in this state do not go to the primary."""
+        return self in _DIVERTING
 
 
 class Sign(Enum):
@@ -47,9 +73,17 @@ class Sign(Enum):
     PING_FAILED = "ping_failed"
     PING_ANSWERED = "ping_answered"  # the primary answered that the entity does not exist
     MARKED = "marked"  # the application called mark_path_healthy
+    REACHED = "reached"  # the primary is available, and diverted messages are not home
+    LOOKED = "looked"  # the pairing looks into the backlog queue
+    LOOK_ON = "look_on"  # messages of other entities were in front
+    CAUGHT_UP = "caught_up"  # few or young diverted messages are left
+    GAVE_UP = "gave_up"  # they did not come home while sends waited
+    HOME = "home"  # every diverted message has left the backlog queue
 
 
 _HEALTHY, _SUSPECT, _FAILED = HealthState.HEALTHY, HealthState.SUSPECT, HealthState.FAILED_OVER
+_RETURNING, _SWITCHING = HealthState.RETURNING, HealthState.SWITCHING
+_DIVERTING = frozenset({_FAILED, _RETURNING, _SWITCHING})
 
 TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
     (_HEALTHY, Sign.FAILURE): _SUSPECT,
@@ -66,15 +100,34 @@ TRANSITIONS: dict[tuple[HealthState, Sign], HealthState] = {
     (_FAILED, Sign.PING_PASSED): _HEALTHY,
     (_FAILED, Sign.PING_ANSWERED): _HEALTHY,
     (_FAILED, Sign.MARKED): _HEALTHY,
+    (_FAILED, Sign.REACHED): _RETURNING,
+    (_RETURNING, Sign.SUCCESS): _RETURNING,
+    (_RETURNING, Sign.FAILURE): _RETURNING,
+    (_RETURNING, Sign.MARKED): _RETURNING,
+    (_RETURNING, Sign.LOOKED): _RETURNING,
+    (_RETURNING, Sign.LOOK_ON): _RETURNING,
+    (_RETURNING, Sign.CAUGHT_UP): _SWITCHING,
+    (_RETURNING, Sign.HOME): _HEALTHY,
+    (_SWITCHING, Sign.SUCCESS): _SWITCHING,
+    (_SWITCHING, Sign.FAILURE): _SWITCHING,
+    (_SWITCHING, Sign.MARKED): _SWITCHING,
+    (_SWITCHING, Sign.LOOKED): _SWITCHING,
+    (_SWITCHING, Sign.LOOK_ON): _SWITCHING,
+    (_SWITCHING, Sign.GAVE_UP): _RETURNING,
+    (_SWITCHING, Sign.HOME): _HEALTHY,
 }
+ENDS_FAILOVER = frozenset(
+    sign for (state, sign), after in TRANSITIONS.items() if state is _FAILED and after is _HEALTHY
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The two intervals of a pairing, in microseconds."""
+    """The intervals of a pairing, in microseconds."""
 
     failover_us: int
     ping_us: int
+    switch_us: int = to_us(SWITCH_PAUSE)  # how long sends wait in SWITCHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +137,7 @@ class Health:
     state: HealthState = HealthState.HEALTHY
     since: int = 0  # when the entity entered this state
     failures: int = 0  # failures that count, since the entity was last healthy
-    due: int = NEVER_US  # SUSPECT: when the timer runs out; FAILED_OVER: when the next ping is due
+    due: int = NEVER_US  # when the timer runs out, or the next ping or look is due
 
 
 def record(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
@@ -94,14 +147,19 @@ def record(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
 
 
 def verdict(health: Health, now: int, timing: Timing) -> Health:
-    """Return the health at the time `now`: the failover timer may have run out."""
-    if health.state is HealthState.HEALTHY:
+    """Return the health at the time `now`: a timer may have run out."""
+    state = health.state
+    if state is _HEALTHY:
         return health
-    interval = timing.failover_us if health.state is HealthState.SUSPECT else timing.ping_us
+    interval = timing.failover_us if state is _SUSPECT else timing.ping_us
     if health.due > now + interval:
         health = replace(health, due=now + interval)
-    if health.state is HealthState.SUSPECT and health.due <= now:
+    if state is _SUSPECT and health.due <= now:
         return _step(health, Sign.RAN_OUT, now, timing)
+    if state is _SWITCHING:
+        health = replace(health, since=min(health.since, now))
+        if now - health.since >= timing.switch_us:
+            return _step(health, Sign.GAVE_UP, now, timing)
     return health
 
 
@@ -112,11 +170,22 @@ def _step(health: Health, sign: Sign, now: int, timing: Timing) -> Health:
         raise AssertionError(
             f"an entity in state {health.state.value} cannot get the sign {sign.value}"
         ) from None
-    if state is HealthState.HEALTHY:
+    if state is _HEALTHY:
         return health if health.state is state else Health(state, now)
     failures = health.failures + (sign is Sign.FAILURE)
-    if state is health.state:
-        due = now + timing.ping_us if sign is Sign.PING_SENT else health.due
-        return Health(state, health.since, failures, due)
-    interval = timing.failover_us if state is HealthState.SUSPECT else timing.ping_us
-    return Health(state, now, failures, now + interval)
+    due = _due(health, state, sign, now, timing)
+    return Health(state, health.since if state is health.state else now, failures, due)
+
+
+def _due(before: Health, state: HealthState, sign: Sign, now: int, timing: Timing) -> int:
+    """Return when an entity that is not healthy has something to do after a sign."""
+    if sign is Sign.LOOK_ON or (state is not before.state and sign in _AT_ONCE):
+        return now
+    if sign is Sign.LOOKED and state is _SWITCHING:
+        return min(now + SWITCH_LOOK_US, before.since + timing.switch_us)
+    if state is before.state and sign not in (Sign.PING_SENT, Sign.LOOKED):
+        return before.due
+    return now + (timing.failover_us if state is _SUSPECT else timing.ping_us)
+
+
+_AT_ONCE = (Sign.REACHED, Sign.CAUGHT_UP)  # followed by a look

@@ -24,6 +24,7 @@ from twinbus.pairing.events import (
     PairingEvent,
     PingRefused,
     Returned,
+    ReturnWaits,
     Unprotected,
 )
 
@@ -84,7 +85,7 @@ class TransitionLedger:
             row |= {"path": event.queue, "cause": event.cause}
         elif isinstance(event, BacklogQueueBack):
             row |= {"path": event.queue}
-        elif isinstance(event, PingRefused):
+        elif isinstance(event, PingRefused | ReturnWaits):
             row |= {"path": event.path, "cause": event.cause}
         elif isinstance(event, Unprotected | BacklogIncomplete):
             row |= {"cause": event.cause}

@@ -41,6 +41,11 @@ class PairingCollector(Collector):
         failed_over = GaugeMetricFamily(
             "twinbus_pairing_failed_over", "1 while sends go to the backlog", labels=labels
         )
+        returning = GaugeMetricFamily(
+            "twinbus_pairing_returning",
+            "1 while sends go to the backlog only because diverted messages are not home",
+            labels=labels,
+        )
         failures = GaugeMetricFamily(
             "twinbus_pairing_failures", "Failures since it was healthy last", labels=labels
         )
@@ -53,12 +58,13 @@ class PairingCollector(Collector):
             )
         }
         for status in self._pairing.status():
-            is_failed_over = status.state is HealthState.FAILED_OVER
-            failed_over.add_metric([status.path], int(is_failed_over))
+            is_returning = status.state in (HealthState.RETURNING, HealthState.SWITCHING)
+            failed_over.add_metric([status.path], int(status.state.diverts))
+            returning.add_metric([status.path], int(is_returning))
             failures.add_metric([status.path], status.failures)
             for name, family in counted.items():
                 family.add_metric([status.path], getattr(status, name))
-        yield from (failed_over, failures, *counted.values())
+        yield from (failed_over, returning, failures, *counted.values())
         signs = CounterMetricFamily(
             "twinbus_pairing_signs", "What was learned about entities", labels=["state", "sign"]
         )

@@ -36,6 +36,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         ping_primary_interval: timedelta = DEFAULT_PING_INTERVAL,
         wait_for_secondary: bool = True,  # False: return at once, prepare the backlog later
         check_head_room: bool = False,  # also refuse healthy sends that are too large to divert
+        preserve_order: bool = False,  # keep the order of each entity, at the cost of availability
         syphon: SyphonStarter | None = None,  # starts the syphon, if enabled; None: the Spark one
         ledger: str | Path | None = None,  # folder for the events; None: do not write them
     ) -> None:
@@ -59,6 +60,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         check_type("enable_syphon", enable_syphon, bool)
         check_type("wait_for_secondary", wait_for_secondary, bool)
         check_type("check_head_room", check_head_room, bool)
+        check_type("preserve_order", preserve_order, bool)
         check_type("ledger", ledger, str, Path, type(None))
         if syphon is not None and not callable(syphon):
             raise InvalidArgumentError(
@@ -69,6 +71,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         self.enable_syphon = enable_syphon
         self.wait_for_secondary = wait_for_secondary
         self.check_head_room = check_head_room
+        self.preserve_order = preserve_order
         self.syphon = syphon
         self.ledger = Path(ledger) if ledger is not None else None
         self.wanted_backlog_queues = backlog_queue_count

@@ -27,9 +27,10 @@ from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
+    UnsupportedCapabilityError,
 )
 from twinbus.extras import require
-from twinbus.limits import CREATE_PAUSE, NEVER_US, SECOND_US
+from twinbus.limits import CREATE_PAUSE, NEVER_US, SECOND_US, SWITCH_PAUSE
 from twinbus.pairing import lifecycle
 from twinbus.pairing.backlog_queues import PreparedBacklog, prepare_backlog
 from twinbus.pairing.board import BacklogQueueStatus, Board, PathStatus
@@ -41,11 +42,13 @@ from twinbus.pairing.events import (
     Unprotected,
 )
 from twinbus.pairing.health import HealthState, Sign, Timing
+from twinbus.pairing.home_watch import HomeWatch
 from twinbus.pairing.identity import PrimaryIdentity, places_of
 from twinbus.pairing.lifecycle import Partnership, Sentence, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
 from twinbus.pairing.ticker import Ticker
+from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Send
 
 if TYPE_CHECKING:
@@ -83,16 +86,25 @@ class SendAvailabilityPairing:
         self._clock = courier.clock
         self._ledger = _ledger_of(primary.name, options.ledger)
         self._announcer = Announcer(self._add_to_ledger)
-        timing = Timing(to_us(options.failover_interval), to_us(options.ping_primary_interval))
-        self._board = Board(timing, courier.clock, self._announcer)
+        timing = Timing(
+            to_us(options.failover_interval),
+            to_us(options.ping_primary_interval),
+            min(to_us(SWITCH_PAUSE), self.secondary.courier.timeout_us // 2),
+        )
+        known = self.secondary.courier.namespace.capabilities
+        self._board = Board(
+            timing, courier.clock, self._announcer, has_numbers=Capability.RECEIPT_NUMBERS in known
+        )
         self._ticker = Ticker(courier.clock, self._tick)
         self._pinger = Pinger(courier, self._board, self._ticker.nudge)
+        self._home_watch = HomeWatch(self.secondary.courier, self._board, self._ticker.nudge)
         self._route = PairedRoute(
             courier,
             self.secondary.courier,
             self._board,
             self._ticker,
             check_head_room=options.check_head_room,
+            preserve_order=options.preserve_order,
         )
         self._factories = {Side.PRIMARY: primary, Side.SECONDARY: self.secondary}
         self._partnership = Partnership()
@@ -236,7 +248,10 @@ class SendAvailabilityPairing:
         return bool(self._board.queues)
 
     def mark_path_healthy(self, path: str) -> None:
-        """Let sends to an entity go to the primary again, without waiting for a ping."""
+        """Let sends to an entity go to the primary again, without waiting for a ping.
+
+        With `preserve_order` they do when its diverted messages are home.
+        """
         if not isinstance(path, str) or not path:
             raise InvalidArgumentError(
                 f"path must be the path of a queue or topic as non-empty text, not {path!r:.60}"
@@ -282,7 +297,10 @@ class SendAvailabilityPairing:
         if self._has_ended:
             return due
         self._prepare_later()
-        due = min(due, self._pinger.tick(now), self._write_ledger(now), self._prepare_at)
+        self._pinger.tick(now)
+        # After the pings: a ping that passed begins a return, and that begins with a look.
+        self._home_watch.tick(now)
+        due = min(due, self._pinger.next_due(now), self._write_ledger(now), self._prepare_at)
         cancellations = self._route.cancellations
         cancellations.finish()
         if cancellations.can_go_on:
@@ -361,6 +379,15 @@ def _check_partners(
     primary: MessagingFactory, options: "SendAvailabilityPairedNamespaceOptions"
 ) -> None:
     secondaries = (options.messaging_factory, options.secondary_namespace_manager)
+    capabilities = options.messaging_factory.courier.namespace.capabilities
+    if options.preserve_order and Capability.BROWSING not in capabilities:
+        raise UnsupportedCapabilityError(
+            f"preserve_order needs {Capability.BROWSING.value}, which the secondary "
+            f"{options.messaging_factory.name!r} does not support: the pairing could not see "
+            "whether diverted messages are home. Use a Twinbus or Service Bus namespace as the "
+            "secondary, or pair without preserve_order",
+            capability=Capability.BROWSING.name,
+        )
     if any(_is_same(primary, secondary) for secondary in secondaries):
         raise InvalidArgumentError(
             f"the secondary is the primary {primary.name!r} itself. Give the options a manager and "

@@ -40,8 +40,8 @@ class Pinger:
         self._nudge = nudge  # requests a tick
         self._ended: deque[tuple[DuePing, MessagingError | None]] = deque()
 
-    def tick(self, now: int) -> int:
-        """Record the pings that ended, send the pings that are due; return when to call again."""
+    def tick(self, now: int) -> None:
+        """Record the pings that ended, and send the pings that are due."""
         while self._ended:
             ping, error = self._ended.popleft()
             if error is not None:
@@ -55,7 +55,10 @@ class Pinger:
             if tracing.hook is not None:
                 tracing.hook.ping(self._primary.peer, ping.path, answer)
             answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
-        return self._board.next_due(busy_until)
+
+    def next_due(self, now: int) -> int:
+        """Return when the board has something to do; a busy entity is not pinged earlier."""
+        return self._board.next_due(partial(self._primary.busy_until, now=now))
 
     def _end(self, ping: DuePing, done: "Future[SendReceipt]") -> None:
         error = done.exception()

@@ -1,11 +1,25 @@
 """The rotation: which backlog queues are in use, and which of them a client gets.
 
-A queue that fails leaves the rotation for all clients, and returns after a cool-down. Pure: time
-and chance are arguments. The board calls it under its lock.
+A queue that fails leaves the rotation for all clients, and returns after a cool-down. With
+`preserve_order` there is no choice: each entity has one queue. Pure: time and chance are arguments.
+The board calls it under its lock.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+import xxhash
+
+
+def queue_of(path: str, queues: Iterable[int]) -> int:
+    """Return the backlog queue of an entity for `preserve_order`.
+
+    Every process chooses the same queue, also if it lacks other queues of the pairing: the queue
+    with the highest hash together with the path.
+    """
+    return max(
+        queues, key=lambda queue: xxhash.xxh3_64_intdigest(f"{queue}/{path.lower()}".encode())
+    )
 
 
 @dataclass(frozen=True, slots=True)

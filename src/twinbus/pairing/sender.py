@@ -8,6 +8,10 @@ ranges, every diverted message carries its sender's number. Such a secondary may
 twice after a lost reply, and the syphon may deliver it twice: the primary recognises the second
 copy by that number.
 
+With `preserve_order` every entity has one backlog queue, and a send that this queue refuses raises:
+another queue would let it overtake, or be overtaken. Sends stay diverted until the diverted ones
+are home (`homing.py`).
+
 Senders call the route from any thread; it keeps its state on the board.
 """
 
@@ -28,10 +32,10 @@ from twinbus.errors import (
     MessagingError,
     ServerBusyError,
 )
-from twinbus.limits import NEVER_US
+from twinbus.limits import NEVER_US, SWITCH_STEP_US
 from twinbus.message import conform, sizes, to_batch
 from twinbus.pairing.backlog import check_divertible, check_reserved, diverted, no_head_room
-from twinbus.pairing.board import Board
+from twinbus.pairing.board import Board, Permit
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.pairing.ticker import Ticker
@@ -48,6 +52,7 @@ class _Diversion:
     batch: pa.RecordBatch  # the messages in the format of a backlog queue
     remainder: Remainder  # those that no backlog queue has accepted yet
     deadline: int
+    only: str  # the backlog queue of the entity, if the messages may not go to another
 
     def to(self, queue: str) -> Send:
         """Return the send to a queue; its origin lets the secondary recognise a repeated send."""
@@ -96,6 +101,7 @@ class PairedRoute:
         ticker: Ticker,
         *,
         check_head_room: bool,
+        preserve_order: bool,
     ) -> None:
         self.cancellations = Cancellations(primary, secondary, board)
         self._primary = primary
@@ -103,6 +109,7 @@ class PairedRoute:
         self._board = board
         self._ticker = ticker
         self._check_head_room = check_head_room
+        self._keeps_order = preserve_order
         capabilities = secondary.namespace.capabilities
         self._always_numbers = Capability.RANGES not in capabilities
 
@@ -112,11 +119,14 @@ class PairedRoute:
         self._check(command)
         if self._board.is_diverting(path):
             return self._divert(command, lane, was_tried=was_tried)
+        return self._send_to_primary(command, lane)
+
+    def _send_to_primary(self, command: Send, lane: Lane) -> SendReceipt:
         try:
-            receipt = self._primary.ask(command, _PrimaryTries(self, path))
+            receipt = self._primary.ask(command, _PrimaryTries(self, command.path))
         except MessagingError as error:
             return self._rescue(command, lane, error)
-        self._board.succeeded(path)
+        self._board.succeeded(command.path)
         return receipt
 
     def is_diverting(self, path: str) -> bool:
@@ -133,7 +143,13 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
-        """Submit a send and return a function that waits for it; a diverted send runs in there."""
+        """Submit a send and return a function that waits for it; a diverted send runs in there.
+
+        With `preserve_order` every send runs in there. The caller waits for its sends in their
+        order, so that only one is in flight: a primary that lost it cannot accept the next one.
+        """
+        if self._keeps_order:
+            return partial(self.send, command, lane)
         self._check(command)
         if divert:
             return partial(self._divert, command, lane, was_tried=False)
@@ -197,19 +213,41 @@ class PairedRoute:
         )
 
     def _send_to_backlog(self, command: Send, lane: Lane, *, was_tried: bool) -> SendReceipt:
+        self._primary.life.check()
+        permit = None
+        if self._keeps_order:
+            permit = self._await_permit(command.path)
+            if permit is None:
+                return self._send_to_primary(command, lane)
+        columns = _columns(command)
+        if permit is None:
+            diversion = self._diversion(command, columns, was_tried=was_tried)
+            receipt, queue = self._send_to_any_queue(diversion, lane)
+        else:
+            receipt = self._send_to_own_queue(command, columns, permit, was_tried=was_tried)
+            queue = lane.backlog_queue = permit.queue
+        self._board.count_diverted(command.path, columns.num_rows)
+        return self.cancellations.remember(
+            command.path, columns, queue, receipt, was_tried=was_tried
+        )
+
+    def _diversion(
+        self, command: Send, columns: pa.RecordBatch, *, was_tried: bool, only: str = ""
+    ) -> _Diversion:
+        self._check_supported(columns)
+        is_numbered = was_tried or self._always_numbers
+        batch = diverted(columns, command.path, command.origin if is_numbered else None)
+        deadline = self._primary.clock.now_us() + self._secondary.timeout_us
+        remainder = Remainder(Send(command.path, batch, command.origin))
+        return _Diversion(command.path, batch, remainder, deadline, only)
+
+    def _send_to_any_queue(self, diversion: _Diversion, lane: Lane) -> tuple[SendReceipt, int]:
         """Send to the client's backlog queue; if that queue fails, to another one.
 
         All tries together share the timeout of one operation. If the secondary is busy, the send
         waits, as it does for a busy primary: a busy queue stays in rotation.
         """
-        self._primary.life.check()
-        columns, clock = _columns(command), self._primary.clock
-        self._check_supported(columns)
-        is_numbered = was_tried or self._always_numbers
-        batch = diverted(columns, command.path, command.origin if is_numbered else None)
-        deadline = clock.now_us() + self._secondary.timeout_us
-        remainder = Remainder(Send(command.path, batch, command.origin))
-        diversion = _Diversion(command.path, batch, remainder, deadline)
+        clock, remainder = self._primary.clock, diversion.remainder
         tried: set[int] = set()
         while True:
             chance = self._secondary.random.random()
@@ -217,7 +255,7 @@ class PairedRoute:
             if choice is None:
                 raise self._unavailable(diversion, self._board.cause_of_last_pull)
             queue = lane.backlog_queue = choice.queue
-            left = min(max(deadline - clock.now_us(), 0), self._secondary.timeout_us)
+            left = min(max(diversion.deadline - clock.now_us(), 0), self._secondary.timeout_us)
             try:
                 receipt = self._secondary.ask(
                     diversion.to(self._board.queues[queue]),
@@ -229,14 +267,50 @@ class PairedRoute:
                 self._await_gate(self._board.queues[queue], diversion, error)
             except MessagingError as error:
                 remainder.note(error)
-                self._pull(queue, diversion, error)
+                self._check_refusal(diversion, error)
+                self._board.pull(queue, error)
+                self._ticker.expect(self._board.next_due())
                 tried.add(queue)
             else:
-                self._board.count_diverted(command.path, columns.num_rows)
-                whole = remainder.receipt(receipt)
-                return self.cancellations.remember(
-                    command.path, columns, queue, whole, was_tried=was_tried
-                )
+                return remainder.receipt(receipt), queue
+
+    def _await_permit(self, path: str) -> Permit | None:
+        """Return the permit to divert a send, or None if sends go to the primary again.
+
+        Waits while the entity switches back to the primary: a few seconds at most.
+        """
+        while self._board.is_diverting(path):
+            if not self._board.must_wait(path):
+                permit = self._board.begin_diversion(path)
+                if permit is not None:
+                    return permit
+            self._ticker.expect(self._board.next_due())
+            self._primary.clock.sleep_us(SWITCH_STEP_US)
+            self._primary.life.check()
+        return None
+
+    def _send_to_own_queue(
+        self, command: Send, columns: pa.RecordBatch, permit: Permit, *, was_tried: bool
+    ) -> SendReceipt:
+        """Send to the backlog queue of the entity; if that queue fails, raise."""
+        queue, clock = self._board.queues[permit.queue], self._primary.clock
+        receipt: SendReceipt | None = None
+        try:
+            diversion = self._diversion(command, columns, was_tried=was_tried, only=queue)
+            while receipt is None:
+                left = max(diversion.deadline - clock.now_us(), 0)
+                try:
+                    receipt = self._secondary.ask(diversion.to(queue), time_left_us=left)
+                except ServerBusyError as error:
+                    diversion.remainder.note(error)
+                    self._await_gate(queue, diversion, error)
+                except MessagingError as error:
+                    diversion.remainder.note(error)
+                    self._check_refusal(diversion, error)
+                    raise self._unavailable(diversion, error) from error
+            return diversion.remainder.receipt(receipt)
+        finally:
+            self._board.end_diversion(command.path, permit, receipt)
 
     def _check_supported(self, columns: pa.RecordBatch) -> None:
         """Refuse messages that the primary could not accept when they are brought home."""
@@ -253,8 +327,8 @@ class PairedRoute:
             raise self._unavailable(diversion, error) from error
         clock.sleep_us(pause)
 
-    def _pull(self, queue: int, diversion: _Diversion, error: MessagingError) -> None:
-        """Take a failed queue out of rotation; raise if the queue is not what is at fault."""
+    def _check_refusal(self, diversion: _Diversion, error: MessagingError) -> None:
+        """Raise if a backlog queue that refused a send is not what is at fault."""
         if isinstance(error, MessageSizeExceededError):
             grown, limit = sizes(diversion.batch), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:
@@ -263,22 +337,28 @@ class PairedRoute:
             raise error
         if self._secondary.life.state is not FactoryState.OPENED:
             raise self._unavailable(diversion, error) from error
-        self._board.pull(queue, error)
-        self._ticker.expect(self._board.next_due())
 
     def _unavailable(
         self, diversion: _Diversion, backlog: MessagingError | None
     ) -> BacklogUnavailableError:
         """Return the error with the cause at the primary and the cause in the backlog."""
-        path, left = diversion.path, len(diversion.remainder.command.messages)
-        primary, count = self._board.cause_of(path), diversion.batch.num_rows
+        path, only = diversion.path, diversion.only
+        primary = self._board.cause_of(path)
+        left, count = len(diversion.remainder.command.messages), diversion.batch.num_rows
         which = "the messages" if left == count else f"{left} of {count} messages"
+        refused = "no backlog queue accepted its messages"
+        if only:
+            refused = (
+                f"its backlog queue {only} did not accept the messages. With preserve_order they "
+                "may not go to another queue"
+            )
         error = BacklogUnavailableError(
-            f"{path} is unavailable ({primary}), and no backlog queue accepted its messages "
-            f"({backlog}). Neither namespace acknowledged {which}. Send them again later",
+            f"sends to {path} are diverted ({primary}), and {refused} ({backlog}). Neither "
+            f"namespace acknowledged {which}. Send them again later",
             path=path,
             primary_cause=primary,
             backlog_cause=backlog,
+            backlog_queue=only,
         )
         diversion.remainder.note(error)
         error.__cause__ = backlog

@@ -2,7 +2,8 @@
 
 G1   no acknowledged message is lost         G6   a healthy send costs one operation
 G2   no message is enqueued twice            G7   poison is dead-lettered, the backlog is empty
-G3   order per client through the backlog    G8   (the simulation checks it: it ends factories)
+G3   order per client through the backlog;   G8   (the simulation checks it: it ends factories)
+     always, with `preserve_order`
 G4   every field is as it was sent           G9   metered operations equal the formula
 G5   failover and return happen in time, and never for errors of the caller
 """
@@ -71,6 +72,7 @@ class Verdict:
     moved: int = 0
     poisoned: int = 0
     reordered: int = 0  # messages enqueued before an earlier message of the same client
+    reordered_in_sessions: int = 0  # the same for sessions: one process, one entity, one session id
     signs: "Counter[tuple[HealthState, Sign]]" = field(default_factory=Counter)
 
     @property
@@ -197,8 +199,9 @@ class Attempt:
 class Auditor:
     """Records every send, and compares the sends with the content of the namespaces."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, clock: ManualClock, *, keeps_order: bool = False) -> None:
         self.verdict = Verdict()
+        self._keeps_order = keeps_order  # no acknowledged message may be overtaken
         self.cancelled: set[str] = set()
         self.unsure: set[str] = set()  # ids of messages that may or may not be there
         self.maybe_poison = 0  # messages to a missing entity whose sends raised
@@ -316,12 +319,26 @@ class Auditor:
                 self.complain("G4", f"{name} of {message.message_id} was {was!r} and is {now!r}")
 
     def _count_reordered(self, wanted: dict[str, Attempt], places: dict[str, int]) -> None:
-        highest: dict[int, int] = {}
+        """Count messages out of order, by client and by session; G3 if there must be none.
+
+        Messages of sends that raised count, but are allowed: their callers do not know them.
+        """
+        verdict = self.verdict
+        clients: dict[object, int] = {}
+        sessions: dict[object, int] = {}
+        acknowledged: dict[object, int] = {}  # by process, as all clients of one share the order
         for message_id, attempt in wanted.items():
-            if message_id in places:
-                place, before = places[message_id], highest.get(attempt.client, -1)
-                self.verdict.reordered += place < before
-                highest[attempt.client] = max(place, before)
+            place = places.get(message_id)
+            if place is None:
+                continue
+            session = next(m for m in attempt.messages if m.message_id == message_id).session_id
+            verdict.reordered += _is_overtaken(clients, attempt.client, place)
+            if session is not None:
+                key = attempt.process, session
+                verdict.reordered_in_sessions += _is_overtaken(sessions, key, place)
+            is_known = self._keeps_order and message_id in self._acknowledged
+            if is_known and _is_overtaken(acknowledged, attempt.process, place):
+                self.complain("G3", f"{message_id} to {attempt.path} was overtaken")
 
     def audit_backlog(self, secondary: Watched, queues: Sequence[str]) -> None:
         """G3 and G7: order kept per backlog queue, no message left, poison dead-lettered."""
@@ -348,6 +365,13 @@ class Auditor:
         for order in by_client.values():
             if any(earlier > later for earlier, later in pairwise(order)):
                 self.complain("G3", f"messages of one client in {queue} came home out of order")
+
+
+def _is_overtaken(highest: dict[object, int], key: object, place: int) -> bool:
+    """Whether a later message has a place in front of this one; remembers the place."""
+    before = highest.get(key, -1)
+    highest[key] = max(place, before)
+    return place < before
 
 
 def browse(namespace: Namespace, path: str) -> list[BrokeredMessage]:

@@ -1,8 +1,9 @@
 """A small syphon for tests: brings diverted messages home in this process, one range at a time."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
-from twinbus.limits import RANGE_MESSAGES
+from twinbus.limits import DEFAULT_LEASE_DURATION, RANGE_MESSAGES
 from twinbus.namespace.contract import Namespace
 from twinbus.protocol.commands import LeaseRange, RangeLease
 from twinbus.syphon.carrier import Carrier, Range
@@ -18,6 +19,7 @@ class Mover:
     secondary: Namespace
     owner: str = "mover"
     transfers: TransferLedger | None = None
+    lease: timedelta = DEFAULT_LEASE_DURATION  # after a lost reply the range waits so long
     moved: int = field(default=0, init=False)
     dead_lettered: int = field(default=0, init=False)
 
@@ -27,7 +29,7 @@ class Mover:
         Messages of a failing destination stay in the backlog; all others are moved.
         """
         lease: RangeLease | None = self.secondary.ask(
-            LeaseRange(queue, self.owner, RANGE_MESSAGES, past=())
+            LeaseRange(queue, self.owner, RANGE_MESSAGES, duration=self.lease, past=())
         )
         if lease is None:
             return 0

@@ -55,12 +55,14 @@ class Setting:
     operation_timeout: timedelta
     move_interval: timedelta  # how often the mover runs
     sends: int  # in total
+    preserve_order: bool = False
 
     def __str__(self) -> str:
         return (
             f"{self.factories} factories with {self.clients} clients each, "
             f"{self.backlog_queues} backlog queues, failover interval {self.failover_interval}, "
             f"ping interval {self.ping_interval}, operation timeout {self.operation_timeout}"
+            f"{', preserve_order' if self.preserve_order else ''}"
         )
 
     @classmethod
