@@ -6,8 +6,8 @@
             async for message in queue:
                 await message.complete()
 
-Each method does what the method of the same name of the blocking class does. A receive that is
-cancelled gives back what it would have returned.
+Each method behaves like the method of the same name in the blocking class. If a receive is
+cancelled, the messages that it would have returned are released.
 """
 
 import asyncio
@@ -59,7 +59,10 @@ _MESSAGE_FIELDS = tuple(f.name for f in fields(BrokeredMessage))
 
 
 class _Threads:
-    """Where blocking work runs. Those who wait for messages cannot keep the others from working."""
+    """The thread pools of a factory.
+
+    Receives that wait for messages have their own pool, so they cannot block other operations.
+    """
 
     def __init__(self) -> None:
         self.for_work = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-aio")
@@ -84,11 +87,11 @@ class _Facade(Generic[B_co]):
         *,
         waits: bool = False,
     ) -> R:
-        """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
+        """Run blocking work in a thread; if the task was cancelled, call `undo` with the result."""
         try:
             threads = self._threads.for_waiting if waits else self._threads.for_work
             future = threads.submit(in_context(work))
-        except RuntimeError:  # the threads went with the factory: what is closed answers at once
+        except RuntimeError:  # the pool is shut down, and a closed object raises at once
             return work()
         try:
             return await asyncio.wrap_future(future)
@@ -98,7 +101,7 @@ class _Facade(Generic[B_co]):
             raise
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Close the blocking object."""
         await self._run(self._blocking.close)
 
     async def __aenter__(self) -> Self:
@@ -122,7 +125,7 @@ def _undo(done: "Future[R]", undo: Callable[[R], None]) -> None:
 def _awaited(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Return a method of the blocking class as one to be awaited, with the same parameters."""
+    """Return a coroutine function for a method of the blocking class, with its parameters."""
 
     async def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         blocking = facade._blocking  # noqa: SLF001 - it becomes a method of the facade
@@ -177,15 +180,15 @@ class ReceivedMessage(BrokeredMessage):
     receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
 
     async def complete(self) -> None:
-        """Say that it is done: it will not be delivered again."""
+        """Complete the message: it will not be delivered again."""
         await self._settle(receivers.MessageReceiver.complete)
 
     async def abandon(self) -> None:
-        """Give it back; counts as a failed delivery."""
+        """Abandon the message; counts as a failed delivery."""
         await self._settle(receivers.MessageReceiver.abandon)
 
     async def defer(self) -> None:
-        """Put it aside; it comes back only by `receive_deferred` with its sequence number."""
+        """Defer the message; receive it again with `receive_deferred` and its number."""
         await self._settle(receivers.MessageReceiver.defer)
 
     async def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
@@ -193,7 +196,7 @@ class ReceivedMessage(BrokeredMessage):
         await self._settle(lambda held, messages: held.dead_letter(messages, reason, description))
 
     async def renew_lock(self) -> datetime:
-        """Lock it for another lock duration; return until when."""
+        """Renew the lock; return the new expiry time."""
         return await self._settle(receivers.MessageReceiver.renew_locks)
 
     async def _settle(
@@ -232,7 +235,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         return self._blocking.is_closed
 
     async def close(self) -> None:
-        """Give back what was fetched ahead, and end an iteration that waits."""
+        """Release prefetched messages, and end a waiting iteration."""
         self._closing.set()
         await super().close()
 
@@ -243,7 +246,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     async def receive_batch(
         self, max_messages: int, wait: timedelta = DEFAULT_WAIT
     ) -> list[ReceivedMessage]:
-        """Return up to so many messages: waits for the first, takes what is there with it."""
+        """Return up to `max_messages` messages. Waits for the first one only."""
         return self._held(
             await self._run(
                 lambda: self._blocking.receive_batch(max_messages, wait),
@@ -301,7 +304,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
 
 
 class MessageSession(MessageReceiver):
-    """A session held exclusively: its messages in order, and its state."""
+    """A locked session: its messages in order, and its state."""
 
     _blocking: receivers.MessageSession
 
@@ -316,7 +319,7 @@ class MessageSession(MessageReceiver):
 
     @property
     def locked_until_utc(self) -> datetime:
-        """Until when it is held, as of the last renewal."""
+        """When the lock expires, as of the last renewal."""
         return self._blocking.locked_until_utc
 
 
@@ -330,7 +333,7 @@ class _SessionfulReceiver(MessageReceiver):
     async def accept_message_session(
         self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT
     ) -> MessageSession:
-        """Hold a session: the named one, or the next that has messages."""
+        """Lock a session: the named one, or the next that has messages."""
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(session_id, wait),
             receivers.MessageSession.close,
@@ -372,7 +375,7 @@ class _NamespaceUser(_Facade[B_co]):
         super().__init__(blocking, _Threads())
 
     async def close(self) -> None:
-        """Finish what is under way and let go of the namespace and the threads."""
+        """Wait for operations in flight, then close the namespace and the threads."""
         await super().close()
         self._threads.close()
 
@@ -423,7 +426,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
         wait: timedelta = DEFAULT_WAIT,
         options: ReceiveOptions | None = None,
     ) -> MessageSession:
-        """Hold a session of a queue or subscription: the named one, or the next with messages."""
+        """Lock a session of a queue or subscription: the named one, or the next with messages."""
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(path, session_id, wait, options),
             receivers.MessageSession.close,
@@ -438,11 +441,11 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
 
     @property
     def state(self) -> FactoryState:
-        """What it is at."""
+        """The state of the factory."""
         return self._blocking.state
 
     def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call back at each change of state, from any thread; return how to stop."""
+        """Call `watcher` at each change of the state, from any thread; return how to remove it."""
         return self._blocking.on_state_change(watcher)
 
     fault = _awaited(factory.MessagingFactory.fault)

@@ -4,7 +4,7 @@ A frozen dataclass sets each field through `object.__setattr__`, which takes 0.2
 them for a message, and every send makes messages. Python sets a field of an ordinary object twenty
 times as fast. So the class gets a *draft*: a dataclass of the same fields that is not frozen. An
 object is a draft while its fields are set and turns frozen before the constructor checks them, so
-nobody else ever sees a draft.
+no other code can see a draft.
 """
 
 from collections.abc import Callable

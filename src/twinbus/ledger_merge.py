@@ -36,7 +36,7 @@ def replaced_by(metadata: Mapping[str, str]) -> frozenset[str]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Say whether no other process merges files of this folder; the lock ends with the block."""
+    """Try to lock the folder for merging; yield whether it succeeded."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:

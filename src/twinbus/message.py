@@ -1,4 +1,4 @@
-"""Messages: the object an application touches, and the Arrow batch everything else moves.
+"""Messages: `BrokeredMessage` for applications, and Arrow batches inside Twinbus.
 
 One module owns both views. `to_batch` and `to_messages` convert at the edge; between the edges
 a batch stays a batch. A batch has the columns of MESSAGE_SCHEMA; what a broker delivers has
@@ -129,11 +129,11 @@ def _new_id() -> str:
         return drawn[:_ID_DIGITS]
 
 
-register_at_fork(after_in_child=_spare_ids.clear)  # the parent goes on with the same ones
+register_at_fork(after_in_child=_spare_ids.clear)  # the parent uses the same spare ids
 
 
 class MessageState(IntEnum):
-    """What a browser sees of a message's life."""
+    """The state of a message, as `peek` shows it."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -149,7 +149,7 @@ class BrokeredMessage:
     """
 
     body: bytes = b""
-    message_id: str = field(default_factory=_new_id)  # what duplicates are known by
+    message_id: str = field(default_factory=_new_id)  # duplicate detection compares it
     session_id: str | None = None  # messages of one session are delivered in order
     correlation_id: str | None = None
     content_type: str | None = None
@@ -172,7 +172,7 @@ class BrokeredMessage:
     state: MessageState | None = None
     dead_letter_reason: str | None = None
     dead_letter_error_description: str | None = None
-    dead_letter_source: str | None = None  # path of the entity it died in
+    dead_letter_source: str | None = None  # path of the entity that dead-lettered it
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
@@ -263,7 +263,7 @@ def _check_life(life: object) -> None:
 
 
 def check_moment(name: str, moment: object) -> None:
-    """Refuse anything but a moment with a time zone that can be told in UTC."""
+    """Refuse anything but an aware datetime that can be converted to UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
@@ -277,7 +277,7 @@ def check_moment(name: str, moment: object) -> None:
 
 
 def property_child(name: str, value: object) -> str:
-    """Return the child of the property struct that holds this value, or say what is wrong."""
+    """Return the child of the property struct for this value; raise if it is not allowed."""
     if type(name) is not str or not 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
             f"the property name {shown(name)} must be text of 1 to "
@@ -371,7 +371,7 @@ _PROPERTIES = MESSAGE_SCHEMA.names.index("properties")
 
 @lru_cache(maxsize=FEW_MESSAGES)
 def _empty_columns(count: int) -> tuple[pa.Array, ...]:
-    """Return columns nobody set; most are, and those of single messages are all alike."""
+    """Return null columns; cached for small batches, because most columns are unset."""
     offsets = pa.array(np.zeros(count + 1, np.int32))
     no_properties = pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
     columns = [pa.nulls(count, kind) for kind in _COLUMN_TYPES]
@@ -489,7 +489,7 @@ def property_values(child: str, column: pa.Array) -> list[Any]:
     return [UUID(bytes=value) for value in values] if child == "uuid" else values
 
 
-# -- what the broker asks of a batch -------------------------------------------------------------
+# -- checks and sizes of a batch -----------------------------------------------------------------
 
 
 def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
@@ -573,7 +573,7 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 
 
-_PING = pa.scalar(PING_CONTENT_TYPE, pa.string())  # a bare text is looked at anew each time
+_PING = pa.scalar(PING_CONTENT_TYPE, pa.string())  # pyarrow would convert a str on every call
 
 
 def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
@@ -587,7 +587,7 @@ def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
 
 
 def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
-    """Whether messages are pings, all of them; they need not be in order otherwise."""
+    """Whether all messages are pings. Other fields are not checked."""
     if isinstance(messages, pa.RecordBatch):
         at = messages.schema.get_field_index("content_type")
         if at < 0 or not messages.num_rows or messages.schema.field(at).type != pa.string():
@@ -598,12 +598,12 @@ def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
 
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with exactly the columns of MESSAGE_SCHEMA, or say what does not fit."""
+    """Return a batch with exactly the columns of MESSAGE_SCHEMA; raise if it has others."""
     try:
         if batch.column("body").null_count:
             raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
         if batch.schema != MESSAGE_SCHEMA:
-            if "amqp" not in batch.schema.names:  # as of one who never heard of AMQP
+            if "amqp" not in batch.schema.names:  # from a client without that column
                 batch = batch.append_column("amqp", pa.nulls(batch.num_rows, pa.binary()))
             batch = pa.RecordBatch.from_arrays(
                 [
@@ -639,7 +639,7 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
 
 
 def _check_readable(what: str, texts: pa.Array) -> None:
-    """Refuse bytes that only claim to be text."""
+    """Refuse string columns that are not valid UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowException as error:
@@ -676,7 +676,7 @@ def _check_properties(names: pa.Array, values: pa.Array) -> None:
 
 
 def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
-    """Refuse a message that has one property name twice: which value counts would be open."""
+    """Refuse a message with two properties of one name: which value applies is undefined."""
     widths = np.diff(offsets)
     widest = int(widths.max())
     if widest < 2:
@@ -703,5 +703,5 @@ def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
 
 
 def column_of(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    """Return numbers as a column of a type of their width, none missing, without a copy."""
+    """Return a numpy array as an Arrow column of a type of its width, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)

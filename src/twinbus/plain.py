@@ -1,4 +1,4 @@
-"""Values as JSON, for the log and the wire: only the kinds a table names, and never code.
+"""Encodes values as JSON for the log and the wire. Only the types in a table can be decoded.
 
 text, numbers, booleans, None     themselves
 lists and tuples                  a list
@@ -69,7 +69,7 @@ class Plain:
         raise InvalidArgumentError(f"a {type(value).__name__} cannot be stored or sent")
 
     def load(self, plain: Any) -> Any:
-        """Return the value; what does not fit its kind is refused."""
+        """Return the value; raise if the fields do not match its type."""
         if not isinstance(plain, list | dict):
             return plain
         try:

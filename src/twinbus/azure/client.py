@@ -1,8 +1,8 @@
 """A client of the SDK whose senders are paired.
 
-The client holds two things: what it inherits from the SDK, which makes the receivers, and a paired
-factory of Twinbus, through which its senders send. A sender hands the messages of the SDK over as
-they are; they become messages of Twinbus only when they are diverted.
+The client is a `ServiceBusClient`, whose receivers it uses unchanged. It also owns a paired factory
+of Twinbus, and its senders send through that factory. A message of the SDK is converted to a
+message of Twinbus only when it is diverted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -82,10 +82,10 @@ class Pair:
 
 
 def sdk_text(primary: str) -> tuple[str, dict[str, Any]]:
-    """Return a connection string as the SDK takes it, and the options that it cannot say."""
+    """Return the connection string for the SDK, and the options that it cannot express."""
     connection = ConnectionString.parse(primary)
     if connection.place is Place.SERVER and connection.socket is None:
-        connection = replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
+        connection = replace(connection, place=Place.SERVICE_BUS)  # accepts AMQP, too
     if connection.place is not Place.SERVICE_BUS:
         raise InvalidArgumentError(
             "The primary of a client of the SDK must be reached at sb:// or twinbus://, because "
@@ -99,17 +99,17 @@ def sdk_text(primary: str) -> tuple[str, dict[str, Any]]:
 class PairedServiceBusClient(ServiceBusClient):
     """A `ServiceBusClient` whose senders go on sending while the primary is unavailable.
 
-    It pairs when it is made: what is wrong with the secondary is raised there, unless
-    `wait_for_secondary=False` leaves that to the background.
+    The constructor pairs the namespaces. It raises if the secondary cannot be used, unless
+    `wait_for_secondary=False`: then pairing continues in the background.
     """
 
     _pair: Pair
 
     @classmethod
-    def from_connection_string(  # type: ignore[override] # what it is paired with must be given
+    def from_connection_string(  # type: ignore[override] # `paired_with` is required
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> "PairedServiceBusClient":
-        """Return a client of the primary; keywords of the SDK hold for its receivers."""
+        """Return a client of the primary; keyword arguments apply to its receivers."""
         text, options = sdk_text(conn_str)
         client: Any = super().from_connection_string(text, **(options | kwargs))
         client._pair = Pair(conn_str, paired_with)
@@ -137,8 +137,8 @@ class PairedServiceBusClient(ServiceBusClient):
     def _check_entity(self, name: str) -> None:
         if self._entity_name and name != self._entity_name:
             raise ValueError(
-                f"The connection string has EntityPath={self._entity_name}; a sender to {name} "
-                "needs one of the whole namespace."
+                f"The connection string has EntityPath={self._entity_name}. A sender to {name} "
+                "needs a connection string without EntityPath."
             )
 
     def close(self) -> None:
@@ -219,13 +219,13 @@ class PairedServiceBusSender(ServiceBusSender):
         return ServiceBusMessageBatch(max_size_in_bytes or MAX_BATCH_SIZE_STANDARD)
 
     def close(self) -> None:
-        """Send no more with it."""
+        """Close the sender; later sends raise."""
         super().close()
         self._sender.close()
 
 
 def outgoing(message: Any) -> list[SdkMessage]:
-    """Return what a sender of the SDK takes as messages."""
+    """Return the messages in an argument of `send_messages`: one message, several, or a batch."""
     if isinstance(message, ServiceBusMessageBatch):
         return [from_sdk(one) for one in message._messages]
     if isinstance(message, Iterable) and not isinstance(message, Mapping):

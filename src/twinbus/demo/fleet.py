@@ -105,7 +105,7 @@ class Fleet(Closable):
         opened = [self.open(primary, secondary, ledger) for _ in range(APPLICATIONS)]
         self._applications = [application for application, _ in opened]
         self._pairings = [pairing for _, pairing in opened]
-        self._pairings[0].on_event(self._hear)  # the others say the same
+        self._pairings[0].on_event(self._hear)  # the other pairings report the same
         self._threads = [
             threading.Thread(target=self._send, args=(f"{name}{at}", application), daemon=True)
             for at, application in enumerate(self._applications)

@@ -1,7 +1,6 @@
-"""The people of the demo on the SDK of Azure Service Bus: their applications use the drop-in.
+"""The applications and the consumer of the demo, written on the SDK of Azure Service Bus.
 
-The primary is a Twinbus server that they reach at sb://, as they would reach Azure. There is no
-Azure here.
+The applications use the drop-in. The primary is a Twinbus server at sb://, not Azure.
 """
 
 import threading
@@ -66,7 +65,7 @@ class ServiceBusFleet(Fleet):
 
 
 class ServiceBusConsumer(Closable):
-    """Receives from the primary with the SDK, through all its troubles."""
+    """Receives from the primary with the SDK, and retries after every error."""
 
     def __init__(self, primary: str) -> None:
         self.handovers = Handovers()

@@ -132,7 +132,10 @@ class PairedRoute:
         self._ticker.expect(self._board.next_due())
 
     def submit(self, command: Send, lane: Lane, *, divert: bool) -> Wait:
-        """Submit a send and return a function that waits for it; a diverted send runs in there."""
+        """Submit a send; return a function that waits for its receipt.
+
+        A send that is diverted starts when that function is called.
+        """
         self._check(command)
         if divert:
             return partial(self._divert, command, lane, was_tried=False)
@@ -239,7 +242,7 @@ class PairedRoute:
         clock.sleep_us(pause)
 
     def _pull(self, queue: int, diversion: _Diversion, error: MessagingError) -> None:
-        """Take a failed queue out of rotation; raise if the queue is not what is at fault."""
+        """Take a failed queue out of rotation; raise if the queue is not the cause."""
         if isinstance(error, MessageSizeExceededError):
             grown, limit = sizes(diversion.batch), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:

@@ -54,7 +54,7 @@ class Arrivals(deque[Request]):
         return group
 
     def _others(self) -> list[Request]:
-        """Return requests of other keys, past a key that keeps changing the directory.
+        """Return requests of other keys, which a key with many directory changes must not block.
 
         The requests of each key stay in order.
         """
