@@ -38,6 +38,7 @@ from twinbus.limits import (
     RABBITMQ_TLS_PORT,
     SECOND_US,
     SERVICE_BUS_PORT,
+    SHOWN_SCHEME_LETTERS,
 )
 
 _MANAGEMENT = "/$management"
@@ -102,7 +103,8 @@ class ConnectionString:
             return cls(**_service_bus(endpoint, parts))
         if scheme in ("amqp", "amqps"):
             return cls(**_rabbitmq(endpoint, parts, tls=scheme == "amqps"))
-        raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme. Use {_SCHEMES}.")
+        named = f" {scheme}" if scheme.isalpha() and len(scheme) <= SHOWN_SCHEME_LETTERS else ""
+        raise InvalidArgumentError(f"The `Endpoint` has the unknown scheme{named}. Use {_SCHEMES}.")
 
     @classmethod
     def _embedded(cls, endpoint: str, parts: dict[str, str]) -> Self:

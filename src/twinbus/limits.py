@@ -22,6 +22,7 @@ MAX_PROPERTY_NAME_CHARACTERS: Final = 256
 FEW_MESSAGES: Final = 16  # null columns up to this length are cached: most sends have few messages
 DRAWN_IDS: Final = 256  # at once: each draw is a system call, during which other threads take over
 SHOWN_CHARACTERS: Final = 40  # of a wrong text, in an error
+SHOWN_SCHEME_LETTERS: Final = 8  # of an unknown endpoint; a longer text may be part of a key
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 # Entities

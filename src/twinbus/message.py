@@ -293,9 +293,13 @@ def property_child(name: str, value: object) -> str:
     if child == "str":
         check_utf8(f"property {name!r}", value)  # type: ignore[arg-type]
     if child == "int" and not -(2**63) <= value < 2**63:  # type: ignore[operator]
-        raise InvalidArgumentError(f"property {name!r} = {shown(value)} does not fit 64 bits")
+        raise InvalidArgumentError(
+            f"property {name!r} = {shown(value)} does not fit 64 bits. Send it as text"
+        )
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
-        raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
+        raise InvalidArgumentError(
+            f"property {name!r} = {value} does not fit 64 bits of µs. Send it as text"
+        )
     if child == "datetime":
         check_moment(f"property {name!r}", value)
     return child
@@ -349,11 +353,27 @@ def to_columns(
             elif at == 0 or values.count(None) != count:
                 column = _column(at, values)
                 columns[at] = in_use[MESSAGE_SCHEMA.names[at]] = column
-    except (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError) as error:
-        raise InvalidArgumentError(
-            f"a field of one of {count} messages has a value of the wrong type: {error}"
-        ) from error
+    except _UNFIT as error:
+        raise _of_a_wrong_type(messages, error) from error
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA), in_use
+
+
+def _of_a_wrong_type(messages: Sequence[BrokeredMessage], error: Exception) -> InvalidArgumentError:
+    """Return the error for the first field that its column cannot store."""
+    for row, message in enumerate(messages):
+        for at, name in enumerate(MESSAGE_SCHEMA.names):
+            value = getattr(message, APPLICATION_FIELDS[at], None)
+            try:
+                if at != _PROPERTIES and value is not None:
+                    _column(at, [value])
+            except _UNFIT as reason:
+                return InvalidArgumentError(
+                    f"{name} of message {row} is {shown(value)}, which cannot be stored as "
+                    f"{_COLUMN_TYPES[at]}: {reason}. Set a value of that type"
+                )
+    return InvalidArgumentError(
+        f"one of {len(messages)} messages has a value of the wrong type: {error}"
+    )
 
 
 def _column(at: int, values: Sequence[Any]) -> pa.Array:
@@ -365,6 +385,7 @@ def _column(at: int, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, kind)
 
 
+_UNFIT = (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError)  # raised by _column
 _COLUMN_TYPES = tuple(MESSAGE_SCHEMA.types)
 _PROPERTIES = MESSAGE_SCHEMA.names.index("properties")
 
@@ -397,11 +418,11 @@ def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Arra
     count = len(names)
     children = []
     for child, kind in PROPERTY_TYPES.items():
-        held = values.get(child)
-        if held is None:
+        content = values.get(child)
+        if content is None:
             children.append(pa.nulls(count, kind))
         else:
-            children.append(pa.array(held + [None] * (count - len(held)), kind))
+            children.append(pa.array(content + [None] * (count - len(content)), kind))
     structs = pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
     keys = pa.array(names, pa.string())
     return pa.MapArray.from_arrays(pa.array(offsets), keys, structs, type=PROPERTIES_TYPE)
@@ -466,11 +487,11 @@ def properties_of(column: pa.Array) -> list[Mapping[str, PropertyValue]]:
     items = column.items.slice(first, last - first)
     values: list[Any] = [None] * len(names)
     for child in PROPERTY_TYPES:
-        held = items.field(child)
-        if held.null_count == len(names):
+        content = items.field(child)
+        if content.null_count == len(names):
             continue
-        at = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
-        for index, value in zip(at.tolist(), property_values(child, held.take(at)), strict=True):
+        at = np.flatnonzero(content.is_valid().to_numpy(zero_copy_only=False))
+        for index, value in zip(at.tolist(), property_values(child, content.take(at)), strict=True):
             values[index] = value
     bounds = (offsets - first).tolist()
     return [
@@ -626,7 +647,7 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
             _check_readable(name, columns[name])
     schedule = columns.get("scheduled_enqueue_time_utc")
     if schedule is not None:
-        _check_moments("scheduled_enqueue_time_utc", schedule)
+        _check_moments(lambda row: f"scheduled_enqueue_time_utc of message {row}", schedule)
     properties = columns.get("properties")
     if properties is not None and len(properties):
         offsets = map_offsets(properties)
@@ -634,7 +655,7 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
             names, values = property_entries(properties, offsets)
             _check_readable("a property's name", names)
             _check_readable("a property", values)
-            _check_properties(names, values)
+            _check_properties(names, values, offsets)
             _check_names_differ(names, offsets)
 
 
@@ -646,14 +667,29 @@ def _check_readable(what: str, texts: pa.Array) -> None:
         raise InvalidArgumentError(f"{what} of a message is not valid UTF-8: {error}") from error
 
 
-def _check_moments(what: str, column: pa.Array) -> None:
+def _check_moments(what_at: Callable[[int], str], column: pa.Array) -> None:
     """Refuse times that no datetime can hold."""
-    bounds = pc.min_max(column.cast(pa.int64()))
+    moments = column.cast(pa.int64())
+    bounds = pc.min_max(moments)
     if bounds["min"].as_py() < FIRST_MOMENT_US or bounds["max"].as_py() > LAST_MOMENT_US:
-        raise InvalidArgumentError(f"{what} is beyond the years 1 to 9999 in UTC")
+        beyond = pc.or_(pc.less(moments, FIRST_MOMENT_US), pc.greater(moments, LAST_MOMENT_US))
+        at = first_row(beyond)
+        raise InvalidArgumentError(
+            f"{what_at(at)} is {moments[at]} µs from 1970, beyond the years 1 to 9999 in UTC. Send "
+            "a time within them"
+        )
 
 
-def _check_properties(names: pa.Array, values: pa.Array) -> None:
+def first_row(found: pa.Array) -> int:
+    """Return the first row at which a column of booleans is true."""
+    return int(pc.index(found, True).as_py())
+
+
+def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
+    def what_at(at: int) -> str:
+        row = int(np.searchsorted(offsets - offsets[0], at, side="right")) - 1
+        return f"property {names[at].as_py()!r:.60} of message {row}"
+
     lengths = byte_lengths(names)
     longest = int(lengths.max())
     if longest > MAX_PROPERTY_NAME_CHARACTERS:  # no text has more characters than bytes
@@ -664,15 +700,20 @@ def _check_properties(names: pa.Array, values: pa.Array) -> None:
         )
     count = np.zeros(len(values), np.int64)
     for at, child in enumerate(PROPERTY_TYPES):
-        held = values.field(at)
-        nulls = held.null_count
-        if nulls == len(held):
+        content = values.field(at)
+        nulls = content.null_count
+        if nulls == len(content):
             continue
-        count += held.is_valid().to_numpy(zero_copy_only=False) if nulls else 1
+        count += content.is_valid().to_numpy(zero_copy_only=False) if nulls else 1
         if child == "datetime":
-            _check_moments("a property", held)
-    if (count != 1).any() or values.null_count:
-        raise InvalidArgumentError("a property must have exactly one value")
+            _check_moments(what_at, content)
+    if values.null_count:
+        count[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    if (count != 1).any():
+        at = int(np.flatnonzero(count != 1)[0])
+        raise InvalidArgumentError(
+            f"{what_at(at)} has {count[at]} values. Set exactly one child of its struct"
+        )
 
 
 def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
@@ -685,8 +726,8 @@ def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None
     if widest <= 8 and (widths == widest).all():  # as most batches are: compare column by column
         table = codes.reshape(-1, widest)
         alike = any(
-            (table[:, one] == table[:, other]).any()
-            for one, other in itertools.combinations(range(widest), 2)
+            (table[:, left] == table[:, right]).any()
+            for left, right in itertools.combinations(range(widest), 2)
         )
     else:
         rows = np.repeat(np.arange(len(widths)), widths)

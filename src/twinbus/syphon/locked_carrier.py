@@ -154,7 +154,8 @@ class _LockedVisit:
             return pending.result(_TIMEOUT_S)
         except TimeoutError:
             raise OperationTimeoutError(
-                f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s"
+                f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s. The syphon "
+                "visits it again"
             ) from None
         finally:
             self.carried.reading_s += time.monotonic() - began

@@ -53,6 +53,8 @@ _KINDS: dict[c.EntityKind, type] = {
     c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
 }
 _KEYS = Plain(Kinds([SharedAccessKey, Claim]))
+_LIST_RULES = "List its rules with list_rules or `twinbus rule list`"
+_LIST_KEYS = "List the keys with list_keys or `twinbus keys list`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +278,8 @@ class Management:
         self._check_forward(description, current, principal)
         if type(current) is not type(description):
             raise InvalidArgumentError(
-                f"{current.path} is described by a {type(current).__name__}, "
-                f"not a {type(description).__name__}"
+                f"{current.path} cannot be updated with a {type(description).__name__}. Use a "
+                f"{type(current).__name__}"
             )
         self._check_growth(description, current, principal)
         for name in _FIXED:
@@ -366,7 +368,9 @@ class Management:
         key = command.rule.name.lower()
         current = subscription.rules.get(key)
         if current is None:
-            raise EntityNotFoundError(f"{command.path} has no rule {command.rule.name}")
+            raise EntityNotFoundError(
+                f"{command.path} has no rule {command.rule.name}. {_LIST_RULES}"
+            )
         rule = Rule.compile(replace(command.rule, name=current.description.name))
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
@@ -375,7 +379,7 @@ class Management:
         subscription = self._subscription(command.path)
         key = command.name.lower()
         if key not in subscription.rules:
-            raise EntityNotFoundError(f"{command.path} has no rule {command.name}")
+            raise EntityNotFoundError(f"{command.path} has no rule {command.name}. {_LIST_RULES}")
         left = {name: rule for name, rule in subscription.rules.items() if name != key}
         self._change_rules(subscription, left, now, commit)
 
@@ -419,7 +423,7 @@ class Management:
         key = self.keys.get(command.name, command.entity_path)
         where = command.entity_path or "the namespace"
         if key is None:
-            raise EntityNotFoundError(f"{where} has no key {command.name}")
+            raise EntityNotFoundError(f"{where} has no key {command.name}. {_LIST_KEYS}")
         self._check_not_last(key)
         commit.tentative.facts.append(Fact("key", key.id, None))
         commit.must_sync = True

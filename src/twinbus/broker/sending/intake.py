@@ -53,6 +53,7 @@ from twinbus.message import (
     check_values,
     columns_in_use,
     conform,
+    first_row,
     ping_rows,
     sizes_of,
     to_batch,
@@ -198,8 +199,12 @@ class Intake:
                 raise InvalidArgumentError(
                     f"a send must have 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
                 )
-            if any(len(one.numbers) != count for one in origins_of(origin)):
-                raise InvalidArgumentError("an origin needs one number per message")
+            for source in origins_of(origin):
+                if len(source.numbers) != count:
+                    raise InvalidArgumentError(
+                        f"an origin has {len(source.numbers)} numbers for {count} messages. Give "
+                        "each message one number"
+                    )
             if not is_brought_home(origin) and any(map(has_many_gaps, origins_of(origin))):
                 raise InvalidArgumentError(
                     f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
@@ -307,9 +312,10 @@ class Intake:
             )
         sessions = columns.get("session_id")
         if entity.queue.settings.requires_session and (sessions is None or sessions.null_count):
+            row = 0 if sessions is None else first_row(sessions.is_null())
             raise InvalidArgumentError(
-                f"{entity.description.path} requires a session_id on every message, and a message "
-                "has none. Set it",
+                f"{entity.description.path} requires a session_id on every message, and message "
+                f"{row} has none. Set it",
                 path=entity.description.path,
             )
         if not incoming.are_objects:
@@ -413,8 +419,14 @@ def _check_columns(columns: Mapping[str, pa.Array]) -> None:
             raise too_long(name, longest)
     check_values(columns)
     lives = columns.get("time_to_live")
-    if lives is not None and (_micros(lives, 1) <= 0).any():
-        raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
+    if lives is not None:
+        micros = _micros(lives, 1)
+        if micros.min() <= 0:
+            row = int(micros.argmin())
+            raise InvalidArgumentError(
+                f"message {row} has the time_to_live {micros[row]} µs. It must be above zero, or "
+                "None for no limit"
+            )
 
 
 def _of_objects(messages: Sequence[BrokeredMessage]) -> Incoming:
