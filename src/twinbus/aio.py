@@ -193,7 +193,9 @@ class ReceivedMessage(BrokeredMessage):
 
     async def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
         """Move it to the dead-letter queue."""
-        await self._settle(lambda held, messages: held.dead_letter(messages, reason, description))
+        await self._settle(
+            lambda blocking, messages: blocking.dead_letter(messages, reason, description)
+        )
 
     async def renew_lock(self) -> datetime:
         """Renew the lock; return the new expiry time."""
@@ -202,9 +204,9 @@ class ReceivedMessage(BrokeredMessage):
     async def _settle(
         self, settle: Callable[[receivers.MessageReceiver, Sequence[BrokeredMessage]], R]
     ) -> R:
-        held = self.receiver
-        assert held is not None  # only receivers make these
-        return await held._run(lambda: settle(held._blocking, [self]))  # noqa: SLF001
+        receiver = self.receiver
+        assert receiver is not None  # only receivers make these
+        return await receiver._run(lambda: settle(receiver._blocking, [self]))  # noqa: SLF001
 
 
 class MessageReceiver(_Facade[receivers.MessageReceiver]):
@@ -247,10 +249,10 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         self, max_messages: int, wait: timedelta = DEFAULT_WAIT
     ) -> list[ReceivedMessage]:
         """Return up to `max_messages` messages. Waits for the first one only."""
-        return self._held(
+        return self._received(
             await self._run(
                 lambda: self._blocking.receive_batch(max_messages, wait),
-                self._give_back,
+                self._release,
                 waits=True,
             )
         )
@@ -271,9 +273,9 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         self, sequence_numbers: int | Sequence[int]
     ) -> list[ReceivedMessage]:
         """Receive deferred messages by number, all or none."""
-        return self._held(
+        return self._received(
             await self._run(
-                lambda: self._blocking.receive_deferred(sequence_numbers), self._give_back
+                lambda: self._blocking.receive_deferred(sequence_numbers), self._release
             )
         )
 
@@ -291,13 +293,13 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
             for message in messages:
                 yield message
 
-    def _held(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
+    def _received(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
         return [
             ReceivedMessage(**{name: getattr(m, name) for name in _MESSAGE_FIELDS}, receiver=self)
             for m in messages
         ]
 
-    def _give_back(self, messages: Sequence[BrokeredMessage]) -> None:
+    def _release(self, messages: Sequence[BrokeredMessage]) -> None:
         tokens = [m.lock_token for m in messages if m.lock_token is not None]
         if tokens:
             self._blocking.settle_columns(tokens_of(tokens), Disposition.RELEASE)

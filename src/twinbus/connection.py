@@ -492,7 +492,7 @@ def _check_known(parts: dict[str, str], known: set[str], what: str) -> None:
             raise InvalidArgumentError(
                 f"The connection string of {what} cannot have `{_PARTS[name]}`. Remove it."
             )
-        names = ", ".join(f"`{_PARTS[one]}`" for one in _PARTS if one in {"endpoint", *known})
+        names = ", ".join(f"`{_PARTS[part]}`" for part in _PARTS if part in {"endpoint", *known})
         raise InvalidArgumentError(
             f"The connection string of {what} has an unknown part. The known parts are {names}."
         )

@@ -313,8 +313,8 @@ def _checked_values(what: str, values: object) -> dict[str, Any]:
         )
     for name, value in values.items():
         property_child(name, value)
-        held = value.encode() if isinstance(value, str) else value
-        size = len(held) if isinstance(held, bytes) else 0
+        content = value.encode() if isinstance(value, str) else value
+        size = len(content) if isinstance(content, bytes) else 0
         if size > MAX_RULE_VALUE_BYTES:
             raise InvalidArgumentError(
                 f"{what} of a rule: {name!r:.60} has {size} bytes; the limit is "

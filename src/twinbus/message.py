@@ -580,14 +580,14 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
     names, values = property_entries(properties, offsets)
     total = byte_lengths(names)
     for at, child in enumerate(PROPERTY_TYPES):
-        held = values.field(at)
-        if held.null_count == len(held):
+        content = values.field(at)
+        if content.null_count == len(content):
             continue
         if child in FIXED_PROPERTY_BYTES:
-            present = held.is_valid().to_numpy(zero_copy_only=False)
+            present = content.is_valid().to_numpy(zero_copy_only=False)
             total = total + FIXED_PROPERTY_BYTES[child] * present
         else:
-            total = total + byte_lengths(held)
+            total = total + byte_lengths(content)
     running = np.zeros(len(total) + 1, np.int64)
     np.cumsum(total, out=running[1:])
     first = offsets[0]

@@ -44,12 +44,12 @@ class Plain:
             return value
         names = self._kinds.fields.get(kind)
         if names is not None:
-            held = {name: self.dump(getattr(value, name)) for name in names}
-            return {"$": kind.__name__, **held}
+            content = {name: self.dump(getattr(value, name)) for name in names}
+            return {"$": kind.__name__, **content}
         if kind.__name__ in self._kinds.types:
             return {"$": kind.__name__, "value": value.value}
         if kind in (list, tuple):
-            return [self.dump(one) for one in value]
+            return [self.dump(item) for item in value]
         if isinstance(value, Mapping):
             return {"$": "map", "items": {name: self.dump(v) for name, v in value.items()}}
         return self._dump_scalar(value)
@@ -74,7 +74,7 @@ class Plain:
             return plain
         try:
             if isinstance(plain, list):
-                return [self.load(one) for one in plain]
+                return [self.load(item) for item in plain]
             return self._load_kind(plain["$"], plain)
         except MessagingError:
             raise

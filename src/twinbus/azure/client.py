@@ -187,7 +187,7 @@ class PairedServiceBusSender(ServiceBusSender):
         _check_timeout(timeout)
         at = schedule_time_utc
         at = at if at.tzinfo else at.replace(tzinfo=UTC)
-        due = [one.scheduled(at) for one in outgoing(messages)]
+        due = [sdk_message.scheduled(at) for sdk_message in outgoing(messages)]
         if not due:
             return []
         try:
@@ -227,9 +227,9 @@ class PairedServiceBusSender(ServiceBusSender):
 def outgoing(message: Any) -> list[SdkMessage]:
     """Return the messages in an argument of `send_messages`: one message, several, or a batch."""
     if isinstance(message, ServiceBusMessageBatch):
-        return [from_sdk(one) for one in message._messages]
+        return [from_sdk(sdk_message) for sdk_message in message._messages]
     if isinstance(message, Iterable) and not isinstance(message, Mapping):
-        return [from_sdk(one) for one in message]
+        return [from_sdk(sdk_message) for sdk_message in message]
     return [from_sdk(message)]
 
 

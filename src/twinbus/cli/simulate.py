@@ -65,7 +65,7 @@ def simulate(seed: int | None, hours: float, quiet: bool) -> None:
 
     seed = secrets.randbelow(10**6) if seed is None else seed
     with _without_log():
-        simulation = OutageSimulation(seed=seed, hours=hours, tell=None if quiet else click.echo)
+        simulation = OutageSimulation(seed=seed, hours=hours, report=None if quiet else click.echo)
         click.echo(f"seed {seed}, {hours:g} hours: {simulation.setting}")
         verdict = simulation.run()
     for name, field in _ROWS.items():

@@ -88,7 +88,8 @@ class ServiceBusConsumer(Closable):
         """Count orders, then complete them: a reply that is lost leaves an order completed."""
         found = orders.receive_messages(_RECEIVED, max_wait_time=0.5)
         self.handovers.add(
-            [one.sequence_number or 0 for one in found], [one.message_id or "" for one in found]
+            [message.sequence_number or 0 for message in found],
+            [message.message_id or "" for message in found],
         )
         for message in found:
             orders.complete_message(message)

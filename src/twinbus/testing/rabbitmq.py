@@ -36,8 +36,8 @@ def missing() -> str | None:
 
 def free_ports(count: int) -> list[int]:
     """Return free loopback ports. All are bound until the last is found, so that they differ."""
-    with ExitStack() as held:
-        taken = [held.enter_context(socket.socket()) for _ in range(count)]
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in taken:
             each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in taken]

@@ -284,10 +284,13 @@ def _with_context(messages: Messages, carried: Mapping[str, str]) -> Messages:
         bags = [_with_properties(bag, carried) for bag in properties_of(batch.column(at))]
         return batch.set_column(at, batch.schema.field(at), to_properties_column(bags))
     return [
-        replace(one, application_properties=_with_properties(one.application_properties, carried))
-        if isinstance(one, BrokeredMessage)
-        else one  # the client refuses it
-        for one in messages
+        replace(
+            message,
+            application_properties=_with_properties(message.application_properties, carried),
+        )
+        if isinstance(message, BrokeredMessage)
+        else message  # the client refuses it
+        for message in messages
     ]
 
 
@@ -320,7 +323,7 @@ def _contexts(messages: Messages) -> list[_Traced]:
 def _carriers(messages: Messages) -> Iterable[Mapping[str, Any]]:
     """Return the properties of messages, or at least those that carry a context."""
     if not isinstance(messages, pa.RecordBatch):
-        return [getattr(one, "application_properties", None) or {} for one in messages]
+        return [getattr(message, "application_properties", None) or {} for message in messages]
     at = messages.schema.get_field_index("properties")
     if at < 0 or not messages.num_rows:
         return []

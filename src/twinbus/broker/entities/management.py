@@ -222,12 +222,12 @@ class Management:
                 path=description.path,
             )
         folder = description.path.lower().partition(BACKLOG_INFIX)[0] + BACKLOG_INFIX
-        held = sum(one.description.path.lower().startswith(folder) for one in self.directory)
-        if held >= MAX_BACKLOG_QUEUES:
+        count = sum(e.description.path.lower().startswith(folder) for e in self.directory)
+        if count >= MAX_BACKLOG_QUEUES:
             raise QuotaExceededError(
-                f"the folder {folder.rstrip('/')} has {held} entities, and a key of the folder may "
-                f"create at most {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
-                "whole namespace",
+                f"the folder {folder.rstrip('/')} has {count} entities, and a key of the folder "
+                f"may create at most {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages "
+                "the whole namespace",
                 path=description.path,
             )
 
@@ -320,8 +320,8 @@ class Management:
         doomed: list[Entity] = [entity]
         if isinstance(entity, Topic):
             doomed = [*entity.subscriptions.values(), entity]
-        for one in doomed:
-            commit.tentative.facts.append(Fact("entity", str(one.number), None))
+        for gone in doomed:
+            commit.tentative.facts.append(Fact("entity", str(gone.number), None))
         keys = [key for key in self.keys.all() if key.entity_path == entity.description.path]
         commit.tentative.facts.extend(Fact("key", key.id, None) for key in keys)
         commit.must_sync = True
