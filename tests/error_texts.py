@@ -1,10 +1,17 @@
 """Collects the error texts that the tests raise, to be read by a person: build/error-texts.txt.
 
-Every error of Twinbus that is constructed in a process of the tests counts, under the module and
-line that constructed it. A place keeps its first few texts: enough to see which value they name.
-Several processes of `make test` run side by side, so each adds what it has to the file.
+Every error of Twinbus that a process of the tests constructs is noted under the module and line
+that constructed it. A place keeps its first few texts: enough to see which value they name. An
+error that was decoded from the wire is not noted: the process that raised it has noted it.
+
+Errors of Python, such as the ValueError of the drop-in, cannot be watched. Their texts are read
+from the source, with the expressions in braces.
+
+Several processes of `make test` run side by side, so each adds its texts to the file.
 """
 
+import ast
+import builtins
 import fcntl
 import re
 import sys
@@ -14,9 +21,11 @@ from typing import Any
 
 import click
 
-from twinbus.errors import MessagingError
+from twinbus.errors import MessagingError, error_of
 
-FILE = Path(__file__).parents[1] / "build" / "error-texts.txt"
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "build" / "error-texts.txt"
+SOURCE = ROOT / "src"
 KINDS: tuple[type[Exception], ...] = (MessagingError, click.ClickException)
 MOST_TEXTS = 3  # of one place
 MOST_CHARACTERS = 600  # of one text
@@ -46,24 +55,30 @@ class ErrorTexts:
 
         def noted(error: Exception, *arguments: Any, **facts: Any) -> None:
             construct(error, *arguments, **facts)
-            self.note(type(error).__name__, str(arguments[0]) if arguments else "")
+            self.note(error, str(arguments[0]) if arguments else "")
 
         kind.__init__ = noted
 
-    def note(self, kind: str, text: str) -> None:
-        """Note a text under the innermost line of Twinbus that is not about errors alone."""
+    def note(self, error: Exception, text: str) -> None:
+        """Note a text under the innermost line of Twinbus that does more than build the error."""
         frame: Any = sys._getframe(2)
         while frame is not None:
             module = frame.f_globals.get("__name__", "")
-            if module.partition(".")[0] == "twinbus" and not module.endswith(".errors"):
-                self.add((module, frame.f_lineno, kind), text)
-                return
-            if module.partition(".")[0] == "tests":
+            room = module.partition(".")[0]
+            builds = frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is error
+            if room == "tests":
                 return  # a test made it
+            if frame.f_code is error_of.__code__:
+                return  # decoded: noted where it was raised
+            if room == "twinbus" and not module.endswith(".errors") and not builds:
+                self.add((module, frame.f_lineno, type(error).__name__), text)
+                return
             frame = frame.f_back
 
-    def write(self, path: Path = FILE) -> None:
-        """Add the texts to those that are in the file."""
+    def write(self, path: Path = FILE, source: Path = SOURCE) -> None:
+        """Add the texts, and those of Python's errors in the source, to those in the file."""
+        for place, text in python_errors(source):
+            self.add(place, text)
         path.parent.mkdir(exist_ok=True)
         with path.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -76,6 +91,28 @@ class ErrorTexts:
             file.write("\n".join(shown(known)))
 
 
+def python_errors(source: Path) -> Iterator[tuple[Place, str]]:
+    """Yield the place and the text of each error of Python that the source raises with a text."""
+    for path in sorted(source.rglob("*.py")):
+        module = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Raise(exc=ast.Call(func=ast.Name(id=kind), args=[text, *_])) if hasattr(
+                    builtins, kind
+                ) and isinstance(text, ast.Constant | ast.JoinedStr):
+                    yield (module, node.lineno, kind), _template(text)
+
+
+def _template(text: ast.Constant | ast.JoinedStr) -> str:
+    if isinstance(text, ast.Constant):
+        return str(text.value)
+    return "".join(
+        str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(part.value) + "}"
+        for part in text.values
+        if isinstance(part, ast.Constant | ast.FormattedValue)
+    )
+
+
 def add(known: Texts, place: Place, text: str) -> None:
     """Add a text to a place, if the place has room for it."""
     text = " ".join(text.split())[:MOST_CHARACTERS]
@@ -85,7 +122,7 @@ def add(known: Texts, place: Place, text: str) -> None:
 
 
 def shown(known: Texts) -> Iterator[str]:
-    """Give the lines of the file."""
+    """Yield the lines of the file."""
     for (module, line, kind), texts in sorted(known.items()):
         yield f"{module} {line} {kind}"
         for text in texts:

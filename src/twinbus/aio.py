@@ -6,8 +6,8 @@
             async for message in queue:
                 await message.complete()
 
-Each method does what the method of the same name of the blocking class does. A receive that is
-cancelled gives back what it would have returned.
+Each method behaves like the method of the same name in the blocking class. If a receive is
+cancelled, the messages that it would have returned are released.
 """
 
 import asyncio
@@ -59,7 +59,10 @@ _MESSAGE_FIELDS = tuple(f.name for f in fields(BrokeredMessage))
 
 
 class _Threads:
-    """Where blocking work runs. Those who wait for messages cannot keep the others from working."""
+    """The thread pools of a factory.
+
+    Receives that wait for messages have their own pool, so they cannot block other operations.
+    """
 
     def __init__(self) -> None:
         self.for_work = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-aio")
@@ -84,11 +87,11 @@ class _Facade(Generic[B_co]):
         *,
         waits: bool = False,
     ) -> R:
-        """Run blocking work in a thread; `undo` its result when nobody waits for it any more."""
+        """Run blocking work in a thread; if the task was cancelled, call `undo` with the result."""
         try:
             threads = self._threads.for_waiting if waits else self._threads.for_work
             future = threads.submit(in_context(work))
-        except RuntimeError:  # the threads went with the factory: what is closed answers at once
+        except RuntimeError:  # the pool is shut down, and a closed object raises at once
             return work()
         try:
             return await asyncio.wrap_future(future)
@@ -98,7 +101,7 @@ class _Facade(Generic[B_co]):
             raise
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Close the blocking object."""
         await self._run(self._blocking.close)
 
     async def __aenter__(self) -> Self:
@@ -122,7 +125,7 @@ def _undo(done: "Future[R]", undo: Callable[[R], None]) -> None:
 def _awaited(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Return a method of the blocking class as one to be awaited, with the same parameters."""
+    """Return a coroutine function for a method of the blocking class, with its parameters."""
 
     async def call(facade: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         blocking = facade._blocking  # noqa: SLF001 - it becomes a method of the facade
@@ -177,31 +180,33 @@ class ReceivedMessage(BrokeredMessage):
     receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
 
     async def complete(self) -> None:
-        """Say that it is done: it will not be delivered again."""
+        """Complete the message: it will not be delivered again."""
         await self._settle(receivers.MessageReceiver.complete)
 
     async def abandon(self) -> None:
-        """Give it back; counts as a failed delivery."""
+        """Abandon the message; counts as a failed delivery."""
         await self._settle(receivers.MessageReceiver.abandon)
 
     async def defer(self) -> None:
-        """Put it aside; it comes back only by `receive_deferred` with its sequence number."""
+        """Defer the message; receive it again with `receive_deferred` and its number."""
         await self._settle(receivers.MessageReceiver.defer)
 
     async def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
         """Move it to the dead-letter queue."""
-        await self._settle(lambda held, messages: held.dead_letter(messages, reason, description))
+        await self._settle(
+            lambda blocking, messages: blocking.dead_letter(messages, reason, description)
+        )
 
     async def renew_lock(self) -> datetime:
-        """Lock it for another lock duration; return until when."""
+        """Renew the lock; return the new expiry time."""
         return await self._settle(receivers.MessageReceiver.renew_locks)
 
     async def _settle(
         self, settle: Callable[[receivers.MessageReceiver, Sequence[BrokeredMessage]], R]
     ) -> R:
-        held = self.receiver
-        assert held is not None  # only receivers make these
-        return await held._run(lambda: settle(held._blocking, [self]))  # noqa: SLF001
+        receiver = self.receiver
+        assert receiver is not None  # only receivers make these
+        return await receiver._run(lambda: settle(receiver._blocking, [self]))  # noqa: SLF001
 
 
 class MessageReceiver(_Facade[receivers.MessageReceiver]):
@@ -232,7 +237,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         return self._blocking.is_closed
 
     async def close(self) -> None:
-        """Give back what was fetched ahead, and end an iteration that waits."""
+        """Release prefetched messages, and end a waiting iteration."""
         self._closing.set()
         await super().close()
 
@@ -243,11 +248,11 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
     async def receive_batch(
         self, max_messages: int, wait: timedelta = DEFAULT_WAIT
     ) -> list[ReceivedMessage]:
-        """Return up to so many messages: waits for the first, takes what is there with it."""
-        return self._held(
+        """Return up to `max_messages` messages. Waits for the first one only."""
+        return self._received(
             await self._run(
                 lambda: self._blocking.receive_batch(max_messages, wait),
-                self._give_back,
+                self._release,
                 waits=True,
             )
         )
@@ -268,9 +273,9 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         self, sequence_numbers: int | Sequence[int]
     ) -> list[ReceivedMessage]:
         """Receive deferred messages by number, all or none."""
-        return self._held(
+        return self._received(
             await self._run(
-                lambda: self._blocking.receive_deferred(sequence_numbers), self._give_back
+                lambda: self._blocking.receive_deferred(sequence_numbers), self._release
             )
         )
 
@@ -288,20 +293,20 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
             for message in messages:
                 yield message
 
-    def _held(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
+    def _received(self, messages: Sequence[BrokeredMessage]) -> list[ReceivedMessage]:
         return [
             ReceivedMessage(**{name: getattr(m, name) for name in _MESSAGE_FIELDS}, receiver=self)
             for m in messages
         ]
 
-    def _give_back(self, messages: Sequence[BrokeredMessage]) -> None:
+    def _release(self, messages: Sequence[BrokeredMessage]) -> None:
         tokens = [m.lock_token for m in messages if m.lock_token is not None]
         if tokens:
             self._blocking.settle_columns(tokens_of(tokens), Disposition.RELEASE)
 
 
 class MessageSession(MessageReceiver):
-    """A session held exclusively: its messages in order, and its state."""
+    """A locked session: its messages in order, and its state."""
 
     _blocking: receivers.MessageSession
 
@@ -316,7 +321,7 @@ class MessageSession(MessageReceiver):
 
     @property
     def locked_until_utc(self) -> datetime:
-        """Until when it is held, as of the last renewal."""
+        """When the lock expires, as of the last renewal."""
         return self._blocking.locked_until_utc
 
 
@@ -330,7 +335,7 @@ class _SessionfulReceiver(MessageReceiver):
     async def accept_message_session(
         self, session_id: str | None = None, wait: timedelta = DEFAULT_WAIT
     ) -> MessageSession:
-        """Hold a session: the named one, or the next that has messages."""
+        """Lock a session: the named one, or the next that has messages."""
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(session_id, wait),
             receivers.MessageSession.close,
@@ -372,7 +377,7 @@ class _NamespaceUser(_Facade[B_co]):
         super().__init__(blocking, _Threads())
 
     async def close(self) -> None:
-        """Finish what is under way and let go of the namespace and the threads."""
+        """Wait for operations in flight, then close the namespace and the threads."""
         await super().close()
         self._threads.close()
 
@@ -423,7 +428,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
         wait: timedelta = DEFAULT_WAIT,
         options: ReceiveOptions | None = None,
     ) -> MessageSession:
-        """Hold a session of a queue or subscription: the named one, or the next with messages."""
+        """Lock a session of a queue or subscription: the named one, or the next with messages."""
         blocking = await self._run(
             lambda: self._blocking.accept_message_session(path, session_id, wait, options),
             receivers.MessageSession.close,
@@ -438,11 +443,11 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
 
     @property
     def state(self) -> FactoryState:
-        """What it is at."""
+        """The state of the factory."""
         return self._blocking.state
 
     def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call back at each change of state, from any thread; return how to stop."""
+        """Call `watcher` at each change of the state, from any thread; return how to remove it."""
         return self._blocking.on_state_change(watcher)
 
     fault = _awaited(factory.MessagingFactory.fault)

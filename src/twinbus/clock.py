@@ -1,13 +1,13 @@
-"""Time comes in through one door: nothing below the edges reads it by itself.
+"""Clocks: each component gets the time from a `Clock` that its caller passes in.
 
-A clock has two faces, both in microseconds since 1970 (UTC):
+Nothing else reads the system clock. A clock has two readings, in microseconds since 1970 (UTC):
 
     now_us    for durations. It runs at the pace of the machine's monotonic clock and begins at the
               wall time of the clock's construction. Setting the machine's clock does not touch it.
     wall_us   for stamps, schedules and tokens. It is the machine's clock, and may be set in either
               direction at any moment.
 
-The manual clock only moves when a test moves it, and then calls those who asked to be called.
+The manual clock only moves when a test moves it, and then calls the registered callbacks.
 """
 
 import time
@@ -37,7 +37,7 @@ def moment_us(moment: datetime) -> int:
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """Reads the time, and sleeps."""
 
     def now_us(self) -> int:
         """Return the moment durations are measured by; it never goes back."""
@@ -48,7 +48,7 @@ class Clock(Protocol):
         ...
 
     def seconds_until(self, moment: int) -> float | None:
-        """Return how long to wait for that moment of `now_us`; None: until `on_advance` calls."""
+        """Return the seconds until `now_us` reaches a moment; None: wait for `on_advance`."""
         ...
 
     def sleep_us(self, duration: int) -> None:
@@ -56,12 +56,15 @@ class Clock(Protocol):
         ...
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back whenever time jumps; return how to stop. Real time never jumps."""
+        """Register a callback for jumps of the clock; return a function that removes it.
+
+        Real time never jumps.
+        """
         ...
 
 
 def passes_by_itself(clock: Clock) -> bool:
-    """Whether time goes on without being moved."""
+    """Whether time passes without a call of `advance`."""
     return clock.seconds_until(NEVER_US) is not None
 
 
@@ -122,11 +125,11 @@ class ManualClock:
         return 0.0 if moment <= self._now_us else None
 
     def sleep_us(self, duration: int) -> None:
-        """Sleep by moving the clock: a sleeper on a manual clock drives it."""
+        """Advance the clock by the time to sleep."""
         self.advance(timedelta(microseconds=duration))
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each move; return how to stop."""
+        """Register a callback for each move; return a function that removes it."""
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)
 
@@ -136,7 +139,7 @@ class ManualClock:
         self._call_back()
 
     def skip(self, span: timedelta) -> None:
-        """Let time pass while nobody looks: no callback is called."""
+        """Advance the clock without calling callbacks."""
         self._now_us += span // MICROSECOND
 
     @property
@@ -157,10 +160,10 @@ class ManualClock:
 class BrokerTime:
     """The one timeline of a broker: wall time that durations can be measured by.
 
-    `now_us` follows the wall clock as long as that drifts. When somebody sets the wall clock, the
-    timeline first goes on as if nothing had happened. If the clock still says so a moment later,
-    `look` moves the timeline and returns by how much, so that the broker moves every deadline that
-    is a duration along with it. A clock that is wrong for a moment only is never believed.
+    `now_us` follows slow drift of the wall clock. If the wall clock is set, the timeline ignores
+    the step at first. If the step is still there after CLOCK_CONFIRM_US, `look` moves the timeline
+    and returns the step, and the broker moves every deadline that is a duration by it. A step that
+    is corrected within that time has no effect.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -178,7 +181,7 @@ class BrokerTime:
         return moment if moment == NEVER_US else moment - self._ahead_us
 
     def deadline(self, moment: int) -> int:
-        """Return when the clock shows that a moment has come, or that a doubt is over."""
+        """Return the `now_us` of the clock at a moment, or when an unconfirmed step is due."""
         due = moment if moment == NEVER_US else moment - self._ahead_us
         return due if self._doubtful_since is None else min(due, self.looks_again_at)
 
@@ -211,7 +214,7 @@ class BrokerTime:
 
     @property
     def looks_again_at(self) -> int:
-        """When the clock's `now_us` shows that a doubt is over; NEVER_US: there is none."""
+        """When `look` decides about an unconfirmed step; NEVER_US if there is none."""
         if self._doubtful_since is None:
             return NEVER_US
         return self._doubtful_since + CLOCK_CONFIRM_US

@@ -38,6 +38,7 @@ from twinbus.limits import (
     RABBITMQ_TLS_PORT,
     SECOND_US,
     SERVICE_BUS_PORT,
+    SHOWN_SCHEME_LETTERS,
 )
 
 _MANAGEMENT = "/$management"
@@ -102,7 +103,8 @@ class ConnectionString:
             return cls(**_service_bus(endpoint, parts))
         if scheme in ("amqp", "amqps"):
             return cls(**_rabbitmq(endpoint, parts, tls=scheme == "amqps"))
-        raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme. Use {_SCHEMES}.")
+        named = f" {scheme}" if scheme.isalpha() and len(scheme) <= SHOWN_SCHEME_LETTERS else ""
+        raise InvalidArgumentError(f"The `Endpoint` has the unknown scheme{named}. Use {_SCHEMES}.")
 
     @classmethod
     def _embedded(cls, endpoint: str, parts: dict[str, str]) -> Self:
@@ -490,7 +492,7 @@ def _check_known(parts: dict[str, str], known: set[str], what: str) -> None:
             raise InvalidArgumentError(
                 f"The connection string of {what} cannot have `{_PARTS[name]}`. Remove it."
             )
-        names = ", ".join(f"`{_PARTS[one]}`" for one in _PARTS if one in {"endpoint", *known})
+        names = ", ".join(f"`{_PARTS[part]}`" for part in _PARTS if part in {"endpoint", *known})
         raise InvalidArgumentError(
             f"The connection string of {what} has an unknown part. The known parts are {names}."
         )

@@ -14,11 +14,13 @@ it came from.
             message.complete()
 
 A message is remembered when it was completed and the loop asks for the next one or ends, also by
-`break` or by an error. What this covers:
-copies that arrive while their origin is remembered, by consumers that share one memory. It does
-not cover: messages without the property, a consumer that dies after it handled a message and before
-the memory has it (the file is written for each message), and copies that two consumers with
-memories of their own receive.
+`break` or by an error. It drops copies that arrive while their origin is remembered, for all
+consumers that share one memory. It does not drop:
+
+- messages without the property;
+- the copy of a message whose consumer died after it handled the message and before the memory had
+  it (the file is written for each message);
+- copies that two consumers with separate memories receive.
 """
 
 import sqlite3
@@ -39,13 +41,13 @@ from twinbus.values import check_whole
 
 
 def origin_of(message: BrokeredMessage) -> str | None:
-    """Return what all copies of a message have in common; None: it does not say."""
+    """Return the origin in the properties of a message, or None."""
     origin = message.application_properties.get(ORIGIN_PROPERTY)
     return origin if isinstance(origin, str) and origin else None
 
 
 def _key_of(message: BrokeredMessage) -> str | None:
-    """Return what a message is remembered by; None: nothing."""
+    """Return the key under which a message is remembered; None if it has no origin."""
     origin = origin_of(message)
     receiver = message.receiver if isinstance(message, ReceivedMessage) else None
     path = receiver.path.lower() if receiver is not None else ""

@@ -52,7 +52,7 @@ _NAME = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class EntityStatus(Enum):
-    """What an entity lets happen."""
+    """Which operations an entity allows."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
@@ -81,7 +81,7 @@ def is_backlog_path(path: str) -> bool:
 
 
 def backlog_folder(primary: str) -> str:
-    """Return what the names of all backlog queues of a primary begin with: a key may cover it."""
+    """Return the path prefix of the backlog queues of a primary; a key can be limited to it."""
     return backlog_queue_path(primary, 0).removesuffix("/0")
 
 
@@ -154,7 +154,7 @@ class QueueDescription:
 
     path: str
     max_size_in_megabytes: int = DEFAULT_SIZE_MEGABYTES  # per message store
-    max_delivery_count: int = DEFAULT_MAX_DELIVERY_COUNT  # failed deliveries before it dies
+    max_delivery_count: int = DEFAULT_MAX_DELIVERY_COUNT  # failed deliveries; then: dead letter
     default_message_time_to_live: timedelta = UNLIMITED  # an upper bound for each message's own
     auto_delete_on_idle: timedelta = UNLIMITED
     lock_duration: timedelta = DEFAULT_LOCK_DURATION
@@ -305,7 +305,7 @@ class RuleDescription:
 
 
 def _checked_values(what: str, values: object) -> dict[str, Any]:
-    """Return a copy of named values; refuse what no application property could be."""
+    """Return a copy of named values; refuse values that no application property can have."""
     if not isinstance(values, Mapping):
         raise InvalidArgumentError(f"{what} of a rule must be a dict of names to values")
     if len(values) > MAX_RULE_VALUES:
@@ -314,8 +314,8 @@ def _checked_values(what: str, values: object) -> dict[str, Any]:
         )
     for name, value in values.items():
         property_child(name, value)
-        held = value.encode() if isinstance(value, str) else value
-        size = len(held) if isinstance(held, bytes) else 0
+        content = value.encode() if isinstance(value, str) else value
+        size = len(content) if isinstance(content, bytes) else 0
         if size > MAX_RULE_VALUE_BYTES:
             raise InvalidArgumentError(
                 f"{what} of a rule: {name!r:.60} has {size} bytes; the limit is "

@@ -10,7 +10,7 @@
     ├── EntityNotFoundError          caller    no
     ├── EntityAlreadyExistsError     caller    no
     ├── MessageNotFoundError         caller    no
-    ├── MessageLockLostError         caller    no    the lock lapsed or never was
+    ├── MessageLockLostError         caller    no    the lock has expired, or never existed
     ├── SessionLockLostError         caller    no
     ├── SessionCannotBeLockedError   caller    yes   another receiver holds it
     ├── RangeUnavailableError        caller    yes   another syphon holds the lease
@@ -22,7 +22,7 @@
     ├── NewerFormatError             operator  no
     ├── LedgerDamagedError           operator  no    the text names the files
     ├── NamespaceClosedError         caller    no
-    ├── FactoryFaultedError          caller    no    it and its partner gave up; make new ones
+    ├── FactoryFaultedError          caller    no    it or its pair failed; create new ones
     ├── UnauthorizedError            operator  no    no token, a bad one, or a claim is missing;
     │                                                also a PermissionError
     ├── ServerBusyError              broker    yes   wait 10 s
@@ -73,12 +73,12 @@ class MessagingError(Exception):
 
     @property
     def code(self) -> str:
-        """The name of this kind, stable across doors and versions."""
+        """The name of the error class on the wire; it does not change between versions."""
         return type(self).__name__.removesuffix("Error")
 
 
 class TransientError(MessagingError):
-    """A passing failure of no more precise kind."""
+    """A transient failure without a more specific class."""
 
     is_transient = True
 
@@ -128,13 +128,13 @@ class MessageNotFoundError(MessagingError):
 
 
 class MessageLockLostError(MessagingError):
-    """A lock token is unknown or its lock has lapsed; the message will be delivered again."""
+    """A lock token is unknown, or its lock has expired: the message is delivered again."""
 
     fault = FaultOwner.CALLER
 
 
 class SessionLockLostError(MessagingError):
-    """The session lock has lapsed, was released, or never was."""
+    """The session lock has expired, was released, or never existed."""
 
     fault = FaultOwner.CALLER
 
@@ -154,7 +154,7 @@ class RangeUnavailableError(MessagingError):
 
 
 class StaleEpochError(MessagingError):
-    """The lease of this epoch has lapsed, was released, or was taken over."""
+    """The lease of this epoch has expired, was released, or was taken over."""
 
     fault = FaultOwner.CALLER
 
@@ -234,7 +234,7 @@ class BacklogUnavailableError(TransientError):
 
 
 class CommandFailedError(MessagingError):
-    """The broker failed to carry out this command; nothing of it was done, and others go on."""
+    """The broker failed to execute this command; it changed nothing, nor affected others."""
 
 
 class BrokerRestartingError(TransientError):
@@ -242,7 +242,7 @@ class BrokerRestartingError(TransientError):
 
 
 def error_of(code: str, text: str, facts: Mapping[str, object]) -> MessagingError:
-    """Return the error that had this code; one this version does not know is a MessagingError."""
+    """Return an error for a code of the wire; an unknown code gives a MessagingError."""
     error = _KINDS.get(code, MessagingError)(text)
     error.facts = facts
     return error

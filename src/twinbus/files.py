@@ -1,4 +1,4 @@
-"""What files need beyond Python's own: they appear whole, their names are durable, and privacy.
+"""Atomic file writes, durable renames, and private files.
 
 A file that others read while it is written, or that must survive a power cut, goes through
 `write_whole`: a draft beside it, a sync, a rename, and a sync of the folder. The log has its own
@@ -55,7 +55,7 @@ def _create(path: Path, mode: int) -> BinaryIO:
 def write_whole(
     path: Path, content: bytes, *, is_private: bool = True, is_durable: bool = True
 ) -> None:
-    """Write a file that appears whole under its name, or raise and leave what was there."""
+    """Write a file atomically: on an error, the old file stays unchanged."""
     write_all_whole(
         {path: lambda file: file.write(content)}, is_private=is_private, is_durable=is_durable
     )
@@ -67,7 +67,7 @@ def write_all_whole(
     is_private: bool = True,
     is_durable: bool = True,
 ) -> None:
-    """Write files that appear whole: all of them, or none and it raises.
+    """Write files atomically; on an error, write none and raise.
 
     Each writer gets the draft of its file, whose name begins with a dot. When this returns, durable
     files are on the disk.
@@ -93,7 +93,7 @@ def write_all_whole(
                     path.unlink()
         raise
     if is_durable:
-        with suppress(OSError):  # the files are there, and a system that stands keeps them
+        with suppress(OSError):  # the rename is done; only a power cut could lose it
             for folder in {path.parent for path in writers}:
                 sync_directory(folder)
 

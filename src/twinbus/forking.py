@@ -1,4 +1,4 @@
-"""What happens to open things in a process that was forked.
+"""Callbacks for a forked child process.
 
 A fork copies sockets, counters and locks, but no thread except the calling one. An object that two
 processes must not share registers a method here. The method is called in the child, before any

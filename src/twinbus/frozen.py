@@ -4,7 +4,7 @@ A frozen dataclass sets each field through `object.__setattr__`, which takes 0.2
 them for a message, and every send makes messages. Python sets a field of an ordinary object twenty
 times as fast. So the class gets a *draft*: a dataclass of the same fields that is not frozen. An
 object is a draft while its fields are set and turns frozen before the constructor checks them, so
-nobody else ever sees a draft.
+no other code can see a draft.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,9 @@ def quick(cls: type[T]) -> type[T]:
     """Give a frozen dataclass with slots a quick constructor; subclasses keep the usual one."""
     own: Any = cls
     draft: Any = make_dataclass(
-        cls.__name__, [(one.name, one.type, _copy(one)) for one in fields(own)], slots=True
+        cls.__name__,
+        [(defined.name, defined.type, _copy(defined)) for defined in fields(own)],
+        slots=True,
     )
     usual, check = own.__init__, own.__post_init__
     fill: Callable[..., None] = draft.__init__
@@ -40,6 +42,8 @@ def quick(cls: type[T]) -> type[T]:
     return cls
 
 
-def _copy(one: "Field[Any]") -> Any:
+def _copy(defined: "Field[Any]") -> Any:
     """Return the definition of a field for another class."""
-    return field(default=one.default, default_factory=one.default_factory, kw_only=one.kw_only)
+    return field(
+        default=defined.default, default_factory=defined.default_factory, kw_only=defined.kw_only
+    )

@@ -1,7 +1,7 @@
-"""A future that costs little while nobody waits for it.
+"""A future that creates its lock only when a caller waits.
 
-A future of the standard library makes a lock of its own when it is created. That takes longer than
-the rest of a pipelined send, and most futures are done before anybody looks at them. This one makes
+A future of the standard library creates a lock in its constructor. That takes longer than the rest
+of a pipelined send, and most futures are done before a caller waits for them. This future creates
 the lock when the first caller waits for it or adds a callback.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_UNUSED = threading.Condition()  # of futures that were done before anybody waited for them
+_UNUSED = threading.Condition()  # of futures that were done before a caller waited
 
 
 class RunningFuture(Future[T]):
@@ -26,7 +26,7 @@ class RunningFuture(Future[T]):
         self._done_callbacks: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Make the lock at its first use; of two threads that do, both get the same one."""
+        """Create the lock at its first use; all threads get the same lock."""
         if name != "_condition":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return self.__dict__.setdefault("_condition", threading.Condition())
@@ -58,7 +58,7 @@ class RunningFuture(Future[T]):
             self._finish()
 
     def _finish(self) -> None:
-        """Finish; wake whoever began to wait since the caller looked."""
+        """Set the result, and wake threads that started to wait in the meantime."""
         self._state = FINISHED
         condition = self.__dict__.setdefault("_condition", _UNUSED)
         if condition is _UNUSED:

@@ -2,8 +2,8 @@
 
     amqp://host[:port][,host[:port] ...][/virtual-host]
 
-Characters of the virtual host that an address cannot have are written as in any URL (%2F). Without
-one it is "/", the one that every broker begins with.
+Characters of the virtual host that an address cannot have are written as in any URL (%2F). The
+default is "/", which every RabbitMQ has.
 """
 
 from urllib.parse import quote, unquote, urlsplit

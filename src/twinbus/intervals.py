@@ -41,13 +41,13 @@ class Intervals:
         return not self._last or self._last[-1] < number
 
     def keep_latest(self, count: int) -> None:
-        """Forget the lowest intervals when there are more than so many."""
+        """Drop the lowest intervals beyond `count`."""
         del self._first[:-count], self._last[:-count]
 
     def add(self, first: int, last: int) -> int:
-        """Add the numbers first to last, both included; return how many intervals that makes more.
+        """Add the numbers first to last, both included.
 
-        It is a negative number where intervals grow together.
+        Return the change of the number of intervals; negative if intervals were merged.
         """
         if self._last and first == self._last[-1] + 1:  # nearly always
             self._last[-1] = last

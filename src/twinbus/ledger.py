@@ -6,14 +6,14 @@
       transitions/day=...                                             of a pairing
       transfers/day=...                                               of a syphon
 
-A file appears whole, under its name, when it is on the disk, and is never changed: whoever lists a
-folder sees complete files only. The small files of a finished day are merged into one
-(`ledger_merge`). Files of a day lie together, so that a reader leaves out the days
-it does not need, and whole days are deleted when they are older than the retention. When the
-ledgers of a namespace exceed their size bound, its broker deletes the oldest files first. Each file
-says in its metadata which ledger it belongs to and in which version it was written.
+A file appears under its name when it is on the disk, and is never changed, so a reader of the
+folder sees only complete files. The small files of a finished day are merged into one
+(`ledger_merge`). Each day has its own folder, so a reader can skip days, and whole days are
+deleted when they are older than the retention. When the
+ledgers of a namespace exceed their size bound, its broker deletes the oldest files first. The
+metadata of each file names its ledger and the version of its format.
 
-`read_footer` tells whether a file is one of ours. It opens the footer only.
+`read_footer` checks whether a file is a ledger file. It opens the footer only.
 """
 
 import io
@@ -70,7 +70,7 @@ JOURNAL = ".journal"
 
 
 class LedgerKind(Enum):
-    """What a ledger tells of; the first column of each is the moment its row is about."""
+    """The kinds of ledgers. The first column of each is the time of the row."""
 
     OPERATIONS = "operations"
     MESSAGES = "messages"
@@ -82,7 +82,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
     LedgerKind.OPERATIONS: pa.schema(
         [
             ("bucket", _MOMENT),  # when the time it was counted over began
-            ("path", pa.string()),  # of the entity; empty: of none, or of one that is not there
+            ("path", pa.string()),  # of the entity; empty if there is none
             ("operation", pa.string()),
             ("purpose", pa.string()),  # see protocol.operations.Purpose
             ("outcome", pa.string()),  # ok, Withdrawn, or the code of an error
@@ -97,7 +97,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
             ("at", _MOMENT),
             ("event", pa.string()),  # see above
             ("path", pa.string()),
-            ("number", pa.int32()),  # of the entity: one made anew under its path has another
+            ("number", pa.int32()),  # of the entity; a new entity with this path has a new number
             ("first", pa.int64()),  # sequence numbers, both included
             ("last", pa.int64()),
             ("message_id", pa.string()),  # where the row is about one message and names it
@@ -123,7 +123,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
             ("message_id", pa.string()),
             ("path", pa.string()),  # where it belongs on the primary
             ("queue", pa.string()),  # of the backlog
-            ("origin", pa.string()),  # of the queue: one made anew under its path has another
+            ("origin", pa.string()),  # of the queue; a new queue with this path has a new origin
             ("sequence_number", pa.int64()),  # in the queue
             ("bytes", pa.int64()),
             ("result", pa.string()),  # moved, or dead_lettered
@@ -139,7 +139,7 @@ class LedgerSettings:
 
     is_on: bool = True
     messages: bool = True  # what became of each message, too: for reconciliation
-    bucket: timedelta = LEDGER_BUCKET  # how finely operations are told apart in time
+    bucket: timedelta = LEDGER_BUCKET  # length of the time in which operations are counted together
     roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
     retention: timedelta = LEDGER_RETENTION  # days older than this are deleted
     max_bytes: int = LEDGER_BYTES  # of all files; beyond, the oldest are deleted
@@ -206,7 +206,7 @@ class Ledger:
         self._layout = _layout(SCHEMAS[kind])
 
     def write(self, rows: pa.Table, now_us: int) -> list[Path]:
-        """Write rows, a file for each day they are of: all of them, or none and it raises.
+        """Write rows, one file per day. On an error nothing is written.
 
         When this returns they are on the disk.
         """
@@ -386,7 +386,7 @@ class LedgerSize:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return how columns are written: message ids are all different, so nothing is tried there."""
+    """Return how columns are written; message ids are unique, so they are not compressed."""
     names = [name for name in schema.names if name != "message_id"]
     whole = [column.name for column in schema if pa.types.is_integer(column.type)]
     return {
@@ -395,7 +395,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
         "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
         "write_statistics": names,
         "write_page_checksum": True,  # so that damage is noticed where the footer is whole
-        "store_schema": False,  # texts are texts, also where memory holds them by number
+        "store_schema": False,  # read dictionary columns back as plain strings
     }
 
 
@@ -424,7 +424,7 @@ def days(folder: F) -> Iterator[tuple[date, F]]:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself."""
+    """The metadata of a ledger file."""
 
     kind: str
     version: int
@@ -433,7 +433,7 @@ class Footer:
 
 
 def read_footer(path: Path) -> Footer | str:
-    """Return what a ledger file says of itself, or why it is none."""
+    """Return the metadata of a ledger file, or the reason why it is not a ledger file."""
     return footer_of(path, path.stat().st_size if path.exists() else 0)
 
 
@@ -444,15 +444,15 @@ def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
         columns = found.schema.to_arrow_schema().remove_metadata()
     except (OSError, ValueError, pa.ArrowException) as error:  # also names that are no text
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
-    told = {
+    metadata = {
         key.decode(errors="replace"): value.decode(errors="replace")
         for key, value in (found.metadata or {}).items()
     }
-    if _KIND_KEY not in told:
+    if _KIND_KEY not in metadata:
         return "foreign: a Parquet file, but not of a Twinbus ledger"
-    kind = told[_KIND_KEY]
+    kind = metadata[_KIND_KEY]
     try:
-        version = int(told[_VERSION_KEY])
+        version = int(metadata[_VERSION_KEY])
         schema = SCHEMAS[LedgerKind(kind)]
     except (KeyError, ValueError):
         return f"foreign: it calls itself {kind!r}, which this Twinbus does not know"
@@ -460,4 +460,4 @@ def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
         return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
     if columns != schema:
         return f"damaged: its columns are not those of {kind} in version {version}"
-    return Footer(kind, version, found.num_rows, merging.replaced_by(told))
+    return Footer(kind, version, found.num_rows, merging.replaced_by(metadata))

@@ -36,7 +36,7 @@ def replaced_by(metadata: Mapping[str, str]) -> frozenset[str]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Say whether no other process merges files of this folder; the lock ends with the block."""
+    """Try to lock the folder for merging; yield whether it succeeded."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -74,16 +74,16 @@ def write_merged(
     names = json.dumps([path.name for path in files])
     with pq.ParquetWriter(target, schema, **layout) as writer:
         writer.add_key_value_metadata({**metadata, REPLACES_KEY: names})
-        held: list[pa.Table] = []
+        tables: list[pa.Table] = []
         count = 0
         for path in files:
-            held.append(pq.read_table(path, partitioning=None).cast(schema))
-            count += held[-1].num_rows
+            tables.append(pq.read_table(path, partitioning=None).cast(schema))
+            count += tables[-1].num_rows
             if count >= LEDGER_FILE_ROWS:
-                writer.write_table(pa.concat_tables(held), LEDGER_FILE_ROWS)
-                held, count = [], 0
-        if held:
-            writer.write_table(pa.concat_tables(held), LEDGER_FILE_ROWS)
+                writer.write_table(pa.concat_tables(tables), LEDGER_FILE_ROWS)
+                tables, count = [], 0
+        if tables:
+            writer.write_table(pa.concat_tables(tables), LEDGER_FILE_ROWS)
 
 
 def _texts(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Things that are closed when one is done with them; `with` does it."""
+"""Base class of objects with `close`, usable in a `with` block."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -10,7 +10,7 @@ class Closable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what it holds; closing twice is harmless."""
+        """Release all resources. A second call does nothing."""
 
     def __enter__(self) -> Self:
         return self

@@ -19,9 +19,10 @@ MAX_BATCH_BYTES: Final = 64 * 1024 * 1024  # one commit record stays far below A
 MAX_BATCH_MESSAGES: Final = 100_000  # bounds the time the one writer spends on one command
 MAX_ID_CHARACTERS: Final = 128  # message_id, session_id and partition_key, as in Service Bus
 MAX_PROPERTY_NAME_CHARACTERS: Final = 256
-FEW_MESSAGES: Final = 16  # columns of so few are kept at hand: single messages are many and alike
+FEW_MESSAGES: Final = 16  # null columns up to this length are cached: most sends have few messages
 DRAWN_IDS: Final = 256  # at once: each draw is a system call, during which other threads take over
 SHOWN_CHARACTERS: Final = 40  # of a wrong text, in an error
+SHOWN_SCHEME_LETTERS: Final = 8  # of an unknown endpoint; a longer text may be part of a key
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
 # Entities
@@ -32,12 +33,10 @@ MAX_USER_METADATA_CHARACTERS: Final = 1024
 MAX_SIZE_MEGABYTES: Final = 81_920  # 16 partitions of the largest Standard queue (5120)
 DEFAULT_SIZE_MEGABYTES: Final = 1024
 DEFAULT_MAX_DELIVERY_COUNT: Final = 10
-MAX_MAX_DELIVERY_COUNT: Final = 2**31 - 1  # what backlog queues are made with: never give up
+MAX_MAX_DELIVERY_COUNT: Final = 2**31 - 1  # of backlog queues: effectively unlimited
 DEFAULT_LOCK_DURATION: Final = timedelta(minutes=1)
 MIN_LOCK_DURATION: Final = timedelta(seconds=1)
-MAX_LOCK_DURATION: Final = timedelta(
-    minutes=5
-)  # longer work renews; a dead consumer blocks no more
+MAX_LOCK_DURATION: Final = timedelta(minutes=5)  # consumers renew it for work that takes longer
 MIN_AUTO_DELETE_ON_IDLE: Final = timedelta(minutes=5)  # shorter would race an ordinary restart
 MIN_TIME_TO_LIVE: Final = timedelta(seconds=1)
 DEFAULT_DUPLICATE_WINDOW: Final = timedelta(minutes=10)
@@ -47,10 +46,10 @@ PARTITION_COUNT: Final = 16  # message stores of a partitioned entity, as in Ser
 MAX_FORWARD_HOPS: Final = 4  # a longer chain is a mistake or a loop
 FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward target this often
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
-MAX_SQL_DEPTH: Final = 32  # of brackets and of operators in each other: Python's stack holds 1000
+MAX_SQL_DEPTH: Final = 32  # nesting of brackets and operators: Python's stack holds 1000
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
 MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins; actions double
-MAX_WILDCARDS: Final = 16  # of a LIKE pattern; a matcher has so many ways to go on
+MAX_WILDCARDS: Final = 16  # of a LIKE pattern; matching time grows with each wildcard
 LIKE_OPERATORS: Final = 10  # as many as one LIKE counts: it reads every character of a text
 MAX_RULE_OPERATORS: Final = 200  # of one filter or action: that of 18 LIKEs
 MAX_SUBSCRIPTION_OPERATORS: Final = 1000  # of all its rules: each is evaluated for every message
@@ -60,8 +59,8 @@ MAX_RULE_VALUE_BYTES: Final = 1024  # a pattern of that length still compiles
 MAX_RULES: Final = 100  # of one subscription: each is evaluated for every message of its topic
 MAX_ENTITIES: Final = 10_000  # of a namespace, as in Service Bus; every segment describes them all
 MAX_SUBSCRIPTIONS: Final = 2000  # of one topic, as in Service Bus
-MIN_QUOTA_BYTES: Final = 64  # a message counts at least so much: that is its row in memory
-SESSION_QUOTA_BYTES: Final = 512  # a session with messages counts so much: that is its memory
+MIN_QUOTA_BYTES: Final = 64  # the minimum size of a message for quotas: the memory of its row
+SESSION_QUOTA_BYTES: Final = 512  # the size of a session with messages for quotas: its memory
 MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
 MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
 REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time, its place in a dict
@@ -80,7 +79,7 @@ WORK_RULE_BYTES: Final = 128 * 1024  # of messages, times operators: evaluated i
 # Receiving
 MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
 MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
-MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not for ever
+MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not forever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
 MAX_HELD_SESSIONS: Final = 10_000  # locked sessions of one entity
 MAX_LISTED_SESSIONS: Final = 10_000  # of one reply; each name has up to 128 characters
@@ -91,7 +90,7 @@ MAX_DEAD_LETTER_PARTS: Final = 1000  # of one settlement; each has its own reaso
 SCAN_ROWS: Final = 4096  # looked at in one step by a search for deliverable messages
 SHOWN_LOST: Final = 100  # sequence numbers or lock tokens that an error names
 DEFAULT_LEASE_DURATION: Final = timedelta(minutes=1)
-MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon holds its range no longer
+MAX_LEASE_DURATION: Final = timedelta(hours=1)  # a dead syphon blocks its range no longer than this
 MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change is one vector step
 
 # Transfers
@@ -103,18 +102,18 @@ KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refuse
 KNOWN_INTERVALS: Final = 50_000  # per key, over all its senders; some 5 MB
 TRANSFER_ORIGINS: Final = 10_000  # per key of one entity: queues it may name for the first time
 TRANSFER_INTERVALS: Final = 100_000  # per key of one entity, over these queues; some 10 MB
-NONCE_BYTES: Final = 16  # in names that nobody may guess
+NONCE_BYTES: Final = 16  # in names that must not be guessable
 
 # The log
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
-SPARE_SEGMENTS: Final = 2  # files kept to be written over: one in use ahead, one in hand
+SPARE_SEGMENTS: Final = 2  # files kept for reuse: the next segment, and one more
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
 COMPACTION_STEP_QUEUES: Final = 256  # searched for them per turn: a millisecond if all are empty
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
 ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
-GATHER_S: Final = 0.001  # a caller takes some 20 µs to come back: enough for fifty of them
+GATHER_S: Final = 0.001  # the wait of a turn for more requests: fifty callers come back in it
 MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
 MAX_WRITE_BUFFERS: Final = 1024  # of one system call: IOV_MAX on Linux
@@ -134,11 +133,11 @@ MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are re
 LOG_INTERVAL_US: Final = 10 * SECOND_US  # between two lines about the same key, or slow flushes
 LOGGED_RULES: Final = 100  # rules whose failures have a log line each; the others share one
 LOGGED_LIBRARY_LINES: Final = 32  # kinds of lines of uvicorn and asyncio; the others share one
-LOGGED_KEY_NAMES: Final = 1000  # told apart in that time; clients choose the names they present
+LOGGED_KEY_NAMES: Final = 1000  # in one interval; clients choose them; the rest share a line
 
 # Time
 CLOCK_STEP_US: Final = 1 * SECOND_US  # a larger difference is a clock that was set, not a drift
-CLOCK_CONFIRM_US: Final = 1 * SECOND_US  # a set clock is believed when it still says so by then
+CLOCK_CONFIRM_US: Final = 1 * SECOND_US  # a clock step is accepted if it lasts this long
 MAX_SLEEP_S: Final = 3600.0  # longer ones overflow the timers of some platforms
 MAX_SPAN_CHARACTERS: Final = 60  # the longest time with all its units has half as many
 CLOCK_LOOK_S: Final = 1.0  # how often an idle broker looks at the wall clock
@@ -152,14 +151,14 @@ DEFAULT_OPEN_RECEIVES: Final = 10_000
 KEY_RATE_SHARE: Final = 0.8  # of the namespace's rate that one key may take
 KEY_SHARE: Final = 0.25  # of the open receives that one key may take
 MANAGE_RESERVE: Final = 0.1  # of the open receives and of rates that only Manage keys may use
-SERVER_BUSY_RETRY_S: Final = 10  # what clients are told to wait
+SERVER_BUSY_RETRY_S: Final = 10  # the retry delay in ServerBusyError
 
 # Access
 KEY_BYTES: Final = 32  # as many as the HMAC's digest: more would not make it stronger
 MAX_SECRET_CHARACTERS: Final = 256  # 32 bytes in base64, and to spare
 MAX_KEYS: Final = 1000  # each start of a segment writes them all
 MAX_TOKEN_CHARACTERS: Final = 4096  # a path, a name and a digest, quoted
-TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen one is of use no longer
+TOKEN_LIFE: Final = timedelta(hours=1)  # a stolen token expires after this
 TOKEN_GRACE_US: Final = 2 * SECOND_US  # for clients to notice that a clock was set
 TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its life is left
 
@@ -171,7 +170,7 @@ MAX_POLICY_SPAN: Final = timedelta(days=365)
 OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
 MAX_BACKOFF: Final = timedelta(seconds=10)  # a client is back soon after a long outage
-MAX_CLOSE_WAIT: Final = timedelta(seconds=5)  # what waits at a closing client gives up after
+MAX_CLOSE_WAIT: Final = timedelta(seconds=5)  # how long `close` waits for operations in flight
 PIPELINE_MESSAGES: Final = 1000  # of one send; more gain nothing, and lose more at once
 PIPELINE_BYTES: Final = 1024 * 1024  # of one send
 PIPELINE_SENDS: Final = 4  # in flight: one on the disk, one decoded, one on the wire, one encoded
@@ -183,7 +182,7 @@ REMEMBERED_ORIGINS: Final = 100_000  # of a consumer that drops repeats; some 15
 MAX_REMEMBERED_ORIGINS: Final = 10_000_000  # some 1.5 GB of memory, or 1 GB on disk
 
 # Pairing
-DEFAULT_BACKLOG_QUEUES: Final = 10  # a busy or broken one leaves nine
+DEFAULT_BACKLOG_QUEUES: Final = 10  # if one fails, nine are left
 MAX_BACKLOG_QUEUES: Final = 1000  # each costs the syphon its own polls
 BACKLOG_SIZE_MEGABYTES: Final = 5120  # the largest queue of the Standard tier
 DEFAULT_FAILOVER_INTERVAL: Final = timedelta(minutes=1)
@@ -191,7 +190,7 @@ MAX_FAILOVER_INTERVAL: Final = timedelta(minutes=60)
 DEFAULT_PING_INTERVAL: Final = timedelta(minutes=1)
 MIN_PING_INTERVAL: Final = timedelta(seconds=1)
 MAX_PING_INTERVAL: Final = timedelta(minutes=30)
-PING_TIME_TO_LIVE: Final = timedelta(seconds=1)  # where a broker stores it, it is gone at once
+PING_TIME_TO_LIVE: Final = timedelta(seconds=1)  # a broker that stores the ping drops it soon
 CREATE_TRIES: Final = 3
 CREATE_PAUSE: Final = timedelta(seconds=30)  # a broker that restarts is back by then
 PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after its partner was
@@ -208,15 +207,15 @@ LOOK_BYTES: Final = 1 << 20  # of one look: only their properties matter
 MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry's limit of links
 
 # The syphon and the data source
-CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
-CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
-TRIAL_TIMEOUT_S: Final = 2.0  # of a destination that failed: it holds its batch no longer
-TRIAL_MESSAGES: Final = 100  # that it gets first, so that one which works answers in that time
-MAX_SPARK_STARTS: Final = 5  # again, without a batch in between, after Spark's Java died
-RANGE_MESSAGES: Final = 50_000  # of one queue in one batch: what a kill makes go twice
+CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while it sends one
+CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
+TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
+TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
+MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
+RANGE_MESSAGES: Final = 50_000  # of one queue in one batch; a kill repeats at most these
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
 HELD_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
-CROWDED_RANGES: Final = 16  # of one queue are made one: each lease costs its renewals
+CROWDED_RANGES: Final = 16  # from here on, ranges of a queue are merged: each lease must be renewed
 SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
 MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
 SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; 40 an hour for ten
@@ -225,25 +224,25 @@ DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that fa
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
 MAX_RETRY_INTERVAL: Final = timedelta(minutes=2)
 MAX_RESTART_PAUSE: Final = timedelta(seconds=15)  # before a query that Spark gave up runs again
-RETRY_GROWTH: Final = 16  # how much longer the pauses become while it goes on failing
-POLL_GATHER_S: Final = 0.05  # that a queue gets to answer before the others go without it
+RETRY_GROWTH: Final = 16  # the longest pause, as a multiple of the retry interval
+POLL_GATHER_S: Final = 0.05  # how long a batch waits for the answers of further queues
 POLL_GRACE_S: Final = 2.0  # for an answer that is due at once
-POLL_TRIES: Final = 5  # to read a queue, before `once` does without it
-BATCH_PATIENCE_S: Final = 1.0  # of one look for something to do; stopping takes no longer
+POLL_TRIES: Final = 5  # tries to read a queue before `--once` skips it
+BATCH_PATIENCE_S: Final = 1.0  # the longest wait for work; a stop is noticed within this time
 SETTLE_TIMEOUT_S: Final = 10.0
 VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
 LOCK_RENEWALS: Final = 3  # of a visit per lock duration: one may fail without a loss
-VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: two are at hand
+VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: a worker has two in memory
 MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
 MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
-QUERY_LOOK_S: Final = 0.25  # how often the query is looked after
-SPARK_START_S: Final = 300.0  # for Spark to start and the first look at the backlog
-LAST_BATCH_S: Final = 30.0  # what a stop gives the batch under way; to end it early does no harm
+QUERY_LOOK_S: Final = 0.25  # how often the query is checked
+SPARK_START_S: Final = 300.0  # for Spark to start and to list the backlog
+LAST_BATCH_S: Final = 30.0  # for the current batch when a syphon stops; ending it early is safe
 RATE_WINDOW_US: Final = 10 * SECOND_US  # over which the messages a second are counted
 KEPT_NOTES: Final = 200  # of a planner, until the application logs them
 TASK_TRIES: Final = 4  # by Spark on one machine, as on a cluster: a worker may be killed
 OLDEST_JAVA: Final = 17  # that Spark 4 runs on
-STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
+STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch has 0.3 s of overhead
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
 MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
@@ -251,39 +250,37 @@ SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # Ledgers
 LEDGER_BUCKET: Final = timedelta(minutes=1)
-LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # what a kill may lose of the counts
+LEDGER_ROLL_INTERVAL: Final = timedelta(minutes=1)  # a kill loses at most the counts of this time
 LEDGER_RETENTION: Final = timedelta(days=90)
 LEDGER_BYTES: Final = 10 * 1024**3  # of a namespace: three days at 1000 messages a second
 CLIENT_LEDGER_BYTES: Final = 1024**3  # of operations that clients count: years of a few entities
 CLIENT_LEDGER_BUCKETS: Final = 1440  # kept while the disk refuses: a day; beyond, the oldest go
 MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
-LEDGER_FILE_ROWS: Final = 131_072  # one row group; until then their ids, 36 bytes each, are held
+LEDGER_FILE_ROWS: Final = 131_072  # one row group; until it is written, its ids are in memory
 SMALL_FILE_ROWS: Final = LEDGER_FILE_ROWS // 2  # of finished days: smaller files are merged
-MERGED_DAYS: Final = timedelta(days=3)  # at a start: later days were merged while it ran
+MERGED_DAYS: Final = timedelta(days=3)  # by a start; a running broker merges a day at its end
 MERGED_FILES: Final = 10_000  # into one: their names take 400 KB of its footer
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
-LEDGER_LOOK_S: Final = 5.0  # between two looks at the journals of transfers
-LEDGER_PAUSE_US: Final = SECOND_US // 20  # before a write is looked at that is not done yet
+LEDGER_LOOK_S: Final = 5.0  # between two checks of the journals of transfers
+LEDGER_PAUSE_US: Final = SECOND_US // 20  # between two checks of a write in progress
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
-LEDGER_RUN: Final = 100_000  # sequence numbers of one line: what a reader can spread out at once
-LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses; beyond, the oldest are given up
+LEDGER_RUN: Final = 100_000  # sequence numbers of one line: the most that a reader expands at once
+LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses writes; beyond, the oldest are lost
 UNSEEN_EVENTS: Final = 100  # of a pairing, kept for its first watcher
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
-INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between statements of what stands
+INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between two inventories
 
 # Reports and estimates
 MAX_PLAN_RATE: Final = 1_000_000_000  # a second; a larger number is a typing error
 MAX_OPERATIONS: Final = 10**15  # of a month or a tier of prices; sums stay exact
 MAX_PRICE: Final = 1_000_000  # of anything on a sheet; a larger number is a typing error
-LEDGER_READERS: Final = 8  # files at once: their footers are small, the disk is far
+LEDGER_READERS: Final = 8  # files at once: footers are small, so latency dominates
 REPORT_PARTITION_ROWS: Final = 500_000  # of a shuffle: what two cores sort in little memory
 SURVEY_TRIES: Final = 5  # looks at ledgers while files of them are merged or deleted, once a day
 REPORT_TRIES: Final = 5  # of a report whose files were merged or deleted while Spark read them
-LONG_RUN: Final = 16  # numbers of an interval: shorter ones are as many rows as their numbers
-RUN_BUCKET_BITS: Final = (
-    10  # of sequence numbers: a long run is in few buckets of 1024, each in few
-)
+LONG_RUN: Final = 16  # shorter intervals are expanded to one row per number
+RUN_BUCKET_BITS: Final = 10  # long intervals are joined by buckets of 1024 sequence numbers
 BROADCAST_ROWS: Final = 1_000_000  # sent to every task: 100 MB; more are shuffled
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
@@ -306,7 +303,7 @@ DEFAULT_PORT: Final = 4617  # no well-known service uses it
 ALLOWED_REMEMBERED: Final = 256  # commands and paths that a token was found to allow
 FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
 WIRE_VERSION: Final = 2
-MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a stranger: a token fits twice
+MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a connection: a token fits twice
 MAX_HEAD_BYTES: Final = 1024 * 1024  # of a client's frame: decoding takes up to 150 times as much
 MAX_REPLY_HEAD_BYTES: Final = 64 * 1024 * 1024  # the descriptions of every entity fit
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
@@ -314,7 +311,7 @@ ROWS_AS_ROWS: Final = 16  # messages of one send or reply; more are cheaper as c
 ROWS_IN_LOG: Final = 8  # messages of one turn; more are cheaper as columns
 MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
 MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
-MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one read, one at hand
+MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one being sent, and the next
 MAX_KEY_REPLY_BYTES: Final = 8 * MAX_RECEIVE_BYTES  # expected and unread, of all its connections
 MAX_REPLY_BYTES: Final = 8 * MAX_KEY_REPLY_BYTES  # of all keys; a tenth is for keys that manage
 MAX_KEY_REQUEST_BYTES: Final = 4 * MAX_UNANSWERED_BYTES  # unanswered, of all its connections
@@ -324,7 +321,7 @@ MIN_READ_BYTES: Final = (
     256 * 1024
 )  # that a client reads in QUIET_US if there are more: 9 KB a second
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
-AUTHENTICATION_US: Final = 10 * SECOND_US  # a client takes milliseconds, a stranger gets no more
+AUTHENTICATION_US: Final = 10 * SECOND_US  # to present a token; a client needs milliseconds
 MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes
 MAX_READERS: Final = 256  # connections over HTTP that have shown a token; beyond, the oldest goes
 MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
@@ -349,8 +346,8 @@ IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may 
 CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
 LARGE_FRAME_BYTES: Final = 64 * 1024  # from here on a frame is read into memory of its own
-FRAME_GROWTH: Final = 16  # times what has arrived of a large frame: the memory that it gets
-SERVER_READ_BYTES: Final = 128 * 1024  # by a server; a flood of small requests holds up nobody
+FRAME_GROWTH: Final = 16  # memory of an incomplete large frame, as a multiple of the bytes received
+SERVER_READ_BYTES: Final = 128 * 1024  # at once by a server, so that one client delays no other
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
 QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there
 DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
@@ -363,7 +360,7 @@ GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a c
 AMQP_FRAME_BYTES: Final = 64 * 1024  # that peers may send; as Service Bus
 AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # that are written, also where a peer sets no limit
 MIN_AMQP_FRAME_BYTES: Final = 512  # every peer must take so much, and SASL frames have no more
-MAX_AMQP_DEPTH: Final = 32  # of lists and maps in each other: Python's stack holds 1000
+MAX_AMQP_DEPTH: Final = 32  # nesting of lists and maps: Python's stack holds 1000
 MAX_AMQP_ITEMS: Final = 65_536  # of one list, map or array; other implementations take as many
 MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
 MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
@@ -382,7 +379,7 @@ AMQP_MESSAGE_BYTES: Final = 1024 * 1024  # of one message, where a link sets no 
 AMQP_OPEN_US: Final = AUTHENTICATION_US  # for protocol headers, SASL and open
 AMQP_CLOSE_US: Final = 2 * SECOND_US  # that a peer has to answer a close
 AMQP_IDLE_US: Final = 120 * SECOND_US  # that peers may be silent; SDKs send every 30 s at best
-SERVICE_BUS_IDLE_US: Final = 240 * SECOND_US  # announced to SDKs, which send when they get to it
+SERVICE_BUS_IDLE_US: Final = 240 * SECOND_US  # announced to SDKs, which send heartbeats late
 SERVICE_BUS_CREDIT: Final = 1000  # sends under way on one link
 SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at once
 SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
@@ -394,7 +391,7 @@ ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service B
 IDLE_FRAMES_PER_READ: Final = 16  # empty frames of a websocket: a client needs one ping in a while
 MAX_AUTHORIZATION_RULES: Final = 12  # of one entity, as Service Bus
 SERVICE_BUS_DEFERRED_REQUESTS: Final = 100  # for whose replies there is no room yet
-SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session, unless a client says
+SERVICE_BUS_ACCEPT_WAIT: Final = timedelta(seconds=65)  # for a session; a client may set another
 MIN_AMQP_IDLE_US: Final = 1 * SECOND_US  # a peer that wants heartbeats more often is refused
 
 # Azure Service Bus through its SDK
@@ -414,7 +411,7 @@ AZURE_KEEP_ALIVE_S: Final = 30  # the longest pause between two frames that a re
 AZURE_SILENCE_S: Final = 2.0 * AZURE_KEEP_ALIVE_S  # then the connection of a receiver is dead
 AZURE_ACCEPT_S: Final = 0.2  # the shortest wait for a session: opening a link takes some time
 AZURE_ACCEPT_SLICE_S: Final = 60.0  # the longest wait for a session that is asked of the service
-AZURE_ACCEPT_GRACE_S: Final = 1.0  # on top of that wait, for the service to say that it is over
+AZURE_ACCEPT_GRACE_S: Final = 1.0  # added to that wait, for the answer of the service
 AZURE_REQUEST_S: Final = 30.0  # for a request of management, where the caller sets no limit
 
 # RabbitMQ
@@ -422,8 +419,8 @@ RABBITMQ_PORT: Final = 5672  # as registered; 5671 with TLS
 RABBITMQ_TLS_PORT: Final = 5671
 RABBITMQ_HOSTS: Final = 32  # of one connection string; clusters have 3 to 7
 RABBITMQ_NAME_BYTES: Final = 255  # of a queue, an exchange, a header's name or a text property
-RABBITMQ_MESSAGE_BYTES: Final = 128 * 1024 * 1024  # what RabbitMQ takes unless it is told otherwise
-RABBITMQ_MAX_DELIVERIES: Final = 2_147_483_646  # a higher limit is not taken
+RABBITMQ_MESSAGE_BYTES: Final = 128 * 1024 * 1024  # RabbitMQ's default limit
+RABBITMQ_MAX_DELIVERIES: Final = 2_147_483_646  # RabbitMQ rejects a higher limit
 RABBITMQ_MAX_EXPIRATION_MS: Final = 2**32 - 1  # a longer one closes the channel
 RABBITMQ_CONNECT_S: Final = 3.0  # per host: two silent hosts leave the third some time of a try
 RABBITMQ_HEARTBEAT_S: Final = 10  # a silent connection ends after about twice that
@@ -439,7 +436,7 @@ RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker se
 RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB
 RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-lettering needs
 RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it
-RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # where the broker said that there are more
+RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # if the broker reported more messages
 RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a consumer
 RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
 

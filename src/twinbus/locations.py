@@ -123,12 +123,12 @@ class HadoopPath:
         return int(status.getLen())
 
     def iterdir(self) -> Iterator["HadoopPath"]:
-        """Give what is in a folder."""
+        """Yield the entries of a folder."""
         for status in self._fs().listStatus(self._path()):
             yield HadoopPath(self._session, f"{self._uri}/{status.getPath().getName()}", status)
 
     def glob(self, pattern: str) -> Iterator["HadoopPath"]:
-        """Give what is in a folder and begins with a text: patterns such as `day=*/`."""
+        """Yield the entries whose names begin with a prefix, for patterns such as `day=*/`."""
         beginning, _, rest = pattern.partition("*")
         if self.is_dir():
             for path in self.iterdir():
@@ -162,7 +162,7 @@ class HadoopPath:
             raise
 
     def rename(self, target: "HadoopPath") -> None:
-        """Give it another name, in place of what has it."""
+        """Rename the file; replace an existing file."""
         if self._fs().rename(self._path(), target._path()):  # noqa: SLF001 - of its own class
             return
         target.remove()  # some file systems do not replace a file
@@ -170,7 +170,7 @@ class HadoopPath:
             raise OSError(f"{self} cannot be renamed to {target}")
 
     def remove(self) -> None:
-        """Delete it, a folder with all that is in it; nothing is there: nothing happens."""
+        """Delete a file, or a folder with its content. A missing path is not an error."""
         self._fs().delete(self._path(), True)
 
     @property

@@ -41,5 +41,5 @@ class LineRate:
             return suppressed
 
     def _forget_before(self, moment: int) -> None:
-        """Forget keys without a recent line; a count that nobody asked for again is lost."""
+        """Forget keys without a recent line; their suppressed counts are lost."""
         self._lines = {key: line for key, line in self._lines.items() if line[0] > moment}

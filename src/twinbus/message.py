@@ -1,4 +1,4 @@
-"""Messages: the object an application touches, and the Arrow batch everything else moves.
+"""Messages: `BrokeredMessage` for applications, and Arrow batches inside Twinbus.
 
 One module owns both views. `to_batch` and `to_messages` convert at the edge; between the edges
 a batch stays a batch. A batch has the columns of MESSAGE_SCHEMA; what a broker delivers has
@@ -129,11 +129,11 @@ def _new_id() -> str:
         return drawn[:_ID_DIGITS]
 
 
-register_at_fork(after_in_child=_spare_ids.clear)  # the parent goes on with the same ones
+register_at_fork(after_in_child=_spare_ids.clear)  # the parent uses the same spare ids
 
 
 class MessageState(IntEnum):
-    """What a browser sees of a message's life."""
+    """The state of a message, as `peek` shows it."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -149,7 +149,7 @@ class BrokeredMessage:
     """
 
     body: bytes = b""
-    message_id: str = field(default_factory=_new_id)  # what duplicates are known by
+    message_id: str = field(default_factory=_new_id)  # duplicate detection compares it
     session_id: str | None = None  # messages of one session are delivered in order
     correlation_id: str | None = None
     content_type: str | None = None
@@ -172,7 +172,7 @@ class BrokeredMessage:
     state: MessageState | None = None
     dead_letter_reason: str | None = None
     dead_letter_error_description: str | None = None
-    dead_letter_source: str | None = None  # path of the entity it died in
+    dead_letter_source: str | None = None  # path of the entity that dead-lettered it
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
@@ -263,7 +263,7 @@ def _check_life(life: object) -> None:
 
 
 def check_moment(name: str, moment: object) -> None:
-    """Refuse anything but a moment with a time zone that can be told in UTC."""
+    """Refuse anything but an aware datetime that can be converted to UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
             f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
@@ -277,7 +277,7 @@ def check_moment(name: str, moment: object) -> None:
 
 
 def property_child(name: str, value: object) -> str:
-    """Return the child of the property struct that holds this value, or say what is wrong."""
+    """Return the child of the property struct for this value; raise if it is not allowed."""
     if type(name) is not str or not 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
             f"the property name {shown(name)} must be text of 1 to "
@@ -293,9 +293,13 @@ def property_child(name: str, value: object) -> str:
     if child == "str":
         check_utf8(f"property {name!r}", value)  # type: ignore[arg-type]
     if child == "int" and not -(2**63) <= value < 2**63:  # type: ignore[operator]
-        raise InvalidArgumentError(f"property {name!r} = {shown(value)} does not fit 64 bits")
+        raise InvalidArgumentError(
+            f"property {name!r} = {shown(value)} does not fit 64 bits. Send it as text"
+        )
     if child == "timedelta" and abs(value // MICROSECOND) >= 2**63:  # type: ignore[operator]
-        raise InvalidArgumentError(f"property {name!r} = {value} does not fit 64 bits of µs")
+        raise InvalidArgumentError(
+            f"property {name!r} = {value} does not fit 64 bits of µs. Send it as text"
+        )
     if child == "datetime":
         check_moment(f"property {name!r}", value)
     return child
@@ -349,11 +353,27 @@ def to_columns(
             elif at == 0 or values.count(None) != count:
                 column = _column(at, values)
                 columns[at] = in_use[MESSAGE_SCHEMA.names[at]] = column
-    except (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError) as error:
-        raise InvalidArgumentError(
-            f"a field of one of {count} messages has a value of the wrong type: {error}"
-        ) from error
+    except _UNFIT as error:
+        raise _of_a_wrong_type(messages, error) from error
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA), in_use
+
+
+def _of_a_wrong_type(messages: Sequence[BrokeredMessage], error: Exception) -> InvalidArgumentError:
+    """Return the error for the first field that its column cannot store."""
+    for row, message in enumerate(messages):
+        for at, name in enumerate(MESSAGE_SCHEMA.names):
+            value = getattr(message, APPLICATION_FIELDS[at], None)
+            try:
+                if at != _PROPERTIES and value is not None:
+                    _column(at, [value])
+            except _UNFIT as reason:
+                return InvalidArgumentError(
+                    f"{name} of message {row} is {shown(value)}, which cannot be stored as "
+                    f"{_COLUMN_TYPES[at]}: {reason}. Set a value of that type"
+                )
+    return InvalidArgumentError(
+        f"one of {len(messages)} messages has a value of the wrong type: {error}"
+    )
 
 
 def _column(at: int, values: Sequence[Any]) -> pa.Array:
@@ -365,13 +385,14 @@ def _column(at: int, values: Sequence[Any]) -> pa.Array:
     return pa.array(values, kind)
 
 
+_UNFIT = (pa.ArrowException, UnicodeEncodeError, TypeError, AttributeError)  # raised by _column
 _COLUMN_TYPES = tuple(MESSAGE_SCHEMA.types)
 _PROPERTIES = MESSAGE_SCHEMA.names.index("properties")
 
 
 @lru_cache(maxsize=FEW_MESSAGES)
 def _empty_columns(count: int) -> tuple[pa.Array, ...]:
-    """Return columns nobody set; most are, and those of single messages are all alike."""
+    """Return null columns; cached for small batches, because most columns are unset."""
     offsets = pa.array(np.zeros(count + 1, np.int32))
     no_properties = pa.MapArray.from_arrays(offsets, *_NO_PROPERTIES, type=PROPERTIES_TYPE)
     columns = [pa.nulls(count, kind) for kind in _COLUMN_TYPES]
@@ -397,11 +418,11 @@ def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Arra
     count = len(names)
     children = []
     for child, kind in PROPERTY_TYPES.items():
-        held = values.get(child)
-        if held is None:
+        content = values.get(child)
+        if content is None:
             children.append(pa.nulls(count, kind))
         else:
-            children.append(pa.array(held + [None] * (count - len(held)), kind))
+            children.append(pa.array(content + [None] * (count - len(content)), kind))
     structs = pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type))
     keys = pa.array(names, pa.string())
     return pa.MapArray.from_arrays(pa.array(offsets), keys, structs, type=PROPERTIES_TYPE)
@@ -466,11 +487,11 @@ def properties_of(column: pa.Array) -> list[Mapping[str, PropertyValue]]:
     items = column.items.slice(first, last - first)
     values: list[Any] = [None] * len(names)
     for child in PROPERTY_TYPES:
-        held = items.field(child)
-        if held.null_count == len(names):
+        content = items.field(child)
+        if content.null_count == len(names):
             continue
-        at = np.flatnonzero(held.is_valid().to_numpy(zero_copy_only=False))
-        for index, value in zip(at.tolist(), property_values(child, held.take(at)), strict=True):
+        at = np.flatnonzero(content.is_valid().to_numpy(zero_copy_only=False))
+        for index, value in zip(at.tolist(), property_values(child, content.take(at)), strict=True):
             values[index] = value
     bounds = (offsets - first).tolist()
     return [
@@ -489,7 +510,7 @@ def property_values(child: str, column: pa.Array) -> list[Any]:
     return [UUID(bytes=value) for value in values] if child == "uuid" else values
 
 
-# -- what the broker asks of a batch -------------------------------------------------------------
+# -- checks and sizes of a batch -----------------------------------------------------------------
 
 
 def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
@@ -572,21 +593,21 @@ def _property_sizes(properties: pa.Array, offsets: npt.NDArray[np.int32]) -> Int
     names, values = property_entries(properties, offsets)
     total = byte_lengths(names)
     for at, child in enumerate(PROPERTY_TYPES):
-        held = values.field(at)
-        if held.null_count == len(held):
+        content = values.field(at)
+        if content.null_count == len(content):
             continue
         if child in FIXED_PROPERTY_BYTES:
-            present = held.is_valid().to_numpy(zero_copy_only=False)
+            present = content.is_valid().to_numpy(zero_copy_only=False)
             total = total + FIXED_PROPERTY_BYTES[child] * present
         else:
-            total = total + byte_lengths(held)
+            total = total + byte_lengths(content)
     running = np.zeros(len(total) + 1, np.int64)
     np.cumsum(total, out=running[1:])
     first = offsets[0]
     return running[offsets[1:] - first] - running[offsets[:-1] - first]  # type: ignore[no-any-return]
 
 
-_PING = pa.scalar(PING_CONTENT_TYPE, pa.string())  # a bare text is looked at anew each time
+_PING = pa.scalar(PING_CONTENT_TYPE, pa.string())  # pyarrow would convert a str on every call
 
 
 def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
@@ -600,7 +621,7 @@ def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
 
 
 def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
-    """Whether messages are pings, all of them; they need not be in order otherwise."""
+    """Whether all messages are pings. Other fields are not checked."""
     if isinstance(messages, pa.RecordBatch):
         at = messages.schema.get_field_index("content_type")
         if at < 0 or not messages.num_rows or messages.schema.field(at).type != pa.string():
@@ -611,12 +632,12 @@ def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
 
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with exactly the columns of MESSAGE_SCHEMA, or say what does not fit."""
+    """Return a batch with exactly the columns of MESSAGE_SCHEMA; raise if it has others."""
     try:
         if batch.column("body").null_count:
             raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
         if batch.schema != MESSAGE_SCHEMA:
-            if "amqp" not in batch.schema.names:  # as of one who never heard of AMQP
+            if "amqp" not in batch.schema.names:  # from a client without that column
                 batch = batch.append_column("amqp", pa.nulls(batch.num_rows, pa.binary()))
             batch = pa.RecordBatch.from_arrays(
                 [
@@ -639,7 +660,7 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
             _check_readable(name, columns[name])
     schedule = columns.get("scheduled_enqueue_time_utc")
     if schedule is not None:
-        _check_moments("scheduled_enqueue_time_utc", schedule)
+        _check_moments(lambda row: f"scheduled_enqueue_time_utc of message {row}", schedule)
     properties = columns.get("properties")
     if properties is not None and len(properties):
         offsets = map_offsets(properties)
@@ -647,26 +668,41 @@ def check_values(columns: Mapping[str, pa.Array]) -> None:
             names, values = property_entries(properties, offsets)
             _check_readable("a property's name", names)
             _check_readable("a property", values)
-            _check_properties(names, values)
+            _check_properties(names, values, offsets)
             _check_names_differ(names, offsets)
 
 
 def _check_readable(what: str, texts: pa.Array) -> None:
-    """Refuse bytes that only claim to be text."""
+    """Refuse string columns that are not valid UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowException as error:
         raise InvalidArgumentError(f"{what} of a message is not valid UTF-8: {error}") from error
 
 
-def _check_moments(what: str, column: pa.Array) -> None:
+def _check_moments(what_at: Callable[[int], str], column: pa.Array) -> None:
     """Refuse times that no datetime can hold."""
-    bounds = pc.min_max(column.cast(pa.int64()))
+    moments = column.cast(pa.int64())
+    bounds = pc.min_max(moments)
     if bounds["min"].as_py() < FIRST_MOMENT_US or bounds["max"].as_py() > LAST_MOMENT_US:
-        raise InvalidArgumentError(f"{what} is beyond the years 1 to 9999 in UTC")
+        beyond = pc.or_(pc.less(moments, FIRST_MOMENT_US), pc.greater(moments, LAST_MOMENT_US))
+        at = first_row(beyond)
+        raise InvalidArgumentError(
+            f"{what_at(at)} is {moments[at]} µs from 1970, beyond the years 1 to 9999 in UTC. Send "
+            "a time within them"
+        )
 
 
-def _check_properties(names: pa.Array, values: pa.Array) -> None:
+def first_row(found: pa.Array) -> int:
+    """Return the first row at which a column of booleans is true."""
+    return int(pc.index(found, True).as_py())
+
+
+def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
+    def what_at(at: int) -> str:
+        row = int(np.searchsorted(offsets - offsets[0], at, side="right")) - 1
+        return f"property {names[at].as_py()!r:.60} of message {row}"
+
     lengths = byte_lengths(names)
     longest = int(lengths.max())
     if longest > MAX_PROPERTY_NAME_CHARACTERS:  # no text has more characters than bytes
@@ -677,19 +713,24 @@ def _check_properties(names: pa.Array, values: pa.Array) -> None:
         )
     count = np.zeros(len(values), np.int64)
     for at, child in enumerate(PROPERTY_TYPES):
-        held = values.field(at)
-        nulls = held.null_count
-        if nulls == len(held):
+        content = values.field(at)
+        nulls = content.null_count
+        if nulls == len(content):
             continue
-        count += held.is_valid().to_numpy(zero_copy_only=False) if nulls else 1
+        count += content.is_valid().to_numpy(zero_copy_only=False) if nulls else 1
         if child == "datetime":
-            _check_moments("a property", held)
-    if (count != 1).any() or values.null_count:
-        raise InvalidArgumentError("a property must have exactly one value")
+            _check_moments(what_at, content)
+    if values.null_count:
+        count[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    if (count != 1).any():
+        at = int(np.flatnonzero(count != 1)[0])
+        raise InvalidArgumentError(
+            f"{what_at(at)} has {count[at]} values. Set exactly one child of its struct"
+        )
 
 
 def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
-    """Refuse a message that has one property name twice: which value counts would be open."""
+    """Refuse a message with two properties of one name: which value applies is undefined."""
     widths = np.diff(offsets)
     widest = int(widths.max())
     if widest < 2:
@@ -698,8 +739,8 @@ def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None
     if widest <= 8 and (widths == widest).all():  # as most batches are: compare column by column
         table = codes.reshape(-1, widest)
         alike = any(
-            (table[:, one] == table[:, other]).any()
-            for one, other in itertools.combinations(range(widest), 2)
+            (table[:, left] == table[:, right]).any()
+            for left, right in itertools.combinations(range(widest), 2)
         )
     else:
         rows = np.repeat(np.arange(len(widths)), widths)
@@ -716,5 +757,5 @@ def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
 
 
 def column_of(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    """Return numbers as a column of a type of their width, none missing, without a copy."""
+    """Return a numpy array as an Arrow column of a type of its width, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)

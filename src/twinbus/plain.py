@@ -1,4 +1,4 @@
-"""Values as JSON, for the log and the wire: only the kinds a table names, and never code.
+"""Encodes values as JSON for the log and the wire. Only the types in a table can be decoded.
 
 text, numbers, booleans, None     themselves
 lists and tuples                  a list
@@ -44,12 +44,12 @@ class Plain:
             return value
         names = self._kinds.fields.get(kind)
         if names is not None:
-            held = {name: self.dump(getattr(value, name)) for name in names}
-            return {"$": kind.__name__, **held}
+            content = {name: self.dump(getattr(value, name)) for name in names}
+            return {"$": kind.__name__, **content}
         if kind.__name__ in self._kinds.types:
             return {"$": kind.__name__, "value": value.value}
         if kind in (list, tuple):
-            return [self.dump(one) for one in value]
+            return [self.dump(item) for item in value]
         if isinstance(value, Mapping):
             return {"$": "map", "items": {name: self.dump(v) for name, v in value.items()}}
         return self._dump_scalar(value)
@@ -69,12 +69,12 @@ class Plain:
         raise InvalidArgumentError(f"a {type(value).__name__} cannot be stored or sent")
 
     def load(self, plain: Any) -> Any:
-        """Return the value; what does not fit its kind is refused."""
+        """Return the value; raise if the fields do not match its type."""
         if not isinstance(plain, list | dict):
             return plain
         try:
             if isinstance(plain, list):
-                return [self.load(one) for one in plain]
+                return [self.load(item) for item in plain]
             return self._load_kind(plain["$"], plain)
         except MessagingError:
             raise

@@ -1,4 +1,7 @@
-"""Checks that every value passes when it is constructed, whichever door it came through.
+"""Checks for values.
+
+Every value runs them in its constructor, whether an application, the wire or the log created it.
+
 
 A command, description, rule, origin or key that exists is valid: the broker never meets a text that
 cannot be written as UTF-8, a number that does not fit its column, or a value without a bound.
@@ -19,7 +22,7 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_utf8(what: str, text: str) -> None:
-    """Refuse text that UTF-8 cannot hold: half of a surrogate pair, as undecodable bytes become."""
+    """Refuse text that UTF-8 cannot encode: a lone surrogate, as Python decodes bad bytes."""
     if text.isascii():
         return
     try:
@@ -69,7 +72,7 @@ def check_span(what: str, span: object, low: timedelta, high: timedelta) -> None
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error text: short, and never itself a reason to fail."""
+    """Return a short text of a value for an error. Never raises."""
     try:
         text = str(value) if isinstance(value, timedelta) else repr(value)
     except Exception:  # noqa: BLE001 - a repr may do anything; Python limits the digits of an int

@@ -28,7 +28,7 @@ from twinbus.cost.estimate_page import estimate_page
 from twinbus.cost.prices import MonthlyPrice, load_sheet
 from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import LeftOut, Survey
-from twinbus.demo.audit import Handovers, HeldOrders, examine
+from twinbus.demo.audit import Handovers, QueuedOrders, examine
 from twinbus.demo.fleet import Recorder, Sample
 from twinbus.demo.page import Audit, demo_page
 from twinbus.ledger import LedgerKind
@@ -145,13 +145,13 @@ def demo_of(lost: int) -> str:
     """Return the page of a demo that has lost so many orders."""
     recorder = Recorder()
     for text, mark in (("kill -9", "killed"), ("started", "started"), ("is home", "home")):
-        recorder.tell(text, mark)
+        recorder.record(text, mark)
     recorder.samples += [Sample(at, 100 * at, 10 * at, 90 * at, 5 * at) for at in range(9)]
     handovers = Handovers()
     handovers.add(range(1000 - lost), map(str, range(1000 - lost)))
     audit = Audit(
         recorder=recorder,
-        findings=examine([str(order) for order in range(1000)], handovers, HeldOrders()),
+        findings=examine([str(order) for order in range(1000)], handovers, QueuedOrders()),
         raised=0,
         diverted=10,
         moved=10,

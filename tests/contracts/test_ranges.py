@@ -474,6 +474,17 @@ def test_a_range_of_another_owner_is_unavailable(world: World) -> None:
     assert read(world, mine) == ["a", "b"]
 
 
+def test_the_error_of_a_range_names_its_owner(world: World) -> None:
+    queue(world)
+    send(world, "a", "b")
+    mine = lease(world, "me", count=1)
+    unnamed = lease(world, "", count=1)
+    with pytest.raises(RangeUnavailableError, match="leased by me; try again"):
+        lease(world, "you", again=mine)
+    with pytest.raises(RangeUnavailableError, match="leased by another client; try again"):
+        lease(world, "you", again=unnamed)
+
+
 def test_a_range_that_overlaps_one_of_another_owner_is_unavailable(world: World) -> None:
     queue(world)
     numbers = send(world, "a", "b", "c")

@@ -324,12 +324,21 @@ def fail_to_heal(site: Site) -> None:
     break_next(site)
 
 
+def test_the_error_of_a_stopped_namespace_is_text_with_the_next_step(site: Site) -> None:
+    queue(site)
+    fail_to_heal(site)
+    with pytest.raises(MessagingError) as stopped:
+        peek(site)
+    assert "Error(" not in str(stopped.value), "the representation of an object"
+    assert str(stopped.value).endswith("Repair the cause, then open it again or restart the server")
+
+
 @pytest.mark.parametrize("way", ["submit", "ask"])
 def test_a_broker_that_cannot_heal_says_so_to_everyone_and_stops(site: Site, way: str) -> None:
     queue(site)
     waiting = start(site, Receive("orders/$DeadLetterQueue", wait=timedelta(hours=1)))
     fail_to_heal(site)
-    with pytest.raises(MessagingError, match="stopped and must be opened again"):
+    with pytest.raises(MessagingError, match="the namespace has stopped"):
         peek(site) if way == "submit" else site.embedded.ask(Peek(QUEUE))
     with pytest.raises(MessagingError, match="stopped"):
         waiting.result(timeout=1)

@@ -105,7 +105,7 @@ def test_rare_things_really_happened() -> None:
 def test_the_same_seed_tells_the_same_story() -> None:
     stories: list[list[str]] = [[], []]
     for story in stories:
-        OutageSimulation(seed=18, hours=3, tell=story.append).run()
+        OutageSimulation(seed=18, hours=3, report=story.append).run()
     assert stories[0] == stories[1]
     assert any("FailedOver" in line for line in stories[0])
 

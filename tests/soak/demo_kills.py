@@ -21,7 +21,7 @@ from pathlib import Path
 from twinbus import NamespaceManager
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
-from twinbus.demo.audit import HeldOrders, browse_queues, examine
+from twinbus.demo.audit import QueuedOrders, browse_queues, examine
 from twinbus.demo.fleet import Consumer, Fleet, Recorder
 from twinbus.demo.outage import LEDGERS, describe_queue, find_backlog, start_syphon, until
 from twinbus.demo.page import Audit
@@ -135,7 +135,7 @@ class Stage:
                 longest_wait_s=fleet.longest_wait_s,
             )
 
-    def _held(self) -> HeldOrders:
+    def _held(self) -> QueuedOrders:
         return browse_queues(
             self._primary.connection, self._secondary.connection, QUEUE, self._queues
         )

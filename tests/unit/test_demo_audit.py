@@ -21,7 +21,7 @@ from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.survey import Survey
 from twinbus.demo import outage
-from twinbus.demo.audit import Findings, Handovers, HeldOrders, browse_queues, examine
+from twinbus.demo.audit import Findings, Handovers, QueuedOrders, browse_queues, examine
 from twinbus.demo.fleet import Consumer, Recorder
 from twinbus.demo.page import Audit, DemoVerdict
 from twinbus.demo.servers import QUEUE
@@ -39,46 +39,46 @@ def handed(*pairs: tuple[int, str]) -> Handovers:
 
 
 def test_an_order_that_nobody_was_handed_and_no_queue_holds_is_lost() -> None:
-    found = examine(["a", "b"], handed((1, "a")), HeldOrders())
+    found = examine(["a", "b"], handed((1, "a")), QueuedOrders())
     assert (found.lost, found.late, found.doubled) == (("b",), (), ())
 
 
 def test_an_order_that_came_again_from_the_same_place_is_redelivered_and_not_doubled() -> None:
-    found = examine(["a"], handed((1, "a"), (1, "a")), HeldOrders())
+    found = examine(["a"], handed((1, "a"), (1, "a")), QueuedOrders())
     assert (found.delivered, found.redelivered, found.doubled) == (1, 1, ())
 
 
 def test_an_order_at_two_places_is_doubled_and_not_redelivered() -> None:
-    found = examine(["a"], handed((1, "a"), (2, "a")), HeldOrders())
+    found = examine(["a"], handed((1, "a"), (2, "a")), QueuedOrders())
     assert (found.delivered, found.redelivered, found.doubled) == (1, 0, ("a",))
 
 
 def test_a_second_copy_that_waits_on_the_primary_is_doubled() -> None:
-    assert examine(["a"], handed((1, "a")), HeldOrders({2: "a"})).doubled == ("a",)
+    assert examine(["a"], handed((1, "a")), QueuedOrders({2: "a"})).doubled == ("a",)
 
 
 def test_an_order_that_was_handed_over_and_not_completed_is_not_doubled() -> None:
-    assert examine(["a"], handed((1, "a")), HeldOrders({1: "a"})).doubled == ()
+    assert examine(["a"], handed((1, "a")), QueuedOrders({1: "a"})).doubled == ()
 
 
-@pytest.mark.parametrize("held", [HeldOrders({7: "a"}), HeldOrders(elsewhere=frozenset("a"))])
-def test_an_order_that_a_queue_holds_is_late_and_not_lost(held: HeldOrders) -> None:
+@pytest.mark.parametrize("held", [QueuedOrders({7: "a"}), QueuedOrders(elsewhere=frozenset("a"))])
+def test_an_order_that_a_queue_holds_is_late_and_not_lost(held: QueuedOrders) -> None:
     found = examine(["a"], Handovers(), held)
     assert (found.lost, found.late, found.doubled) == ((), ("a",), ())
 
 
 def test_two_orders_at_one_place_are_a_fault_of_the_broker() -> None:
-    assert examine([], handed((1, "a"), (1, "b")), HeldOrders()).renumbered == 1
+    assert examine([], handed((1, "a"), (1, "b")), QueuedOrders()).renumbered == 1
 
 
 # -- the verdict -----------------------------------------------------------------------------------
 
 
 def verdict(
-    *acknowledged: str, held: HeldOrders | None = None, not_reconciled: int = 0, **changes: Any
+    *acknowledged: str, held: QueuedOrders | None = None, not_reconciled: int = 0, **changes: Any
 ) -> DemoVerdict:
     """Judge a demo that was handed one order, a."""
-    found: Findings = examine(acknowledged, handed((1, "a")), held or HeldOrders())
+    found: Findings = examine(acknowledged, handed((1, "a")), held or QueuedOrders())
     numbers = {"raised": 0, "diverted": 1, "moved": 1, "longest_wait_s": 0.0, **changes}
     return DemoVerdict.of(Audit(Recorder(), found, **numbers), not_reconciled)
 
@@ -102,8 +102,8 @@ def test_a_send_that_raised_was_noticed() -> None:
     ("failed", "problem"),
     [
         (verdict("a", "b"), "1 acknowledged order(s) lost"),
-        (verdict("a", held=HeldOrders({2: "a"})), "1 order(s) enqueued twice"),
-        (verdict("a", "b", held=HeldOrders({2: "b"})), "1 order(s) not delivered in time"),
+        (verdict("a", held=QueuedOrders({2: "a"})), "1 order(s) enqueued twice"),
+        (verdict("a", "b", held=QueuedOrders({2: "b"})), "1 order(s) not delivered in time"),
         (verdict("a", diverted=0, moved=0), "no order was diverted"),
         (verdict("a", diverted=3), "2 diverted order(s) not brought home"),
         (verdict("a", not_reconciled=4), "4 message(s) not accounted for by the ledgers"),
@@ -155,7 +155,7 @@ def test_the_exit_code_and_the_page_follow_the_verdict(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = examine(acknowledged, handed((1, "a")), HeldOrders())
+    found = examine(acknowledged, handed((1, "a")), QueuedOrders())
     audit = Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0)
     sheet = load_sheet("zero")
     empty = Survey({kind: {} for kind in LedgerKind}, [])
@@ -174,7 +174,7 @@ def test_the_exit_code_and_the_page_follow_the_verdict(
 
 def outcome(*acknowledged: str, not_reconciled: int = 0) -> Outcome:
     """Return the outcome of a soak with one kill, which was handed one order, a."""
-    found = examine(acknowledged, handed((1, "a")), HeldOrders())
+    found = examine(acknowledged, handed((1, "a")), QueuedOrders())
     made = Outcome(not_reconciled=not_reconciled)
     made.add(Audit(Recorder(), found, raised=0, diverted=1, moved=1, longest_wait_s=0.0))
     return made

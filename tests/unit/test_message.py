@@ -2,6 +2,7 @@
 
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -23,6 +24,7 @@ from twinbus.message import (
     TEXT_COLUMNS,
     BrokeredMessage,
     PropertyValue,
+    check_values,
     columns_in_use,
     conform,
     ping_rows,
@@ -368,3 +370,40 @@ def test_every_message_gets_an_id_of_its_own_also_after_a_fork() -> None:
     for end in (reading, writing):
         os.close(end)
     assert of_child not in {BrokeredMessage().message_id for _ in range(1000)}
+
+
+def changed(batch: pa.RecordBatch, name: str, values: list[Any]) -> Mapping[str, pa.Array]:
+    """Return the columns in use of a batch with other values in one column."""
+    at = batch.schema.get_field_index(name)
+    column = pa.array(values, batch.schema.field(at).type)
+    return columns_in_use(batch.set_column(at, batch.schema.field(at), column))
+
+
+def test_a_time_that_no_datetime_can_hold_is_named_with_its_message() -> None:
+    columns = changed(to_batch([BrokeredMessage()] * 2), "scheduled_enqueue_time_utc", [0, 2**62])
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_values(columns)
+    assert str(refused.value).startswith(f"scheduled_enqueue_time_utc of message 1 is {2**62} µs")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"int": 1, "str": "one"}, "has 2 values"),
+        ({}, "has 0 values"),
+        (None, "has 0 values"),
+        ({"datetime": 2**62}, f"is {2**62} µs from 1970"),
+    ],
+)
+def test_a_property_with_a_bad_value_is_named_with_its_message(value: object, problem: str) -> None:
+    bags = [[("a", {"int": 1}), ("b", {"int": 2})], [], [("c", {"int": 3}), ("d", value)]]
+    columns = changed(to_batch([BrokeredMessage()] * 4), "properties", [[], *bags])
+    with pytest.raises(InvalidArgumentError, match=f"property 'd' of message 3 {problem}"):
+        check_values(columns)
+
+
+def test_a_value_of_the_wrong_type_is_named_with_its_field_and_message() -> None:
+    changed_later = BrokeredMessage()
+    object.__setattr__(changed_later, "subject", 7)
+    with pytest.raises(InvalidArgumentError, match="subject of message 1 is 7, which cannot"):
+        to_batch([BrokeredMessage(), changed_later])

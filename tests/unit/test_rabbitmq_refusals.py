@@ -167,3 +167,12 @@ def test_our_own_errors_stay_what_they_are() -> None:
 
 def test_an_unexpected_failure_is_an_error_of_the_root_kind() -> None:
     assert type(refusal_of(ValueError("odd"), "orders")) is MessagingError
+
+
+def test_a_broker_that_refuses_connections_is_named_with_the_reason_and_the_next_step() -> None:
+    refused_by_host = ConnectionRefusedError(111, "Connection refused")
+    error = unreachable(AMQPConnectorSocketConnectError(refused_by_host), "host:5672")
+    assert str(error) == (
+        "the broker host:5672 cannot be reached: Connection refused. Start it, or correct the "
+        "Endpoint"
+    )

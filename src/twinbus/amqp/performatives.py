@@ -74,7 +74,7 @@ class SaslCode(IntEnum):
 
 @composite(0x1D, "amqp:error:list", explicit=True)  # SDKs read all three fields by position
 class ErrorCondition(Composite):
-    """The reason of a refusal or an end."""
+    """Why a message was rejected, or why a link, session or connection ended."""
 
     condition: str = symbol()
     description: str | None = string(default=None)

@@ -8,7 +8,7 @@
     ) as client, client.get_queue_sender("orders") as sender:
         await sender.send_messages(ServiceBusMessage("two coffees"))
 
-Senders are those of `twinbus.azure`, run in threads: there is one implementation. Receivers are the
+Senders call those of `twinbus.azure` in threads, so there is one implementation. Receivers are the
 asyncio ones of the SDK.
 """
 
@@ -58,7 +58,7 @@ class LoopCredential:
 class PairedServiceBusClient(ServiceBusClient):
     """A `ServiceBusClient` for asyncio whose senders go on sending while the primary is down.
 
-    It pairs when it is entered (`async with`), or with its first send.
+    The namespaces are paired by `async with`, or by the first send.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A client of the SDK whose senders are paired.
 
-The client holds two things: what it inherits from the SDK, which makes the receivers, and a paired
-factory of Twinbus, through which its senders send. A sender hands the messages of the SDK over as
-they are; they become messages of Twinbus only when they are diverted.
+The client is a `ServiceBusClient`, whose receivers it uses unchanged. It also owns a paired factory
+of Twinbus, and its senders send through that factory. A message of the SDK is converted to a
+message of Twinbus only when it is diverted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -86,8 +86,8 @@ class Pair:
 class PairedServiceBusClient(ServiceBusClient):
     """A `ServiceBusClient` whose senders go on sending while the primary is unavailable.
 
-    It pairs when it is made: what is wrong with the secondary is raised there, unless
-    `wait_for_secondary=False` leaves that to the background.
+    The constructor pairs the namespaces. It raises if the secondary cannot be used, unless
+    `wait_for_secondary=False`: then pairing continues in the background.
     """
 
     def __init__(
@@ -105,10 +105,10 @@ class PairedServiceBusClient(ServiceBusClient):
         self._pair = Pair(primary, paired_with)
 
     @classmethod
-    def from_connection_string(  # type: ignore[override] # what it is paired with must be given
+    def from_connection_string(  # type: ignore[override] # `paired_with` is required
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> "PairedServiceBusClient":
-        """Return a client of the primary; keywords of the SDK hold for its receivers."""
+        """Return a client of the primary; keyword arguments apply to its receivers."""
         primary = Primary(ConnectionString.parse(conn_str))
         options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
         if not primary.connection.uses_entra:
@@ -190,7 +190,7 @@ class PairedServiceBusSender(ServiceBusSender):
         if not sent:
             return []
         try:
-            return self._sender.schedule([one.scheduled(at) for one in sent], at)
+            return self._sender.schedule([sdk_message.scheduled(at) for sdk_message in sent], at)
         except MessagingError as error:
             raise to_sdk_error(error) from error
 
@@ -218,17 +218,17 @@ class PairedServiceBusSender(ServiceBusSender):
         return ServiceBusMessageBatch(max_size_in_bytes or MAX_BATCH_SIZE_STANDARD)
 
     def close(self) -> None:
-        """Send no more with it."""
+        """Close the sender; later sends raise."""
         super().close()
         self._sender.close()
 
 
 def outgoing(message: Any) -> list[SdkMessage]:
-    """Return what a sender of the SDK takes as messages."""
+    """Return the messages in an argument of `send_messages`: one message, several, or a batch."""
     if isinstance(message, ServiceBusMessageBatch):
-        return [from_sdk(one) for one in message._messages]
+        return [from_sdk(sdk_message) for sdk_message in message._messages]
     if isinstance(message, Iterable) and not isinstance(message, Mapping):
-        return [from_sdk(one) for one in message]
+        return [from_sdk(sdk_message) for sdk_message in message]
     return [from_sdk(message)]
 
 

@@ -7,7 +7,7 @@ from azure.servicebus import exceptions as sdk
 
 from twinbus import errors as e
 
-_TABLE: Final[Mapping[type[e.MessagingError], type[Any]]] = {  # the first that fits counts
+_TABLE: Final[Mapping[type[e.MessagingError], type[Any]]] = {  # the first match is used
     e.MessageSizeExceededError: sdk.MessageSizeExceededError,
     e.QuotaExceededError: sdk.ServiceBusQuotaExceededError,
     e.UnauthorizedError: sdk.ServiceBusAuthorizationError,

@@ -56,4 +56,4 @@ def sessions(settings: Settings, path: str) -> None:
     if settings.as_json:
         print_json(found)
     else:
-        print_table(["session"], ((one,) for one in found), "there are none")
+        print_table(["session"], ((session,) for session in found), "there are none")

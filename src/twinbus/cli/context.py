@@ -219,7 +219,9 @@ def _read_connection(file: Path, option: str) -> str:
             with file.open("rb") as opened:
                 found = opened.read(MAX_CONNECTION_BYTES + 1)
     except OSError as error:  # without the name: it may be a connection string by mistake
-        raise click.UsageError(f"{option} cannot be read: {error.strerror}") from error
+        raise click.UsageError(
+            f"{option} cannot be read: {error.strerror}. Check the path and the permissions"
+        ) from error
     except ValueError as error:
         raise click.UsageError(f"{option} is not the name of a file") from error
     if len(found) > MAX_CONNECTION_BYTES:

@@ -28,7 +28,7 @@ _COLUMNS = {
     "properties": "application_properties",
     "body": "body",
 }
-_IN_ONE_PIECE = ("message_id", "session_id")
+_NOT_SHORTENED = ("message_id", "session_id")
 
 
 def print_messages(messages: Sequence[BrokeredMessage], width: int | None = None) -> None:
@@ -85,7 +85,7 @@ def _cell(message: BrokeredMessage, field: str) -> str:
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     text = _printable(str(plain(value)))
-    return text if field in _IN_ONE_PIECE else _shortened(text)
+    return text if field in _NOT_SHORTENED else _shortened(text)
 
 
 def _properties(properties: Mapping[str, PropertyValue]) -> Iterator[str]:

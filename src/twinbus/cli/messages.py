@@ -210,7 +210,9 @@ def _read(read: Callable[[int], bytes], limit: int) -> bytes:
     try:
         return read(limit)
     except OSError as error:
-        raise InvalidArgumentError(f"the file cannot be read: {error.strerror}") from error
+        raise InvalidArgumentError(
+            f"the file cannot be read: {error.strerror}. Check its path and permissions"
+        ) from error
 
 
 def _located(

@@ -80,10 +80,10 @@ def _lost(directory: Path, lineage: "Lineage") -> Counter[str]:
     for number in pc.unique(accepted.column("number")).to_pylist():
         of_queue = accepted.filter(pc.field("number") == number)
         sequence = np.unique(of_queue.column("first").to_numpy())
-        stays = np.ones(len(sequence), bool)
+        remains = np.ones(len(sequence), bool)
         for first, last in ends.get(number, ()):
-            stays[np.searchsorted(sequence, first) : np.searchsorted(sequence, last, "right")] = (
+            remains[np.searchsorted(sequence, first) : np.searchsorted(sequence, last, "right")] = (
                 False
             )
-        lost[of_queue.column("path")[-1].as_py()] += int(stays.sum())
+        lost[of_queue.column("path")[-1].as_py()] += int(remains.sum())
     return +lost

@@ -71,7 +71,7 @@ def simulate(seed: int | None, hours: float, quiet: bool, preserve_order: bool) 
             seed=seed,
             hours=hours,
             preserve_order=preserve_order,
-            tell=None if quiet else click.echo,
+            report=None if quiet else click.echo,
         )
         click.echo(f"seed {seed}, {hours:g} hours: {simulation.setting}")
         verdict = simulation.run()

@@ -246,7 +246,8 @@ class NamespaceManager(NamespaceUser):
             if rule.name.lower() == rule_name.lower():
                 return rule
         raise EntityNotFoundError(
-            f"the subscription {subscription_path(topic_path, name)} has no rule {rule_name}"
+            f"the subscription {subscription_path(topic_path, name)} has no rule {rule_name}. List "
+            "its rules with list_rules or `twinbus rule list`"
         )
 
     def delete_rule(self, topic_path: str, name: str, rule_name: str) -> None:
@@ -298,7 +299,10 @@ class NamespaceManager(NamespaceUser):
         for key in self.list_keys():
             if key.id == key_id(name, entity_path):
                 return key
-        raise EntityNotFoundError(f"{entity_path or 'the namespace'} has no key {name}")
+        raise EntityNotFoundError(
+            f"{entity_path or 'the namespace'} has no key {name}. List the keys with list_keys or "
+            "`twinbus keys list`"
+        )
 
     def list_keys(self) -> Sequence[SharedAccessKey]:
         """Return every key with its secrets; the keys of the namespace come first."""

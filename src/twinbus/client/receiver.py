@@ -362,7 +362,7 @@ class _Prefetch:
         """Return fetched messages whose locks have not expired; None if there are none."""
         while self._ready:
             batch = self._ready.popleft()
-            if not batch.num_rows or self._has_lapsed(batch):
+            if not batch.num_rows or self._has_expired(batch):
                 continue
             if batch.num_rows > max_messages:
                 self._ready.appendleft(batch.slice(max_messages))
@@ -370,7 +370,7 @@ class _Prefetch:
             return batch
         return None
 
-    def _has_lapsed(self, batch: pa.RecordBatch) -> bool:
+    def _has_expired(self, batch: pa.RecordBatch) -> bool:
         until = batch.column("locked_until_utc")[0].as_py()
         return until is not None and moment_us(until) <= self._courier.clock.wall_us()
 
@@ -411,7 +411,7 @@ class _Prefetch:
             self._release(self._ready.popleft())
 
     def _release(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows and not self._has_lapsed(batch):
+        if batch.num_rows and not self._has_expired(batch):
             tokens = batch.column("lock_token")
             self._courier.submit(Settle(self._receiver.path, tokens, Disposition.RELEASE))
 

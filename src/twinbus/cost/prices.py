@@ -137,7 +137,7 @@ def load_sheet(wanted: str) -> PriceSheet:
             text = Path(wanted).read_text(encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             raise InvalidArgumentError(
-                f"price sheet {wanted:.99} cannot be read: {error}"
+                f"price sheet {wanted:.99} cannot be read: {error}. Check its path and permissions"
             ) from error
     else:
         raise InvalidArgumentError(
@@ -149,7 +149,9 @@ def load_sheet(wanted: str) -> PriceSheet:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
     except (ValueError, ArithmeticError, RecursionError) as error:
-        raise InvalidArgumentError(f"price sheet {wanted} is not valid TOML: {error}") from error
+        raise InvalidArgumentError(
+            f"price sheet {wanted} is not valid TOML: {error}. Correct that line"
+        ) from error
 
 
 def _sheet(found: Mapping[str, Any]) -> PriceSheet:

@@ -53,9 +53,9 @@ from twinbus.lifetimes import Closable
 from twinbus.limits import BROADCAST_ROWS
 
 WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
-MISSING, STANDS_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
+MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
 DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
-WRONG = (MISSING, STANDS_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
+WRONG = (MISSING, PRESENT_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
 COMPLETED = "completed"
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
 _NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # has left
@@ -330,13 +330,13 @@ class Homes:
 
     def missing_of(self, transfers: DataFrame) -> DataFrame:
         """Return the moved messages that their destination never accepted."""
-        held = self._accepted.select("home", "message_id").distinct()
+        at_home = self._accepted.select("home", "message_id").distinct()
         return (
             transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
             .withColumn("home", f.lower("path"))
             .join(f.broadcast(self._coverage), "home")
             .where((f.col("moved") <= f.col("until")) & self._is_covered)
-            .join(held, ["home", "message_id"], "left_anti")
+            .join(at_home, ["home", "message_id"], "left_anti")
             .select("ledger", "path", "sequence_number", "message_id", "accepted")
         )
 
@@ -379,7 +379,7 @@ def _status() -> Column:
         .when(is_void(), f.coalesce(ending, f.lit(LOST)))
         .when(
             ended & is_present & (f.col("ended_record") <= f.col("stock_record")),
-            f.lit(STANDS_AGAIN),
+            f.lit(PRESENT_AGAIN),
         )
         .when(ended & was_accepted, ending)
         .when(ended, f.lit(OLDER))

@@ -50,7 +50,7 @@ class Handovers:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldOrders:
+class QueuedOrders:
     """The orders that are in the queues at the end."""
 
     on_primary: Mapping[int, str] = field(default_factory=dict)  # orders by sequence number
@@ -70,14 +70,14 @@ class Findings:
     renumbered: int
 
 
-def examine(acknowledged: Sequence[str], handovers: Handovers, held: HeldOrders) -> Findings:
+def examine(acknowledged: Sequence[str], handovers: Handovers, left: QueuedOrders) -> Findings:
     """Compare the acknowledged orders with those received and those still in a queue."""
     places = handovers.places.copy()
-    for number, order in held.on_primary.items():
+    for number, order in left.on_primary.items():
         if handovers.order_at(number) is None:
             places[order] += 1
     missing = [order for order in acknowledged if order not in handovers.places]
-    late = [order for order in missing if order in places or order in held.elsewhere]
+    late = [order for order in missing if order in places or order in left.elsewhere]
     return Findings(
         acknowledged=len(acknowledged),
         delivered=len(handovers.places),
@@ -89,7 +89,7 @@ def examine(acknowledged: Sequence[str], handovers: Handovers, held: HeldOrders)
     )
 
 
-def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[str]) -> HeldOrders:
+def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[str]) -> QueuedOrders:
     """Return the orders in a queue of the primary, in the backlog and in dead-letter queues."""
     with (
         MessagingFactory.from_connection_string(primary) as at_primary,
@@ -102,7 +102,7 @@ def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[st
                 elsewhere |= {message.message_id for message in _browse(at_secondary, source)}
         # The queue comes last: an order may move there from the backlog in the meantime.
         on_primary = {m.sequence_number or 0: m.message_id for m in _browse(at_primary, queue)}
-    return HeldOrders(on_primary, frozenset(elsewhere))
+    return QueuedOrders(on_primary, frozenset(elsewhere))
 
 
 def _browse(factory: MessagingFactory, path: str) -> Iterator[BrokeredMessage]:

@@ -70,7 +70,7 @@ class Recorder:
         """Seconds since the start."""
         return time.monotonic() - self.began
 
-    def tell(self, text: str, mark: str | None = None) -> None:
+    def record(self, text: str, mark: str | None = None) -> None:
         """Add an event to the timeline."""
         self.timeline.append(TimelineEntry(self.now, text, mark))
 
@@ -105,7 +105,7 @@ class Fleet(Closable):
         opened = [self.open(primary, secondary, ledger) for _ in range(APPLICATIONS)]
         self._applications = [application for application, _ in opened]
         self._pairings = [pairing for _, pairing in opened]
-        self._pairings[0].on_event(self._hear)  # the others say the same
+        self._pairings[0].on_event(self._on_event)  # the other pairings report the same
         self._threads = [
             threading.Thread(target=self._send, args=(f"{name}{at}", application), daemon=True)
             for at, application in enumerate(self._applications)
@@ -128,14 +128,14 @@ class Fleet(Closable):
                 [BrokeredMessage(body, message_id=name) for name, body in batch.items()]
             )
 
-    def _hear(self, event: PairingEvent) -> None:
+    def _on_event(self, event: PairingEvent) -> None:
         name = type(event).__name__
         entries = {
             "FailedOver": ("sends are diverted to the backlog", "diverted"),
             "Returned": ("a ping got through: sends go to the primary again", "returned"),
         }
         if name in entries:
-            self._recorder.tell(*entries[name])
+            self._recorder.record(*entries[name])
 
     def _send(self, name: str, application: Any) -> None:
         with self.sending(application) as send:

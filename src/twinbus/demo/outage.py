@@ -97,7 +97,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     config.write_text('[ledger]\nroll_interval = "1s"\n', encoding="utf-8")
     primary = stack.enter_context(DemoServer(folder / "shop", config))
     secondary = stack.enter_context(DemoServer(folder / "backup", config))
-    recorder.tell("two servers are up, a primary and a secondary")
+    recorder.record("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
         # A Service Bus does not recognise a send that comes again; the queue does, by its id.
         manager.create_queue(describe_queue(detects_duplicates=on_sdk))
@@ -107,25 +107,25 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     fleet = stack.enter_context(senders(home, secondary.connection, ledger, recorder))
     consumer = stack.enter_context(receivers(home))
     display.watch(fleet, consumer)
-    recorder.tell(
+    recorder.record(
         f"{fleet.size} paired applications send, one consumer receives; the syphon starts"
     )
     queues = find_backlog(home, secondary.connection)
     syphon = stack.enter_context(start_syphon(home, secondary.connection, queues, ledger))
     display.watch(fleet, consumer, syphon)
-    recorder.tell("the syphon is ready")
+    recorder.record("the syphon is ready")
     time.sleep(seconds)
 
     primary.kill()
-    recorder.tell("kill -9: the primary is down", "killed")
+    recorder.record("kill -9: the primary is down", "killed")
     time.sleep(seconds)
     primary.start()
-    recorder.tell("the primary is started again", "started")
+    recorder.record("the primary is started again", "started")
     until(lambda: fleet.is_healthy)
     if until(lambda: syphon.progress.moved >= fleet.diverted):
-        recorder.tell("every diverted order is home", "home")
+        recorder.record("every diverted order is home", "home")
     else:
-        recorder.tell(f"diverted orders were not home after {PATIENCE_S:.0f} s")
+        recorder.record(f"diverted orders were not home after {PATIENCE_S:.0f} s")
     time.sleep(seconds)
 
     fleet.stop()
@@ -133,12 +133,12 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     consumer.stop()
     syphon.stop()
     fleet.close()
-    held = browse_queues(home, secondary.connection, QUEUE, queues)
+    left = browse_queues(home, secondary.connection, QUEUE, queues)
     for server in (primary, secondary):
         server.stop()  # completes its ledger
     return Audit(
         recorder=recorder,
-        findings=examine(fleet.acknowledged, consumer.handovers, held),
+        findings=examine(fleet.acknowledged, consumer.handovers, left),
         raised=fleet.raised,
         diverted=fleet.diverted,
         moved=syphon.progress.moved,

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from twinbus import MessageReceiver, NamespaceManager
 from twinbus.deduplicate import origin_of
-from twinbus.demo.audit import Findings, HeldOrders, examine
+from twinbus.demo.audit import Findings, QueuedOrders, examine
 from twinbus.demo.display import Display
 from twinbus.demo.fleet import Consumer, Fleet, Recorder
 from twinbus.demo.outage import find_backlog, until
@@ -43,7 +43,7 @@ class RabbitConsumer(Consumer):
     def _take(self, orders: MessageReceiver, batch: pa.RecordBatch) -> None:
         messages = to_messages(batch)
         origins = [origin_of(message) or message.message_id for message in messages]
-        numbers = [self._places.setdefault(one, len(self._places)) for one in origins]
+        numbers = [self._places.setdefault(origin, len(self._places)) for origin in origins]
         self.handovers.add(numbers, [message.message_id for message in messages])
         orders.settle_columns(batch.column("lock_token"), Disposition.COMPLETE)
 
@@ -78,7 +78,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     broker = stack.enter_context(RabbitBroker())
     primary = broker.connection_string(name="shop")
     secondary = stack.enter_context(DemoServer(folder / "backup"))
-    recorder.tell("a RabbitMQ is the primary, a Twinbus server the secondary")
+    recorder.record("a RabbitMQ is the primary, a Twinbus server the secondary")
     with NamespaceManager.from_connection_string(primary) as manager:
         manager.create_queue(QUEUE)
     time.sleep(SYNC_S)
@@ -93,17 +93,17 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     syphon = stack.enter_context(Syphon(settings))
     syphon.wait_until_running()
     display.watch(fleet, consumer, syphon)
-    recorder.tell(f"{fleet.size} paired applications send, one consumer receives")
+    recorder.record(f"{fleet.size} paired applications send, one consumer receives")
     time.sleep(seconds)
 
     broker.node.kill()
-    recorder.tell("kill -9: RabbitMQ is down", "killed")
+    recorder.record("kill -9: RabbitMQ is down", "killed")
     time.sleep(seconds)
     broker.node.start()
-    recorder.tell("RabbitMQ is started again", "started")
+    recorder.record("RabbitMQ is started again", "started")
     until(lambda: fleet.is_healthy)
     until(lambda: syphon.progress.moved >= fleet.diverted)
-    recorder.tell("every diverted order is home", "home")
+    recorder.record("every diverted order is home", "home")
     time.sleep(seconds)
 
     fleet.stop()
@@ -111,5 +111,5 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     consumer.stop()
     syphon.stop()
     fleet.close()
-    findings = examine(fleet.acknowledged, consumer.handovers, HeldOrders())
+    findings = examine(fleet.acknowledged, consumer.handovers, QueuedOrders())
     return findings, fleet.diverted, syphon.progress.moved

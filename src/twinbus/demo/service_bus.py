@@ -1,7 +1,6 @@
-"""The people of the demo on the SDK of Azure Service Bus: their applications use the drop-in.
+"""The applications and the consumer of the demo, written on the SDK of Azure Service Bus.
 
-The primary is a Twinbus server that they reach at sb://, as they would reach Azure. There is no
-Azure here.
+The applications use the drop-in. The primary is a Twinbus server at sb://, not Azure.
 """
 
 import threading
@@ -66,7 +65,7 @@ class ServiceBusFleet(Fleet):
 
 
 class ServiceBusConsumer(Closable):
-    """Receives from the primary with the SDK, through all its troubles."""
+    """Receives from the primary with the SDK, and retries after every error."""
 
     def __init__(self, primary: str) -> None:
         self.handovers = Handovers()
@@ -89,7 +88,8 @@ class ServiceBusConsumer(Closable):
         """Count orders, then complete them: a reply that is lost leaves an order completed."""
         found = orders.receive_messages(_RECEIVED, max_wait_time=0.5)
         self.handovers.add(
-            [one.sequence_number or 0 for one in found], [one.message_id or "" for one in found]
+            [message.sequence_number or 0 for message in found],
+            [message.message_id or "" for message in found],
         )
         for message in found:
             orders.complete_message(message)

@@ -1,4 +1,4 @@
-"""Counts on the client's side what is asked of a namespace whose broker keeps no ledger for us.
+"""Counts operations in the client, for brokers without a ledger: Service Bus and RabbitMQ.
 
 Azure Service Bus and RabbitMQ write no operations ledger. A connection string with `Ledger=` wraps
 their namespace in this one: every process that uses it counts its own operations, when they are
@@ -90,7 +90,7 @@ class ClientLedger:
             self.write()
 
     def write(self) -> None:
-        """Write what was counted since the last time; what cannot be written is kept."""
+        """Write the counts since the last write. On an error, keep them for the next write."""
         with self._writing:
             with self._counting:
                 self._unwritten += self._meter.take()
@@ -145,7 +145,7 @@ atexit.register(ClientLedger.write_all)
 
 
 class MeteredNamespace(Closable):
-    """A namespace that counts what it is asked; for the rest it is the one that it wraps."""
+    """Wraps a namespace and counts its commands."""
 
     def __init__(self, namespace: Namespace, ledger: ClientLedger) -> None:
         self._namespace = namespace
@@ -164,7 +164,7 @@ class MeteredNamespace(Closable):
     def submit(self, command: Command[R]) -> "Future[R]":
         """Hand a command over; its future completes after it was counted."""
         counted: Future[R] = Future()
-        counted.set_running_or_notify_cancel()  # what was handed over cannot be taken back
+        counted.set_running_or_notify_cancel()  # a submitted command cannot be cancelled
 
         def complete(answered: "Future[R]") -> None:
             error = answered.exception()

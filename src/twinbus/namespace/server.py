@@ -625,5 +625,6 @@ def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SS
 def _unreachable(connection: ConnectionString, error: OSError) -> CommunicationError:
     text = error.strerror or str(error) or type(error).__name__
     return CommunicationError(
-        f"the server at {connection.address} cannot be reached or closed the connection: {text}"
+        f"the server at {connection.address} cannot be reached or closed the connection: {text}. "
+        "Check that it runs, and the Endpoint"
     )

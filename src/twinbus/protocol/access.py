@@ -143,7 +143,9 @@ class Admission:
         """
         kind = origin_kind(source)
         if kind is OriginKind.SPILL:
-            raise UnauthorizedError("only the broker itself may use a spill store as an origin")
+            raise UnauthorizedError(
+                "the origin names a spill store, which only the broker may do. Send without it"
+            )
         has_claim = Claim.TRANSFER in self.key.claims and self.may(Claim.TRANSFER, path)
         if kind is OriginKind.TRANSFER and not (has_claim or self.may(Claim.MANAGE, None)):
             raise UnauthorizedError(

@@ -158,7 +158,7 @@ class Disposition(Enum):
 class Origin:
     """The origin of messages: the namespace enqueues each message of an origin once.
 
-    `source` is a backlog queue, whose messages are remembered for ever, or a sender (origins.py).
+    `source` is a backlog queue, whose messages are remembered forever, or a sender (origins.py).
     `numbers` are the numbers of the messages in the source, one per message. A caller that repeats
     a send, because its reply was lost, uses the same origin.
     """

@@ -117,5 +117,5 @@ def unanswered(seconds: float) -> OperationTimeoutError:
     """Return the error of a request without a reply in time."""
     return OperationTimeoutError(
         f"no reply within {seconds:.3g} s, so the command may or may not have been carried out. "
-        "Look at what it was to change before you repeat it"
+        "Check its effect before you repeat it"
     )

@@ -445,7 +445,9 @@ class AdministrationApi:
         for found in rules:
             if found.name.lower() == rule.lower():
                 return self._entry_page(_rule_entry(call, path, found, created_at))
-        raise EntityNotFoundError(f"{path} has no rule {shown(rule)}")
+        raise EntityNotFoundError(
+            f"{path} has no rule {shown(rule)}. List the rules of the subscription"
+        )
 
     async def _put_rule(self, call: _Call, path: str, rule: str) -> Response:
         found = read_description(await _body(call.request))

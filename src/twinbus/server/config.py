@@ -178,7 +178,9 @@ def read_config(path: Path) -> Config:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error.text}") from error
     except tomllib.TOMLDecodeError as error:
-        raise InvalidArgumentError(f"{path} is not a TOML file: {error}") from error
+        raise InvalidArgumentError(
+            f"{path} is not a TOML file: {error}. Correct that line"
+        ) from error
     except RecursionError:
         raise InvalidArgumentError(
             f"{path} has values that are nested too deeply. Use at most three levels"
@@ -195,14 +197,17 @@ def text_of(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise InvalidArgumentError(f"the file cannot be read: {error.strerror}") from error
+        raise InvalidArgumentError(
+            f"the file cannot be read: {error.strerror}. Check its path and permissions"
+        ) from error
     if len(content) > MAX_CONFIG_BYTES:
         raise InvalidArgumentError(f"the file has more than {MAX_CONFIG_BYTES} bytes")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(
-            f"the file cannot be read: it is not valid UTF-8 at byte {error.start + 1}"
+            f"the file cannot be read: it is not valid UTF-8 at byte {error.start + 1}. Save "
+            "it as UTF-8"
         ) from None
 
 

@@ -62,7 +62,9 @@ def read_emulator_config(path: Path) -> list[EmulatedNamespace]:
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error.text}") from error
     except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is not a JSON file: {error}") from error
+        raise InvalidArgumentError(
+            f"{path} is not a JSON file: {error}. Correct that line"
+        ) from error
     names = [one.name.lower() for one in found]
     if not found or len(set(names)) < len(names):
         raise InvalidArgumentError(

@@ -176,8 +176,8 @@ class RequestedEntity:
         """Return the description that replaces the current one."""
         if not isinstance(current, self.kind):
             raise InvalidArgumentError(
-                f"{current.path} is described by a {type(current).__name__}, and not by a "
-                f"{self.kind.__name__}"
+                f"{current.path} cannot be updated with a {self.kind.__name__}. Send a "
+                f"{type(current).__name__}"
             )
         kept = {name: getattr(current, name) for name in FIXED if hasattr(current, name)}
         if isinstance(current, SubscriptionDescription):

@@ -22,7 +22,7 @@ _STALE = "StaleEpoch"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TaskLoad:
     """How much a task carries, as known when it was planned; for Spark's metrics only."""
 
     messages: int
@@ -39,7 +39,7 @@ class Task:
     ranges: tuple[Range, ...]
     held_back: tuple[str, ...] = ()  # destinations to skip
     on_trial: Mapping[str, int] = field(default_factory=dict)  # destination -> epoch to try it in
-    load: Load | None = None  # None: not known before the worker has received the messages
+    load: TaskLoad | None = None  # None: not known before the worker has received the messages
 
     def to_json(self) -> list[Any]:
         """Return the task in the form that Spark's offsets and the desk store."""
@@ -52,7 +52,7 @@ class Task:
         """Return a task from its stored form."""
         queue, ranges, held_back, on_trial, load = value
         of_task = tuple(Range(*fields) for fields in ranges)
-        return cls(queue, of_task, tuple(held_back), on_trial, load and Load(*load))
+        return cls(queue, of_task, tuple(held_back), on_trial, load and TaskLoad(*load))
 
 
 @dataclass(slots=True)
@@ -311,9 +311,9 @@ class Book:
         return min((leased.oldest_us for leased in self._leased_ranges()), default=None)
 
 
-def _load(ranges: Sequence[_LeasedRange], waiting: int) -> Load:
+def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
     """Return how much the ranges of a task are."""
-    return Load(
+    return TaskLoad(
         messages=sum(leased.left for leased in ranges),
         bytes=sum(leased.bytes * leased.left // max(leased.count, 1) for leased in ranges),
         waiting=waiting,

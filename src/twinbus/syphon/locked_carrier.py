@@ -8,10 +8,11 @@ after the primary has accepted it. Messages of a failing destination stay locked
 ends, so that the visit reaches those behind them; then it releases them in order. Locks that expire
 are renewed meanwhile.
 
-A killed visit leaves its messages locked. The planner waits until the locks have expired, or later
-messages would overtake these. A Twinbus primary recognises by their origin the messages that it has
-already accepted: the creation time of the queue with the sequence numbers, or the sender's numbers
-if the queue has none. Any other primary may enqueue them twice. One thread runs a visit.
+A killed visit leaves its messages locked. The planner visits the queue again only after
+the locks have expired; otherwise later messages would overtake the locked ones. A Twinbus primary
+recognises by their origin the messages that it has already accepted. The origin is the sender and
+the sender's number. For a message without a sender it is the queue, its creation time and the
+sequence number. Any other primary may enqueue them twice. One thread runs a visit.
 """
 
 import logging
@@ -159,7 +160,8 @@ class _LockedVisit:
             return pending.result(_TIMEOUT_S)
         except TimeoutError:
             raise OperationTimeoutError(
-                f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s"
+                f"{self._queue} did not answer a receive within {_TIMEOUT_S:.0f} s. The syphon "
+                "visits it again"
             ) from None
         finally:
             self.carried.reading_s += time.monotonic() - began
@@ -236,8 +238,8 @@ class _LockedVisit:
     def _note_oldest(self, enqueued: pa.Array) -> None:
         """Record when the oldest waiting message was diverted.
 
-        That is the oldest message that stays. If none stays, the messages behind the last received
-        batch are not older than that batch.
+        The time is that of the oldest message that stays in the queue. If none stays, it is the
+        oldest time in the last batch, because the messages behind that batch are newer.
         """
         oldest = pc.min(enqueued).as_py()
         if oldest is not None and not (self._locked and self.carried.oldest_us is not None):

@@ -97,7 +97,7 @@ class OutageSimulation:
         script: Sequence[Outage] | None = None,
         setting: Setting | None = None,
         preserve_order: bool = False,  # also with a drawn setting
-        tell: Callable[[str], None] | None = None,  # called with each line of the run's log
+        report: Callable[[str], None] | None = None,  # called with each line of the run's log
         ledger: LedgerSettings = NO_LEDGER,
     ) -> None:
         self.seed = seed
@@ -108,7 +108,7 @@ class OutageSimulation:
         self._span_us = int(hours * 3600 * SECOND_US)
         self._script = script
         self._ledger = ledger
-        self._tell = tell or (lambda _: None)
+        self._report = report or (lambda _: None)
         self.clock = ManualClock()
         self._start_us = self.clock.now_us()
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
@@ -183,7 +183,7 @@ class OutageSimulation:
         options.ping_primary_interval = setting.ping_interval
         pairing = primary.pair_namespace(options)
         process = _Process(f"process {number}", clock, primary, secondary, pairing)
-        pairing.on_event(lambda event: self._hear(process, event))
+        pairing.on_event(lambda event: self._on_event(process, event))
         for _ in range(setting.clients):
             path = random.choice([*QUEUES, TOPIC, QUEUES[0].upper()])
             process.senders.append(primary.create_message_sender(path))
@@ -231,7 +231,7 @@ class OutageSimulation:
 
     def _say(self, text: str) -> None:
         since = timedelta(microseconds=self.clock.now_us() - self._start_us)
-        self._tell(f"{str(since).split('.')[0]:>9}  {text}")
+        self._report(f"{str(since).split('.')[0]:>9}  {text}")
 
     # -- actions -------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class OutageSimulation:
             except MessagingError:
                 continue  # the next run tries again
 
-    def _hear(self, process: _Process, event: PairingEvent) -> None:
+    def _on_event(self, process: _Process, event: PairingEvent) -> None:
         self._say(f"event     {process.name}: {_text_of(event)}")
         if isinstance(event, FailedOver):
             self.auditor.check_failover(event)

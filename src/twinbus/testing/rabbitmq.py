@@ -35,9 +35,9 @@ def missing() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports nobody listens on; all are held until all are known."""
-    with ExitStack() as held:
-        taken = [held.enter_context(socket.socket()) for _ in range(count)]
+    """Return free loopback ports. All are bound until the last is found, so that they differ."""
+    with ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in taken:
             each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in taken]
@@ -74,7 +74,7 @@ class Node:
         config.write_text("\n".join(lines) + "\n")
         plugins = folder / "plugins"
         plugins.write_text("[].\n")
-        # The others notice within half a minute that a node hangs; unless told, within 75 s.
+        # Other nodes detect a hanging node within 30 s; with RabbitMQ's default, within 75 s.
         loopback = "-kernel inet_dist_use_interface {127,0,0,1} -kernel net_ticktime 20"
         self._environment: Mapping[str, str] = {
             "PATH": SYSTEM_PATH,
@@ -95,7 +95,7 @@ class Node:
                 "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
             ),
             "RABBITMQ_CTL_ERL_ARGS": f"-start_epmd false {loopback}",
-            # The script then becomes the server, so that our child is the one to end.
+            # `exec` replaces the script by the server: killing the child kills the server.
             "RUNNING_UNDER_SYSTEMD": "true",
         }
 

@@ -14,7 +14,8 @@ context keeps it. Diverting and bringing home leave properties as they are, so t
 
 A batch may hold messages of many traces. A receive or settlement is one span with links to all of
 them. A divert or drain is one span in the trace of each message, so that each trace is complete.
-Both are bounded. This is the only module that imports OpenTelemetry. Any thread may call it.
+`MAX_TRACED_CONTEXTS` limits the links and the spans of one batch. This is the only
+module that imports OpenTelemetry. Any thread may call it.
 """
 
 import time
@@ -101,7 +102,10 @@ class SpanRecorder:
     def begin_send(
         self, peer: TracedPeer, path: str, message: BrokeredMessage
     ) -> tuple[BrokeredMessage, "Callable[[Future[None]], None]"]:
-        """Start the span of a send that is not awaited; return the message, and what ends it."""
+        """Start the span of a pipelined send.
+
+        Return the message with the context, and a callback that ends the span.
+        """
         span = self._tracer.start_span(
             f"send {path}",
             kind=SpanKind.PRODUCER,
@@ -122,9 +126,10 @@ class SpanRecorder:
         send: Callable[[], R],
         queue: Callable[[], str],
     ) -> R:
-        """Divert or drain messages by way of a backlog queue; `queue` is called at the end.
+        """Call `send`, which diverts or drains messages, and record it.
 
-        The span is a child of the caller's, or else there is one in the trace of each message.
+        `queue` returns the backlog queue and is called after `send`. If the caller has a span, one
+        child of it is recorded; otherwise one span in the trace of each message.
         """
         began = time.time_ns()
         failure: Exception | None = None
@@ -279,10 +284,13 @@ def _with_context(messages: Messages, carried: Mapping[str, str]) -> Messages:
         bags = [_with_properties(bag, carried) for bag in properties_of(batch.column(at))]
         return batch.set_column(at, batch.schema.field(at), to_properties_column(bags))
     return [
-        replace(one, application_properties=_with_properties(one.application_properties, carried))
-        if isinstance(one, BrokeredMessage)
-        else one  # the client refuses it
-        for one in messages
+        replace(
+            message,
+            application_properties=_with_properties(message.application_properties, carried),
+        )
+        if isinstance(message, BrokeredMessage)
+        else message  # the client refuses it
+        for message in messages
     ]
 
 
@@ -315,7 +323,7 @@ def _contexts(messages: Messages) -> list[_Traced]:
 def _carriers(messages: Messages) -> Iterable[Mapping[str, Any]]:
     """Return the properties of messages, or at least those that carry a context."""
     if not isinstance(messages, pa.RecordBatch):
-        return [getattr(one, "application_properties", None) or {} for one in messages]
+        return [getattr(message, "application_properties", None) or {} for message in messages]
     at = messages.schema.get_field_index("properties")
     if at < 0 or not messages.num_rows:
         return []

@@ -124,7 +124,7 @@ class Ledgers:
     def may_forget(self, record: int) -> bool:
         """Return whether the log may drop a record; if it is too early, write the trail at once.
 
-        A failing disk here must not make the log grow for ever.
+        A failing disk here must not make the log grow forever.
         """
         if self.trail is None or record <= self._covered or self._is_sick or self._hangs:
             return True

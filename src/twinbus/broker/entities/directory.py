@@ -127,8 +127,8 @@ class Directory:
         """Return the entities to which messages of an entity go."""
         if isinstance(description, TopicDescription):
             topic = self.find(description.path)
-            held = topic.subscriptions.values() if isinstance(topic, Topic) else ()
-            return {subscription.description.path.lower() for subscription in held}
+            subscriptions = topic.subscriptions.values() if isinstance(topic, Topic) else ()
+            return {subscription.description.path.lower() for subscription in subscriptions}
         forward_to = getattr(description, "forward_to", None)
         return set() if forward_to is None else {forward_to.lower()}
 

@@ -131,12 +131,12 @@ def _check_operators(what: str, rule: Any) -> None:
 def _tried(
     what: str,
     rule: Any,
-    compile_one: Callable[[Any], Callable[[pa.RecordBatch], _R]],
+    compile_rule: Callable[[Any], Callable[[pa.RecordBatch], _R]],
 ) -> Callable[[pa.RecordBatch], _R]:
     """Compile and evaluate once on messages with a value of each type; refuse if that fails."""
     _check_operators(what, rule)
     try:
-        evaluate = compile_one(rule)
+        evaluate = compile_rule(rule)
         evaluate(_probes(getattr(rule, "expression", "")))
     except MessagingError:
         raise
@@ -308,10 +308,10 @@ def _membership(node: exp.In, parameters: Mapping[str, Any]) -> Evaluate:
         raise _refuse(node)
 
     def evaluate(batch: pa.RecordBatch) -> Any:
-        held = value(batch)
+        content = value(batch)
         found: Any = _FALSE
         for member in members:
-            found = pc.or_kleene(found, compare_values(pc.equal, held, member(batch)))
+            found = pc.or_kleene(found, compare_values(pc.equal, content, member(batch)))
         return found
 
     return evaluate
@@ -451,27 +451,27 @@ def property_value(batch: pa.RecordBatch, name: str) -> Value:
 
 def _arithmetic(kind: type[exp.Expression], left: Value, right: Value) -> Value:
     result: dict[str, Any] = {}
-    for one, ones in left.items():
-        for other, others in right.items():
-            if one == other == "int":
-                into, value = "int", _calculate_whole(kind, ones, others)
-            elif {one, other} <= {"int", "float"}:
-                into, value = "float", _calculate(kind, _as_float(ones), _as_float(others))
-            elif kind is exp.Add and one == other == "str":
-                into, value = "str", _joined(ones, others)
+    for left_type, lefts in left.items():
+        for right_type, rights in right.items():
+            if left_type == right_type == "int":
+                into, value = "int", _calculate_whole(kind, lefts, rights)
+            elif {left_type, right_type} <= {"int", "float"}:
+                into, value = "float", _calculate(kind, _as_float(lefts), _as_float(rights))
+            elif kind is exp.Add and left_type == right_type == "str":
+                into, value = "str", _joined(lefts, rights)
             else:
                 continue
             result[into] = pc.coalesce(result[into], value) if into in result else value
     return result
 
 
-def _joined(ones: Any, others: Any) -> Any:
+def _joined(lefts: Any, rights: Any) -> Any:
     """Concatenate texts, unless the result would be larger than any batch."""
     sizes = [
         np.int64(len((values.as_py() or "").encode()))
         if isinstance(values, pa.Scalar)
         else byte_lengths(values)
-        for values in (ones, others)
+        for values in (lefts, rights)
     ]
     size = np.atleast_1d(sizes[0] + sizes[1])
     if (size > MAX_JOINED_BYTES).any():
@@ -479,7 +479,7 @@ def _joined(ones: Any, others: Any) -> Any:
         raise RuleFailedError(text, rows=size > MAX_JOINED_BYTES)
     if int(size.sum()) > MAX_BATCH_BYTES:
         raise RuleFailedError(f"the rule creates texts of more than {MAX_BATCH_BYTES} bytes")
-    return pc.binary_join_element_wise(ones, others, "")
+    return pc.binary_join_element_wise(lefts, rights, "")
 
 
 def _as_float(values: Any) -> Any:
@@ -487,27 +487,27 @@ def _as_float(values: Any) -> Any:
     return pc.cast(values, pa.float64(), safe=False)
 
 
-def _calculate(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
+def _calculate(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:
     """Calculate; division by zero is UNKNOWN, and integer division truncates."""
     if kind not in (exp.Div, exp.Mod):
-        return _CALCULATIONS[kind](ones, others)
-    others = pc.if_else(pc.equal(others, 0), pa.scalar(None, others.type), others)
-    quotient = pc.divide(ones, others)
+        return _CALCULATIONS[kind](lefts, rights)
+    rights = pc.if_else(pc.equal(rights, 0), pa.scalar(None, rights.type), rights)
+    quotient = pc.divide(lefts, rights)
     if kind is exp.Div:
         return quotient
     whole = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
-    return pc.subtract(ones, pc.multiply(others, whole))
+    return pc.subtract(lefts, pc.multiply(rights, whole))
 
 
-def _calculate_whole(kind: type[exp.Expression], ones: Any, others: Any) -> Any:
+def _calculate_whole(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:
     """Calculate with integers; a result beyond 64 bits is UNKNOWN."""
-    bounds = [pc.max(pc.abs(_as_float(values))).as_py() or 0.0 for values in (ones, others)]
+    bounds = [pc.max(pc.abs(_as_float(values))).as_py() or 0.0 for values in (lefts, rights)]
     if max(*bounds, bounds[0] * bounds[1]) < _SAFE:
-        return _calculate(kind, ones, others)
-    pairs = np.broadcast(*(np.asarray(_pylist(values), object) for values in (ones, others)))
-    exact = [_EXACT[kind](one, other) for one, other in pairs]
+        return _calculate(kind, lefts, rights)
+    pairs = np.broadcast(*(np.asarray(_pylist(values), object) for values in (lefts, rights)))
+    exact = [_EXACT[kind](left, right) for left, right in pairs]
     kept = [n if n is not None and -(2**63) <= n < 2**63 else None for n in exact]
-    both_scalars = isinstance(ones, pa.Scalar) and isinstance(others, pa.Scalar)
+    both_scalars = isinstance(lefts, pa.Scalar) and isinstance(rights, pa.Scalar)
     return pa.scalar(kept[0], pa.int64()) if both_scalars else pa.array(kept, pa.int64())
 
 
@@ -516,19 +516,21 @@ def _pylist(values: Any) -> list[Any]:
 
 
 def _exactly(work: Callable[[int, int], int]) -> Callable[[int | None, int | None], int | None]:
-    return lambda one, other: None if one is None or other is None else work(one, other)
+    return lambda left, right: None if left is None or right is None else work(left, right)
 
 
-def _truncated(one: int, other: int) -> int:
-    return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+def _truncated(left: int, right: int) -> int:
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
 
 _EXACT: dict[type[exp.Expression], Callable[[int | None, int | None], int | None]] = {
-    exp.Add: _exactly(lambda one, other: one + other),
-    exp.Sub: _exactly(lambda one, other: one - other),
-    exp.Mul: _exactly(lambda one, other: one * other),
-    exp.Div: lambda one, other: _exactly(_truncated)(one, other or None),
-    exp.Mod: lambda one, other: _exactly(lambda a, b: a - b * _truncated(a, b))(one, other or None),
+    exp.Add: _exactly(lambda left, right: left + right),
+    exp.Sub: _exactly(lambda left, right: left - right),
+    exp.Mul: _exactly(lambda left, right: left * right),
+    exp.Div: lambda left, right: _exactly(_truncated)(left, right or None),
+    exp.Mod: lambda left, right: _exactly(lambda a, b: a - b * _truncated(a, b))(
+        left, right or None
+    ),
 }
 
 
@@ -612,8 +614,8 @@ def _set_property(batch: pa.RecordBatch, name: str, value: Value) -> pa.RecordBa
     for child, values in value.items():
         spread = _spread(values, batch.num_rows)
         set_at = np.flatnonzero(pc.is_valid(spread).to_numpy(zero_copy_only=False))
-        for at, held in zip(set_at, property_values(child, spread.take(set_at)), strict=True):
-            bags[at][name] = held
+        for at, content in zip(set_at, property_values(child, spread.take(set_at)), strict=True):
+            bags[at][name] = content
     return batch.set_column(index, batch.schema.field(index), to_properties_column(bags))
 
 

@@ -56,6 +56,8 @@ _KINDS: dict[c.EntityKind, type] = {
     c.EntityKind.SUBSCRIPTION: SubscriptionDescription,
 }
 _KEYS = Plain(Kinds([SharedAccessKey, Claim]))
+_LIST_RULES = "List its rules with list_rules or `twinbus rule list`"
+_LIST_KEYS = "List the keys with list_keys or `twinbus keys list`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +227,12 @@ class Management:
                 path=description.path,
             )
         folder = description.path.lower().partition(BACKLOG_INFIX)[0] + BACKLOG_INFIX
-        held = sum(one.description.path.lower().startswith(folder) for one in self.directory)
-        if held >= MAX_BACKLOG_QUEUES:
+        count = sum(e.description.path.lower().startswith(folder) for e in self.directory)
+        if count >= MAX_BACKLOG_QUEUES:
             raise QuotaExceededError(
-                f"the folder {folder.rstrip('/')} has {held} entities, and a key of the folder may "
-                f"create at most {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages the "
-                "whole namespace",
+                f"the folder {folder.rstrip('/')} has {count} entities, and a key of the folder "
+                f"may create at most {MAX_BACKLOG_QUEUES}. Delete some, or use a key that manages "
+                "the whole namespace",
                 path=description.path,
             )
 
@@ -281,8 +283,8 @@ class Management:
         self._check_forward(description, current, principal)
         if type(current) is not type(description):
             raise InvalidArgumentError(
-                f"{current.path} is described by a {type(current).__name__}, "
-                f"not a {type(description).__name__}"
+                f"{current.path} cannot be updated with a {type(description).__name__}. Use a "
+                f"{type(current).__name__}"
             )
         self._check_growth(description, current, principal)
         for name in _FIXED:
@@ -323,8 +325,8 @@ class Management:
         doomed: list[Entity] = [entity]
         if isinstance(entity, Topic):
             doomed = [*entity.subscriptions.values(), entity]
-        for one in doomed:
-            commit.tentative.facts.append(Fact("entity", str(one.number), None))
+        for gone in doomed:
+            commit.tentative.facts.append(Fact("entity", str(gone.number), None))
         keys = [key for key in self.keys.all() if key.entity_path == entity.description.path]
         commit.tentative.facts.extend(Fact("key", key.id, None) for key in keys)
         commit.must_sync = True
@@ -371,7 +373,9 @@ class Management:
         key = command.rule.name.lower()
         current = subscription.rules.get(key)
         if current is None:
-            raise EntityNotFoundError(f"{command.path} has no rule {command.rule.name}")
+            raise EntityNotFoundError(
+                f"{command.path} has no rule {command.rule.name}. {_LIST_RULES}"
+            )
         rule = Rule.compile(replace(command.rule, name=current.description.name))
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
@@ -380,7 +384,7 @@ class Management:
         subscription = self._subscription(command.path)
         key = command.name.lower()
         if key not in subscription.rules:
-            raise EntityNotFoundError(f"{command.path} has no rule {command.name}")
+            raise EntityNotFoundError(f"{command.path} has no rule {command.name}. {_LIST_RULES}")
         left = {name: rule for name, rule in subscription.rules.items() if name != key}
         self._change_rules(subscription, left, now, commit)
 
@@ -450,7 +454,7 @@ class Management:
         key = self.keys.get(command.name, command.entity_path)
         where = command.entity_path or "the namespace"
         if key is None:
-            raise EntityNotFoundError(f"{where} has no key {command.name}")
+            raise EntityNotFoundError(f"{where} has no key {command.name}. {_LIST_KEYS}")
         self._check_not_last(key)
         commit.tentative.facts.append(Fact("key", key.id, None))
         commit.must_sync = True

@@ -174,8 +174,8 @@ class Topic(Entity):
     @property
     def size_in_bytes(self) -> int:
         """The size of its messages in all subscriptions."""
-        held = sum(s.queue.waiting.size_in_bytes for s in self.subscriptions.values())
-        return held + self.queue.waiting.size_in_bytes
+        size = sum(s.queue.waiting.size_in_bytes for s in self.subscriptions.values())
+        return size + self.queue.waiting.size_in_bytes
 
     @property
     def used_bytes(self) -> int:

@@ -108,7 +108,7 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
     leases = [queue.leases.get(epoch) for epoch in epochs]
     others = [lease for lease in leases if lease.owner != command.owner]
     if others or (states == State.LOCKED).any():
-        holder = others[0].owner if others else "a receiver"
+        holder = (others[0].owner or "another client") if others else "a receiver"
         raise RangeUnavailableError(
             f"part of {first}..{last} of {queue.path} is locked or leased by {holder}; try again "
             "when its lease or lock has expired",

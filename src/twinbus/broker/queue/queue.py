@@ -299,8 +299,9 @@ class Queue:
         if not found.all():
             missing = numbers[~found].tolist()
             raise MessageNotFoundError(
-                f"{self.path} has no {word} message of sequence number {missing[:10]}; it was "
-                "settled, has expired, is locked, or never existed",
+                f"{self.path} has no {word} message {', '.join(map(str, missing[:10]))}: it was "
+                "settled, has expired, is locked, or never existed. Peek to see which messages are "
+                f"{word}",
                 path=self.path,
                 sequence_numbers=missing[:SHOWN_LOST],
             )
@@ -442,9 +443,10 @@ class Queue:
         self, lost: list[Any], settled: int
     ) -> MessageLockLostError | SessionLockLostError:
         kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
+        others = f". The {settled} other message(s) of this request were settled" if settled else ""
         return kind(
-            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or expired; their "
-            f"messages are delivered again. {settled} other(s) of this request were settled",
+            f"{len(lost)} lock token(s) of {self.path} are unknown, settled or expired. Messages "
+            f"whose lock has expired are delivered again{others}",
             path=self.path,
             lock_tokens=lost[:SHOWN_LOST],
             settled=settled,

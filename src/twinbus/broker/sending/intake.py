@@ -53,6 +53,7 @@ from twinbus.message import (
     check_values,
     columns_in_use,
     conform,
+    first_row,
     ping_rows,
     sizes_of,
     to_batch,
@@ -96,12 +97,12 @@ class Intake:
         """Set another limit; it applies to sends from now on."""
         self._max_message_bytes = self._short.max_message_bytes = max_message_bytes
 
-    def refuse(self, one: SendRequest, error: MessagingError, commit: Commit) -> None:
+    def refuse(self, send: SendRequest, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter the refusal."""
-        entity = self._router.find(one.command.path)
+        entity = self._router.find(send.command.path)
         path = entity.description.path if entity else ""
-        purpose = purpose_of_send(one.command)
-        commit.refuse(one, error, Operation(path, SEND, purpose, error.code, Load()))
+        purpose = purpose_of_send(send.command)
+        commit.refuse(send, error, Operation(path, SEND, purpose, error.code, Load()))
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
         """Return the batch of a send, or raise why it is refused."""
@@ -119,19 +120,19 @@ class Intake:
             return
         # If sends may repeat each other, the first must be accepted or refused before the second.
         if len(asked) > 1 and _may_repeat(asked):
-            for one in asked:
-                self.take(entity, [one], now, commit)
+            for send in asked:
+                self.take(entity, [send], now, commit)
             return
         try:  # nearly always all sends are valid, and checking them together is cheaper
-            incoming = self._checked(entity, [one.command for one in asked])
+            incoming = self._checked(entity, [send.command for send in asked])
         except MessagingError as error:
             if len(asked) == 1:
                 self.refuse(asked[0], error, commit)
                 return
-            asked = [one for one in asked if self._is_in_order(entity, one, commit)]
+            asked = [send for send in asked if self._is_in_order(entity, send, commit)]
             if not asked:
                 return
-            incoming = _merged([one.command for one in asked])
+            incoming = _merged([send.command for send in asked])
         if len(asked) == 1 and self._short.take_columns(entity, asked[0], incoming, now, commit):
             return
         self._take_long(entity, asked, incoming, now, commit)
@@ -145,49 +146,49 @@ class Intake:
         commit: Commit,
     ) -> None:
         """Stage checked sends, row by row."""
-        if any(is_brought_home(one.command.origin) for one in asked):
-            fitting = [one for one in asked if self._fits_memory(one, commit)]
+        if any(is_brought_home(send.command.origin) for send in asked):
+            fitting = [send for send in asked if self._fits_memory(send, commit)]
             if not fitting:
                 return
             if len(fitting) < len(asked):
-                asked, incoming = fitting, _merged([one.command for one in fitting])
+                asked, incoming = fitting, _merged([send.command for send in fitting])
         self._take(entity, asked, incoming, entity.room, now, commit)
 
-    def _fits_memory(self, one: SendRequest, commit: Commit) -> bool:
+    def _fits_memory(self, send: SendRequest, commit: Commit) -> bool:
         """Refuse a send that adds more to the memory of transfers than its key may.
 
         A key with the claim transfer on the namespace has no such bound.
         """
-        key = bounded_key(one)
+        key = bounded_key(send)
         if not key:
             return True
         if self._growing is not commit:
             self._growing, self._growth = commit, {}
         added, gaps = self._growth.get(key, (0, 0))
-        for origin in origins_of(one.command.origin):
+        for origin in origins_of(send.command.origin):
             if origin_kind(origin.source) is OriginKind.TRANSFER:
                 added += not self._transfers.knows(origin.source)
                 gaps += run_count(origin)
         if not self._transfers.has_room(key, added, gaps) and any(
-            self.repeats.untaken(origin, commit).any() for origin in origins_of(one.command.origin)
+            self.repeats.untaken(origin, commit).any() for origin in origins_of(send.command.origin)
         ):
             error = QuotaExceededError(
                 f"the memory of transfers of this key is full: it has used {TRANSFER_ORIGINS} "
                 f"queues as origins, or {TRANSFER_INTERVALS} intervals of their numbers, which the "
-                "broker keeps for ever. Use a key with the claim transfer on the whole "
+                "broker keeps forever. Use a key with the claim transfer on the whole "
                 "namespace",
-                path=one.command.path,
+                path=send.command.path,
             )
-            self.refuse(one, error, commit)
+            self.refuse(send, error, commit)
             return False
         self._growth[key] = added, gaps
         return True
 
-    def _is_in_order(self, entity: Entity, one: SendRequest, commit: Commit) -> bool:
+    def _is_in_order(self, entity: Entity, send: SendRequest, commit: Commit) -> bool:
         try:
-            self._checked(entity, [one.command])
+            self._checked(entity, [send.command])
         except MessagingError as error:
-            self.refuse(one, error, commit)
+            self.refuse(send, error, commit)
             return False
         return True
 
@@ -198,8 +199,12 @@ class Intake:
                 raise InvalidArgumentError(
                     f"a send must have 1 to {MAX_BATCH_MESSAGES} messages, not {count}"
                 )
-            if any(len(one.numbers) != count for one in origins_of(origin)):
-                raise InvalidArgumentError("an origin needs one number per message")
+            for source in origins_of(origin):
+                if len(source.numbers) != count:
+                    raise InvalidArgumentError(
+                        f"an origin has {len(source.numbers)} numbers for {count} messages. Give "
+                        "each message one number"
+                    )
             if not is_brought_home(origin) and any(map(has_many_gaps, origins_of(origin))):
                 raise InvalidArgumentError(
                     f"the numbers of a sender have more than {KNOWN_GAPS} gaps in one send; number "
@@ -223,21 +228,21 @@ class Intake:
         if pings is not None:
             wanted &= ~pings
             commit.must_sync = True  # a ping must prove that the entity can store messages
-        bounds = accumulate((len(one.command.messages) for one in asked), initial=0)
+        bounds = accumulate((len(send.command.messages) for send in asked), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
         accepted = list(zip(asked, rows, strict=True))
-        origins = {id(one): self.repeats.own_origins(one, commit) for one in asked}
-        for one, held in accepted:
-            self.repeats.leave_out(origins[id(one)], wanted[held], commit)
+        origins = {id(send): self.repeats.own_origins(send, commit) for send in asked}
+        for send, of_send in accepted:
+            self.repeats.leave_out(origins[id(send)], wanted[of_send], commit)
         if room is not None and counted(incoming.size[wanted]) > room:
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
-        for one, _ in accepted:
-            for origin in origins[id(one)]:
-                self.repeats.note_send(origin, one, commit)
+        for send, _ in accepted:
+            for origin in origins[id(send)]:
+                self.repeats.note_send(origin, send, commit)
         self._drop_duplicates(entity, incoming.batch, wanted, now, commit)
         numbers = self._stage(entity, incoming, wanted, now, commit).tolist()
-        for one, held in accepted:
-            commit.reply(one, SendReceipt(numbers[held]))
+        for send, of_send in accepted:
+            commit.reply(send, SendReceipt(numbers[of_send]))
         if accepted and room is not None:
             self._meter_accepted(entity, accepted, incoming.size, pings, commit)
 
@@ -251,20 +256,22 @@ class Intake:
     ) -> None:
         """Let the meter count sends, grouped by purpose."""
         path = entity.description.path
-        origins = [one.command.origin for one, _ in accepted]
+        origins = [send.command.origin for send, _ in accepted]
         purposes = purposes_of_sends(path, origins)
         if pings is not None:
-            for at, (_, held) in enumerate(accepted):
-                if pings[held].all():
+            for at, (_, rows) in enumerate(accepted):
+                if pings[rows].all():
                     purposes[at] = Purpose.PING
         for purpose in set(purposes):
-            rows = [
-                held for (_, held), its in zip(accepted, purposes, strict=True) if its is purpose
+            sends = [
+                rows
+                for (_, rows), found in zip(accepted, purposes, strict=True)
+                if found is purpose
             ]
-            all_of_them = sum(row.stop - row.start for row in rows) == len(size)
-            sent = size if all_of_them else np.concatenate([size[row] for row in rows])
+            are_all = sum(rows.stop - rows.start for rows in sends) == len(size)
+            sent = size if are_all else np.concatenate([size[rows] for rows in sends])
             load = load_of_sizes(sent)
-            commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(rows)))
+            commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(sends)))
 
     def _fitting(
         self,
@@ -277,14 +284,14 @@ class Intake:
     ) -> list[tuple[SendRequest, slice]]:
         """Return the sends that fit into the quota, in order; refuse the others."""
         accepted = []
-        for one, rows in asked:
+        for send, rows in asked:
             need = counted(incoming.size[rows][wanted[rows]])
             if need > room:
-                self.refuse(one, full(entity), commit)
+                self.refuse(send, full(entity), commit)
                 wanted[rows] = False
             else:
                 room -= need
-                accepted.append((one, rows))
+                accepted.append((send, rows))
         return accepted
 
     def _check(self, entity: Entity, incoming: Incoming) -> None:
@@ -307,9 +314,10 @@ class Intake:
             )
         sessions = columns.get("session_id")
         if entity.queue.settings.requires_session and (sessions is None or sessions.null_count):
+            row = 0 if sessions is None else first_row(sessions.is_null())
             raise InvalidArgumentError(
-                f"{entity.description.path} requires a session_id on every message, and a message "
-                "has none. Set it",
+                f"{entity.description.path} requires a session_id on every message, and message "
+                f"{row} has none. Set it",
                 path=entity.description.path,
             )
         if not incoming.are_objects:
@@ -366,15 +374,15 @@ class Intake:
 def _may_repeat(asked: Sequence[SendRequest]) -> bool:
     """Return whether these sends may contain the same message of an origin twice."""
     numbers_of: dict[str, list[Any]] = {}
-    for one in asked:
-        for origin in origins_of(one.command.origin):
+    for send in asked:
+        for origin in origins_of(send.command.origin):
             numbers_of.setdefault(origin.source, []).append(origin.numbers)
-    for held in numbers_of.values():
-        if len(held) == 1:
+    for pieces in numbers_of.values():
+        if len(pieces) == 1:
             continue
-        if not all(isinstance(numbers, range) for numbers in held):
+        if not all(isinstance(numbers, range) for numbers in pieces):
             return True
-        ordered = sorted((numbers.start, numbers.stop) for numbers in held)
+        ordered = sorted((numbers.start, numbers.stop) for numbers in pieces)
         if any(later[0] < earlier[1] for earlier, later in pairwise(ordered)):
             return True
     return False
@@ -413,8 +421,14 @@ def _check_columns(columns: Mapping[str, pa.Array]) -> None:
             raise too_long(name, longest)
     check_values(columns)
     lives = columns.get("time_to_live")
-    if lives is not None and (_micros(lives, 1) <= 0).any():
-        raise InvalidArgumentError("time_to_live must be above zero, or None for no limit")
+    if lives is not None:
+        micros = _micros(lives, 1)
+        if micros.min() <= 0:
+            row = int(micros.argmin())
+            raise InvalidArgumentError(
+                f"message {row} has the time_to_live {micros[row]} µs. It must be above zero, or "
+                "None for no limit"
+            )
 
 
 def _of_objects(messages: Sequence[BrokeredMessage]) -> Incoming:

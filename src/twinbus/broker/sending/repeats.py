@@ -71,7 +71,7 @@ class Repeats:
         if is_brought_home(asked.command.origin):
             return origins
         user = asked.principal.id
-        return [one for one in origins if self.may_use(one, user, commit)]
+        return [origin for origin in origins if self.may_use(origin, user, commit)]
 
     def may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
         """Return whether an origin is new or belongs to this key."""

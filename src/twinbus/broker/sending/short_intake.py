@@ -68,12 +68,12 @@ class ShortIntake:
             return False
         messages: list[BrokeredMessage] = []
         taken: dict[str, Transferred] = {}
-        for one in asked:
-            brought = one.command.messages
+        for send in asked:
+            brought = send.command.messages
             if type(brought) not in (tuple, list) or not 0 < len(brought) <= ROWS_AS_ROWS:
                 return False
-            origin = one.command.origin
-            if origin is not None and not self._follows(origin, one, taken, commit):
+            origin = send.command.origin
+            if origin is not None and not self._follows(origin, send, taken, commit):
                 return False
             messages += brought
         if len(messages) > _MOST_MESSAGES or not all(map(_is_plain, messages)):
@@ -87,14 +87,14 @@ class ShortIntake:
         return True
 
     def take_columns(
-        self, entity: Entity, one: Request, incoming: Incoming, now: int, commit: Commit
+        self, entity: Entity, send: Request, incoming: Incoming, now: int, commit: Commit
     ) -> bool:
         """Stage a send with checked columns and return True, or do nothing and return False."""
         if not entity.is_plain or not _DECIDING.isdisjoint(incoming.columns):
             return False
-        origin, taken = one.command.origin, None
+        origin, taken = send.command.origin, None
         if origin is not None:
-            taken = self._repeats.continued(origin, one.principal.id, commit)
+            taken = self._repeats.continued(origin, send.principal.id, commit)
             if taken is None:
                 return False
         if counted(incoming.size) > entity.room:
@@ -112,7 +112,7 @@ class ShortIntake:
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         if taken is not None:
             self._repeats.note(taken, commit)
-        self._answer(entity, (one,), load_of_sizes(incoming.size), commit)
+        self._answer(entity, (send,), load_of_sizes(incoming.size), commit)
         return True
 
     def _follows(
@@ -152,7 +152,7 @@ class ShortIntake:
             sum(max(size, MIN_QUOTA_BYTES) for size in sizes) <= room
         )
 
-    def _stage_one(
+    def _stage_single(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> Load | None:
         """Stage one message; return its size for the quota, or None if it does not fit."""
@@ -170,7 +170,7 @@ class ShortIntake:
     ) -> Load | None:
         """Stage messages; return their size for the quota, or None if they do not fit."""
         if len(messages) == 1:
-            return self._stage_one(entity, messages, now, commit)
+            return self._stage_single(entity, messages, now, commit)
         sizes = [message.size for message in messages]
         total = sum(sizes)
         if not self._fit(sizes, total, entity.room):
@@ -191,9 +191,9 @@ class ShortIntake:
 
     def _answer(self, entity: Entity, asked: Sequence[Request], load: Load, commit: Commit) -> None:
         first = entity.queue.next_sequence - load.messages
-        for one in asked:
-            last = first + len(one.command.messages)
-            commit.reply(one, SendReceipt(list(range(first, last))))
+        for send in asked:
+            last = first + len(send.command.messages)
+            commit.reply(send, SendReceipt(list(range(first, last))))
             first = last
         purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path

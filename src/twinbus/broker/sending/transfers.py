@@ -2,7 +2,7 @@
 
 An origin (see origins.py) numbers its messages. The accepted numbers are stored as intervals, which
 stay few because origins send in order. Queues whose messages are brought home, and spill stores,
-are remembered for ever. The number of remembered senders and sinks is limited: each belongs to the
+are remembered forever. The number of remembered senders and sinks is limited: each belongs to the
 access key that used it first, and each key has a share of the memory, so that no key can make the
 broker forget the senders of another. A forgotten message may be accepted twice, but is never lost.
 """
@@ -34,7 +34,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # origin -> its owner
-        self._held: dict[str, dict[str, Intervals]] = {}  # by owner: origins, latest used last
+        self._origins: dict[str, dict[str, Intervals]] = {}  # by owner: origins, latest used last
         self._intervals: dict[str, int] = {}  # by owner: number of intervals of all its origins
 
     def owner(self, origin: str) -> str | None:
@@ -44,42 +44,42 @@ class _Pool:
     def get(self, origin: str) -> Intervals | None:
         """Return the accepted numbers of an origin."""
         owner = self._owners.get(origin)
-        return None if owner is None else self._held[owner][origin]
+        return None if owner is None else self._origins[owner][origin]
 
     def goes_on(self, origin: str, number: int, user: str) -> bool:
         """Return whether an origin is known, belongs to this key, and has only lower numbers."""
         if self._owners.get(origin) != user:
             return False
-        return self._held[user][origin].ends_before(number)
+        return self._origins[user][origin].ends_before(number)
 
     def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
         """Remember numbers of an origin, and forget the oldest beyond the owner's share."""
         owner = self._owners.setdefault(origin, owner)
-        known = self._held.setdefault(owner, {})
+        known = self._origins.setdefault(owner, {})
         before = known.pop(origin, None)
-        held = known[origin] = Intervals() if before is None else before
+        taken = known[origin] = Intervals() if before is None else before
         growth = 0
         for first, last in intervals:
-            growth += held.add(first, last)
+            growth += taken.add(first, last)
         if before is not None and not growth:
             return  # nearly always: the numbers continue those of a known sender
-        count = len(held)
-        held.keep_latest(KNOWN_GAPS)
-        self._intervals[owner] = self._intervals.get(owner, 0) + growth + len(held) - count
+        count = len(taken)
+        taken.keep_latest(KNOWN_GAPS)
+        self._intervals[owner] = self._intervals.get(owner, 0) + growth + len(taken) - count
         while len(known) > 1 and (
             len(known) > KNOWN_SENDERS or self._intervals[owner] > KNOWN_INTERVALS
         ):
             self._forget_oldest(owner)
         if len(self._owners) > KNOWN_SENDERS_IN_ALL:
-            self._forget_oldest(max(self._held, key=lambda one: len(self._held[one])))
+            self._forget_oldest(max(self._origins, key=lambda user: len(self._origins[user])))
 
     def _forget_oldest(self, owner: str) -> None:
-        origin = next(iter(self._held[owner]))
-        self._intervals[owner] -= len(self._held[owner].pop(origin))
+        origin = next(iter(self._origins[owner]))
+        self._intervals[owner] -= len(self._origins[owner].pop(origin))
         del self._owners[origin]
 
     def __iter__(self) -> Iterator[tuple[str, str, Intervals]]:
-        for owner, known in self._held.items():
+        for owner, known in self._origins.items():
             for origin, intervals in known.items():
                 yield origin, owner, intervals
 
@@ -88,7 +88,7 @@ class Transfers:
     """The accepted numbers of each origin."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Intervals] = {}  # origins that are remembered for ever
+        self._taken: dict[str, Intervals] = {}  # origins that are remembered forever
         self._namers: dict[str, str] = {}  # by origin in `_taken`: the entity key that used it
         self._named_origins: Counter[str] = Counter()  # number of these origins by key
         self._named_intervals: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class Transfers:
             return self._senders
         return self._sinks if kind is _SINK else None
 
-    def _held(self, origin: str) -> Intervals | None:
+    def _intervals_of(self, origin: str) -> Intervals | None:
         pool = self._pool(origin)
         return self._taken.get(origin) if pool is None else pool.get(origin)
 
@@ -115,13 +115,13 @@ class Transfers:
 
     def end_before(self, origin: str, number: int) -> bool:
         """Return whether no number of an origin from this one on was accepted."""
-        held = self._held(origin)
-        return held is None or held.ends_before(number)
+        taken = self._intervals_of(origin)
+        return taken is None or taken.ends_before(number)
 
     def taken(self, origin: str, numbers: Int64s) -> npt.NDArray[np.bool_]:
         """Return which numbers of an origin were accepted before."""
-        held = self._held(origin)
-        return np.zeros(len(numbers), bool) if held is None else held.contains(numbers)
+        taken = self._intervals_of(origin)
+        return np.zeros(len(numbers), bool) if taken is None else taken.contains(numbers)
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
         """Remember accepted numbers; a new sender or sink belongs to the owner."""
@@ -129,17 +129,17 @@ class Transfers:
         if pool is not None:
             pool.take(origin, owner, intervals)
             return
-        held = self._taken.get(origin)
-        if held is None:
-            held = self._taken[origin] = Intervals()
+        taken = self._taken.get(origin)
+        if taken is None:
+            taken = self._taken[origin] = Intervals()
             if owner:
                 self._namers[origin] = owner
                 self._named_origins[owner] += 1
-        before = len(held)
+        before = len(taken)
         for first, last in intervals:
-            held.add(first, last)
+            taken.add(first, last)
         if origin in self._namers:
-            self._named_intervals[self._namers[origin]] += len(held) - before
+            self._named_intervals[self._namers[origin]] += len(taken) - before
 
     def knows(self, origin: str) -> bool:
         """Return whether any message of a queue was accepted."""

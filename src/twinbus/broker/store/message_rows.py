@@ -29,7 +29,10 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class MessageRows:
-    """A few messages for the log, encoded at once, so that an error belongs to their send."""
+    """A few messages for the log.
+
+    The constructor encodes them, so that an encoding error fails their send and not the turn.
+    """
 
     __slots__ = ("_content", "_messages")
 

@@ -753,7 +753,8 @@ class Engine:
         self._reopens_at = NEVER_US if pause is None else self._now + pause
         if pause is None:
             raise GaveUpError(
-                f"the broker restarted too often for the same cause and stops: {self.trouble}"
+                f"the broker restarted too often for the same cause and stops: {self.trouble}. The "
+                "newest folder in diagnostics/ has the details"
             )
         if not pause:
             self._open()

@@ -591,7 +591,8 @@ class BrokerNamespace:
             entity.check_receive()
         if queue.settings.requires_session and session is None:
             raise InvalidOperationError(
-                f"{path} requires sessions; accept one and receive from it", path=path
+                f"the entity {path} requires sessions. Accept a session and receive from it",
+                path=path,
             )
         if session is not None and not queue.settings.requires_session:
             raise InvalidOperationError(f"{path} has no sessions; receive without one", path=path)

@@ -240,7 +240,11 @@ class Writer(ABC):
             raise  # for the caller that runs the turn; the engine has restarted
         except BaseException as error:  # noqa: BLE001 - the restart failed: the namespace must stop
             _log.exception("The namespace stops: the broker cannot restart from its log")
-            stopped = MessagingError(f"the namespace stopped and must be opened again: {error!r}")
+            reason = error.text if isinstance(error, MessagingError) else repr(error)
+            stopped = MessagingError(
+                f"the namespace has stopped: {reason}. Repair the cause, then open it again or "
+                "restart the server"
+            )
             stopped.__cause__ = error
             self._stop(stopped, group)
             self.engine.abandon()

@@ -152,7 +152,8 @@ def unreachable(causes: BaseException, host: str) -> MessagingError:
     ):
         return _refused_at_opening(cause)
     return CommunicationError(
-        f"the broker {host} cannot be reached: {_texts(cause) or type(cause).__name__}",
+        f"the broker {host} cannot be reached: {_texts(cause) or type(cause).__name__}. Start it, "
+        "or correct the Endpoint",
         outcome=NOT_ACCEPTED,
     )
 
@@ -167,7 +168,9 @@ def lost(cause: BaseException | None = None) -> CommunicationError:
     """Return the error for commands in progress when a connection or channel ended."""
     why = f": {_texts(cause) or type(cause).__name__}" if cause is not None else ""
     return CommunicationError(
-        f"the connection to RabbitMQ ended before the reply arrived{why}", outcome=UNKNOWN
+        f"the connection to RabbitMQ ended before the reply arrived{why}. The command may or may "
+        "not have been carried out. Repeat a send with the same message_id",
+        outcome=UNKNOWN,
     )
 
 
@@ -226,10 +229,12 @@ def _texts(error: BaseException | None) -> str:
     """Return the texts of an error of pika, whose arguments may be errors again."""
     if error is None:
         return ""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without the number
     if not error.args:
         return ""
-    said = (
+    texts = (
         _texts(argument) if isinstance(argument, BaseException) else str(argument)
         for argument in error.args
     )
-    return "; ".join(text for text in said if text)
+    return "; ".join(text for text in texts if text)

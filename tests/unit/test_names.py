@@ -1,0 +1,88 @@
+"""Names of the source: a class name is unique, and an identifier is a word of the domain."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "twinbus"
+
+# Each class for asyncio has the name of the blocking class that it mirrors, so that an application
+# changes only its import. The facades of `aio` also share the names of their private bases.
+MIRRORS = ("aio.py", "azure/aio.py")
+
+FORBIDDEN = re.compile(  # pronouns, and private words for things that have a name
+    r"_*(one|ones|it|its|those)|(.*_)?(told|held|said|heard|ours|theirs)(_.*)?", re.IGNORECASE
+)
+ROOMS = (  # that keep to it
+    *("azure", "broker/accounts", "broker/entities", "broker/sending", "cli", "client", "cost"),
+    *("datasource", "demo", "pipeline", "testing", "tracing"),
+)
+MODULES = sorted(path.name for path in SOURCE.glob("*.py") if path.name != "limits.py")
+
+
+def trees(place: str = "") -> Iterator[tuple[str, ast.Module]]:
+    """Yield the modules of a room, or one module, each with its path below the source."""
+    found = SOURCE / place
+    for path in sorted(found.rglob("*.py")) if found.is_dir() else [found]:
+        yield str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield each name that a module binds, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield node.lineno, name
+
+
+def test_a_class_name_is_used_once() -> None:
+    places = defaultdict(list)
+    for path, tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and path not in MIRRORS:
+                places[node.name].append(f"{path}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_class_for_asyncio_has_the_name_of_the_class_that_it_mirrors() -> None:
+    blocking = {
+        node.name
+        for path, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and path not in MIRRORS
+    }
+    own = {
+        node.name
+        for path in MIRRORS
+        for _, tree in trees(path)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    assert own <= blocking
+
+
+@pytest.mark.parametrize("place", [*ROOMS, *MODULES])
+def test_no_identifier_is_a_pronoun_or_a_private_word(place: str) -> None:
+    found = [
+        f"{path}:{line} {name}"
+        for path, tree in trees(place)
+        for line, name in bound_names(tree)
+        if FORBIDDEN.fullmatch(name)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "is_forbidden"),
+    [("one", True), ("_held", True), ("MAX_HELD_SESSIONS", True), ("its", True), ("first", False)],
+)
+def test_forbidden_identifiers_are_recognised(name: str, *, is_forbidden: bool) -> None:
+    assert bool(FORBIDDEN.fullmatch(name)) is is_forbidden
