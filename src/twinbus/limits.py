@@ -222,6 +222,7 @@ OLDEST_JAVA: Final = 17  # that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch costs a third of a second: make it worth it
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
+STREAM_TASK_MESSAGES: Final = 25_000  # of one task: a task costs as much time as some thousand
 MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
