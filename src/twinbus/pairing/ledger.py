@@ -24,6 +24,7 @@ from twinbus.pairing.events import (
     PairingEvent,
     PingRefused,
     Returned,
+    SyphonEnded,
     Unprotected,
 )
 
@@ -86,6 +87,6 @@ class TransitionLedger:
             row |= {"path": event.queue}
         elif isinstance(event, PingRefused):
             row |= {"path": event.path, "cause": event.cause}
-        elif isinstance(event, Unprotected | BacklogIncomplete):
+        elif isinstance(event, Unprotected | BacklogIncomplete | SyphonEnded):
             row |= {"cause": event.cause}
         return row
