@@ -187,6 +187,7 @@ MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send: two are at hand, one read and one sent
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # a destination that hangs holds its batch no longer
+DESTINATION_BUDGET_S: Final = 5.0  # of its sends in one range: a slow one stalls others no longer
 TRIAL_TIMEOUT_S: Final = 2.0  # of a destination that failed: it holds its batch no longer
 TRIAL_MESSAGES: Final = 100  # that it gets first, so that one which works answers in that time
 MAX_SPARK_STARTS: Final = 5  # again, without a batch in between, after Spark's Java died
