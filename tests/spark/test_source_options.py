@@ -156,6 +156,24 @@ def test_sql_reads_a_queue_and_reads_it_anew(spark: SparkSession, twins: Twins) 
         spark.sql("create temporary view orders using twinbus")
 
 
+def test_spark_passes_options_of_a_select_on_to_no_python_source(
+    spark: SparkSession, twins: Twins
+) -> None:
+    """The docs and the hint of the error say so; when this fails, they can say more."""
+    fill(twins, 2)
+    spark.sql(
+        "create or replace temporary view orders using twinbus options "
+        f"(connection '{twins.primary.connection}', queue '{QUEUE}')"
+    )
+    found = spark.sql("select * from orders with (queue = 'there-is-no-such-queue')").collect()
+    assert len(found) == 2
+    spark.sql("drop view orders")
+    with pytest.raises(PySparkException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        spark.sql("select * from twinbus with (connectionEnv = 'ORDERS', queue = 'orders')")
+    with pytest.raises(PySparkException, match=r"SELECT .* WITH .* on to this data source"):
+        spark.sql("create temporary view orders using twinbus")
+
+
 def test_a_session_of_spark_connect_is_told_what_to_do() -> None:
     class Connected:
         """As pyspark's own: a session without a JVM in this process."""

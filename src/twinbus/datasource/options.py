@@ -55,7 +55,7 @@ _KNOWN = {
 }
 _IN_SQL = (
     "In SQL: CREATE TEMPORARY VIEW orders USING twinbus OPTIONS (connectionEnv 'NAME', queue "
-    "'orders')"
+    "'orders'). Spark does not pass SELECT ... WITH (...) on to this data source"
 )
 _SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # options that Spark adds
 
