@@ -11,8 +11,8 @@ written once.
 """
 
 import io
+import os
 import re
-import secrets
 from collections.abc import Iterator
 from functools import total_ordering
 from pathlib import Path
@@ -148,7 +148,7 @@ class HadoopPath:
 
     def put(self, local: Path) -> None:
         """Copy a local file to this name, where it appears whole or not at all."""
-        draft = self.parent / f".{self.name}.{secrets.token_hex(4)}.draft"
+        draft = self.parent / f".{self.name}.{os.urandom(4).hex()}.draft"
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path
         try:
             self._fs().copyFromLocalFile(
