@@ -5,9 +5,10 @@ python bench/report.py [--quick]
 First the operations ledgers of two namespaces, up to 100 M metered rows: 200 queues and 10 backlog
 queues each, a row per minute, entity, operation, purpose and outcome, in files of 1 M rows. Spark
 makes the whole report and writes its tables. The peers add the same rows up by the same keys, and
-write that. Then a messages ledger, which is reconciled: what was accepted, less what was completed
-and what stands, and which ids came twice. DuckDB does the same. Every answer is compared, exactly,
-before a figure is printed.
+write that. Then the messages ledgers of two namespaces and the transfers of a syphon, which are
+reconciled: what was accepted, less what was completed and what stands, which ids came twice, and
+which messages left the backlog and are not home. DuckDB answers the same questions. Every answer is
+compared, exactly, before a figure is printed.
 
 Everybody has the machine in turn and a process of its own, so that its peak of memory is known: the
 sum of what each process of its tree had at most. Files are in the page cache, they were just
@@ -44,7 +45,7 @@ from measure import Others, Report, processes
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
 from twinbus.cost.stages import rule_of
-from twinbus.entities import backlog_queue_path
+from twinbus.entities import BACKLOG_INFIX, backlog_queue_path
 from twinbus.ledger import FOLDER, SCHEMAS, Ledger, LedgerKind
 from twinbus.limits import DAY_US
 from twinbus.protocol.operations import Purpose
@@ -55,7 +56,9 @@ MESSAGES, QUICK_MESSAGES = (1_000_000, 10_000_000), (1_000_000,)
 AGAIN_ROWS = 3_000_000  # at most, of what is made twice
 MOST_BYTES = 8 * 10**9  # of ledgers on the disk at once
 MEMORY_GOAL, TIME_GOAL = 1.5, 12.0  # times, for ten times the rows
+PEER_GOAL = 5.0  # times DuckDB's time, for a reconciliation
 NAMESPACES = ("primary", "secondary")
+SYPHON = "syphon"  # the folder of its ledger
 CORES = 2
 DUCKDB: dict[str, str | int | float | list[str]] = {"threads": CORES, "memory_limit": "2GB"}
 SHEET = load_sheet("azure-standard").with_completions(True)  # every stage is counted
@@ -177,6 +180,10 @@ CHUNK = 1_000_000  # messages of a day, and of a file
 MESSAGE_QUEUES = 20
 STANDING_OF_BATCHES = 100  # one of so many was not received yet
 MISSING_AT, DOUBLED_AT = 500, 250  # the batch of each chunk, of which one message is wrong
+DIVERTED_OF_BATCHES = 20  # one of so many came by way of the backlog
+UNTOLD_BATCHES = 1  # of the diverted batches of a chunk: the ledger of transfers lacks them
+BACKLOG = backlog_queue_path(NAMESPACES[0], 0)
+WRONG = 4  # messages of a chunk: one missing, one doubled, two that are not home
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -189,8 +196,13 @@ def random_ids(rng: np.random.Generator, count: int) -> pa.Array:
 
 
 def write_messages(folder: Path, messages: int) -> None:
-    """Write what became of so many messages; of each million, one is missing and one is doubled."""
+    """Write what became of so many messages.
+
+    Of each million, one is missing, one is doubled, and two left the backlog and are not home: one
+    that the ledger of transfers has, and one that it lacks.
+    """
     ledger = Ledger(folder / NAMESPACES[0], LedgerKind.MESSAGES, FOREVER)
+    detour = Detour(folder)
     rng = np.random.default_rng(7)
     standing = []
     for day in range(messages // CHUNK):
@@ -219,12 +231,58 @@ def write_messages(folder: Path, messages: int) -> None:
             "completed", at[runs] + 1_000_000, queue[runs], (begins, ends), 2 * batch[runs] + 2
         )
         ledger.write(pa.concat_tables([accepted, completed]), to_us_of_day(day))
+        detour.write(day, accepted, random_ids(rng, 2))
     queue, first = map(np.concatenate, zip(*standing, strict=True))
     at, record = np.full(len(queue), at[-1] + 2_000_000), np.full(len(queue), 2 * batch[-1] + 3)
     told = _trail("standing", at, queue, (first, first + BATCH - 1), record)
     nothing = np.zeros(1, np.int64)
     stock = _trail("inventory", at[:1], nothing, (nothing, nothing), record[:1])
     ledger.write(pa.concat_tables([stock, told]), int(at[0]))
+
+
+class Detour:
+    """The ledgers of messages that came by way of the backlog: of the secondary, of the syphon."""
+
+    def __init__(self, folder: Path) -> None:
+        self._messages = Ledger(folder / NAMESPACES[1], LedgerKind.MESSAGES, FOREVER)
+        self._transfers = Ledger(folder / SYPHON, LedgerKind.TRANSFERS, FOREVER)
+
+    def write(self, day: int, accepted: pa.Table, lost_ids: pa.Array) -> None:
+        """Write the way of some messages of a chunk; two of them have ids that never came home."""
+        batch = np.arange(CHUNK) // BATCH
+        rows = accepted.filter(pa.array(batch % DIVERTED_OF_BATCHES == DIVERTED_OF_BATCHES - 1))
+        count = rows.num_rows
+        told = count - UNTOLD_BATCHES * BATCH
+        places = np.arange(count)
+        ids = pa.concat_arrays(rows.column("message_id").chunks)
+        where = pa.array((places == 0) | (places == told))
+        ids = pc.replace_with_mask(ids, where, lost_ids)
+        numbers = np.arange(count) + day * count + 1
+        at = rows.column("at").cast(pa.int64()).to_numpy() - 1_000
+        record = np.full(count, 2 * day + 1)
+        queue = np.zeros(count, np.int64)
+        come = _trail("accepted", at, queue, (numbers, numbers), record, ids)
+        ends = (numbers[:1], numbers[-1:])
+        gone = _trail("completed", at[-1:], queue[:1], ends, record[:1] + 1)
+        both = pa.concat_tables([come, gone])
+        place = both.schema.get_field_index("path")
+        both = both.set_column(place, "path", pa.repeat(BACKLOG, count + 1))
+        self._messages.write(both, to_us_of_day(day))
+        schema = SCHEMAS[LedgerKind.TRANSFERS]
+        columns = {
+            "moved": rows.column("at"),
+            "accepted": come.column("at"),
+            "message_id": ids,
+            "path": rows.column("path"),
+            "queue": pa.repeat(BACKLOG, count),
+            "origin": pa.repeat(f"{BACKLOG}#1.a", count),
+            "sequence_number": pa.array(numbers),
+            "bytes": pa.repeat(100, count).cast(pa.int64()),
+            "result": pa.repeat("moved", count),
+            "reason": pa.nulls(count, pa.string()),
+        }
+        moved = pa.table([columns[name] for name in schema.names], schema=schema)
+        self._transfers.write(moved.slice(0, told), to_us_of_day(day))
 
 
 def _doubled_at(place: int) -> npt.NDArray[np.int64]:
@@ -267,13 +325,13 @@ def files_of(ledgers: Path, kind: LedgerKind) -> dict[str, list[str]]:
     """Return the files of each namespace."""
     return {
         name: sorted(map(str, (ledgers / name / FOLDER / kind.value).glob("day=*/*.parquet")))
-        for name in NAMESPACES
+        for name in (*NAMESPACES, SYPHON)
     }
 
 
 def spark_here(ledgers: Path, output: Path, runs: int) -> None:
     """Make the report."""
-    folders = [path for name in NAMESPACES if (path := ledgers / name).is_dir()]
+    folders = [path for name in (*NAMESPACES, SYPHON) if (path := ledgers / name).is_dir()]
     with tempfile.TemporaryDirectory(dir=output) as folder:
         began = time.perf_counter()
         session = start_session(Path(folder).resolve(), f"local[{CORES},4]")
@@ -317,6 +375,7 @@ def count_with_duckdb(ledgers: Path, output: Path) -> dict[str, object]:
     """Add operations up."""
     with duckdb.connect(config={**DUCKDB, "temp_directory": str(output)}) as connection:
         files = files_of(ledgers, LedgerKind.OPERATIONS)
+        del files[SYPHON]
         connection.execute("set TimeZone = 'UTC'")
         counted = connection.sql(_COUNT, params=files).to_arrow_table()
     pq.write_table(counted, output / "counted.parquet")
@@ -359,6 +418,8 @@ _PLACES = """
 create temp table places as
 with told as (
     select 'primary' as ledger, * from read_parquet($primary, hive_partitioning=false)
+    union all
+    select 'secondary' as ledger, * from read_parquet($secondary, hive_partitioning=false)
 ), stock as (
     select ledger, max(record) as stock from told where event = 'inventory' group by ledger
 ), each as (
@@ -372,7 +433,8 @@ with told as (
 select ledger, number, place, max(path) as path, max(message_id) as message_id,
     min("at") filter (event = 'accepted') as accepted, max(stock) as stock,
     min(record) filter (event = 'accepted') as accepted_record,
-    bool_or(event = 'completed') as is_completed, bool_or(event = 'standing') as stands
+    bool_or(event = 'completed') as is_completed, bool_or(event = 'standing') as stands,
+    max("at") as until
 from each left join stock using (ledger)
 group by ledger, number, place
 """
@@ -388,21 +450,54 @@ from places group by all order by all
 """
 _DOUBLED = """
 select count(*) from (
-    select 1 from places where message_id is not null and accepted is not null
+    select 1 from places
+    where message_id is not null and accepted is not null and path not like $backlog
     group by ledger, path, message_id having count(distinct accepted_record) > 1
+)
+"""
+
+
+_NOT_HOME = """
+with moved as (
+    select path, queue, sequence_number, message_id, moved
+    from read_parquet($transfers, hive_partitioning=false) where result = 'moved'
+), home as (
+    select path, message_id, until from places
+    where path not like $backlog and message_id is not null and accepted is not null
+), covered as (
+    select path, max(until) as until from home group by path
+)
+select count(*) from (
+    select message_id from moved join covered using (path)
+    where moved <= until and not exists (
+        select 1 from home where home.path = moved.path and home.message_id = moved.message_id
+    )
+    union
+    select message_id from places
+    where path like $backlog and is_completed and message_id is not null
+        and not exists (
+            select 1 from moved
+            where moved.queue = places.path and moved.sequence_number = places.place
+        )
+        and not exists (select 1 from home where home.message_id = places.message_id)
 )
 """
 
 
 def reconcile_with_duckdb(ledgers: Path, output: Path) -> dict[str, object]:
     """Reconcile messages."""
-    files = files_of(ledgers, LedgerKind.MESSAGES)[NAMESPACES[0]]
+    files = files_of(ledgers, LedgerKind.MESSAGES)
+    del files[SYPHON]
+    transfers = files_of(ledgers, LedgerKind.TRANSFERS)[SYPHON]
+    backlog = {"backlog": f"%{BACKLOG_INFIX}%"}
     with duckdb.connect(config={**DUCKDB, "temp_directory": str(output)}) as connection:
-        connection.execute(_PLACES, {"primary": files})
+        connection.execute(_PLACES, files)
         statuses = [list(row) for row in connection.execute(_STATUSES).fetchall()]
-        [[doubled]] = connection.execute(_DOUBLED).fetchall()
+        [[doubled]] = connection.execute(_DOUBLED, backlog).fetchall()
+        asked = {"transfers": transfers, **backlog}
+        [[not_home]] = connection.execute(_NOT_HOME, asked).fetchall()
     wrong = sum(row[3] for row in statuses if row[2] not in ("completed", "waiting"))
-    return {"statuses": statuses, "suspects": wrong + doubled}
+    return {"statuses": statuses, "suspects": wrong + doubled + not_home}
 
 
 PEERS: dict[str, Callable[[Path, Path], dict[str, object]]] = {
@@ -592,10 +687,15 @@ def check_operations(here: Ground, ours: Made) -> None:
 def check_reconciliation(messages: int, ours: Made, peer: Made) -> None:
     """Make sure that both found the same, and what there was to find."""
     assert sorted(ours.told["statuses"]) == sorted(peer.told["statuses"])
-    assert ours.told["suspects"] == peer.told["suspects"] == 2 * (messages // CHUNK)
+    assert ours.told["suspects"] == peer.told["suspects"] == WRONG * (messages // CHUNK)
     counts: dict[str, int] = {}
-    for _, _, status, count in ours.told["statuses"]:
-        counts[status] = counts.get(status, 0) + count
+    diverted = 0
+    for ledger, _, status, count in ours.told["statuses"]:
+        if ledger == NAMESPACES[1]:
+            diverted += count
+        else:
+            counts[status] = counts.get(status, 0) + count
+    assert diverted == messages // DIVERTED_OF_BATCHES
     waiting, missing = messages // STANDING_OF_BATCHES, messages // CHUNK
     assert counts == {
         "completed": messages - waiting - missing,
@@ -634,15 +734,17 @@ def measure_operations(sizes: Sequence[int]) -> dict[str, list[Made]]:
     return found
 
 
-def measure_messages(sizes: Sequence[int]) -> None:
-    """Measure ledgers of messages."""
-    print(f"\nmessages of a namespace, reconciled\n{HEAD}", flush=True)
+def measure_messages(sizes: Sequence[int]) -> float:
+    """Measure ledgers of messages; return Spark's time of the largest, in times of DuckDB's."""
+    print(f"\nmessages of a namespace and its backlog, reconciled\n{HEAD}", flush=True)
     for messages in sizes:
         with ground(partial(write_messages, messages=messages), 60 * messages) as at:
             ours, peer = at.measure("Spark"), at.measure("DuckDB, reconciling")
             check_reconciliation(messages, ours, peer)
-        print(f"{'':<26} Spark takes {ours.first_s / peer.first_s:.1f} times DuckDB's time")
+        ratio = ours.first_s / peer.first_s
+        print(f"{'':<26} Spark takes {ratio:.1f} times DuckDB's time")
     show_parts(ours)
+    return ratio
 
 
 def show_parts(made: Made) -> None:
@@ -731,7 +833,7 @@ def main() -> None:
     found = measure_operations(QUICK_SIZES if options.quick else SIZES)
     show_parts(found["Spark"][-1])
     show_growth(found)
-    measure_messages(QUICK_MESSAGES if options.quick else MESSAGES)
+    ratio = measure_messages(QUICK_MESSAGES if options.quick else MESSAGES)
     show_word(found)
     report = Report("report")
     one, other = found["Spark"][-2:]
@@ -739,6 +841,7 @@ def main() -> None:
     memory, growth = other.peak_mb / one.peak_mb, other.first_s / one.first_s
     report.add(f"peak memory, {step}, times", memory, MEMORY_GOAL, at_most=True)
     report.add(f"time, {step}, times", growth, TIME_GOAL, at_most=True)
+    report.add("reconciliation, times DuckDB's time", ratio, PEER_GOAL, at_most=True)
     report.finish()
 
 

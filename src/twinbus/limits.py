@@ -209,6 +209,7 @@ MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while it sends one
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
+DESTINATION_BUDGET_S: Final = 5.0  # of its sends in one range: a slow one delays others no longer
 TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
@@ -245,6 +246,7 @@ OLDEST_JAVA: Final = 17  # that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch has 0.3 s of overhead
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
+STREAM_TASK_MESSAGES: Final = 25_000  # of one task: a task costs as much time as some thousand
 MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 

@@ -11,8 +11,8 @@ written once.
 """
 
 import io
+import os
 import re
-import secrets
 from collections.abc import Iterator
 from functools import total_ordering
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # longer than the letter of a Windows drive
 _PATTERN = re.compile(r"([\\\[\]{}*?])")
 _LOCAL = "file:"
+_EXISTS = "FileAlreadyExistsException"
 
 
 def is_uri(text: str) -> bool:
@@ -147,7 +148,7 @@ class HadoopPath:
 
     def put(self, local: Path) -> None:
         """Copy a local file to this name, where it appears whole or not at all."""
-        draft = self.parent / f".{self.name}.{secrets.token_hex(4)}.draft"
+        draft = self.parent / f".{self.name}.{os.urandom(4).hex()}.draft"
         hadoop_path = self._jvm.org.apache.hadoop.fs.Path
         try:
             self._fs().copyFromLocalFile(
@@ -162,12 +163,26 @@ class HadoopPath:
             raise
 
     def rename(self, target: "HadoopPath") -> None:
-        """Rename the file; replace an existing file."""
-        if self._fs().rename(self._path(), target._path()):  # noqa: SLF001 - of its own class
+        """Rename the file; replace an existing file.
+
+        If a file with that name exists, some file systems replace it, some return False, and some
+        raise, such as S3A.
+        """
+        if self._is_renamed(target):
             return
-        target.remove()  # some file systems do not replace a file
-        if not self._fs().rename(self._path(), target._path()):  # noqa: SLF001 - as above
+        target.remove()
+        if not self._is_renamed(target):
             raise OSError(f"{self} cannot be renamed to {target}")
+
+    def _is_renamed(self, target: "HadoopPath") -> bool:
+        """Rename it; return False if the file system does not replace the file of that name."""
+        try:
+            return bool(self._fs().rename(self._path(), target._path()))  # noqa: SLF001 - its own
+        except Exception as error:
+            java = getattr(error, "java_exception", None)  # of a Py4JJavaError
+            if java is None or java.getClass().getSimpleName() != _EXISTS:
+                raise
+            return False
 
     def remove(self) -> None:
         """Delete a file, or a folder with its content. A missing path is not an error."""
@@ -181,7 +196,8 @@ class HadoopPath:
         return self._jvm.org.apache.hadoop.fs.Path(self._uri)
 
     def _fs(self) -> Any:
-        settings = self._session._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+        # Of the session, which has settings and credentials that its context does not have.
+        settings = self._session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         return self._path().getFileSystem(settings)
 
 

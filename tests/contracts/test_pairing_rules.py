@@ -490,6 +490,8 @@ def test_options_are_of_one_pairing_whoever_is_first(local: Pair) -> None:
         {"check_head_room": None},
         {"syphon": 3},
         {"ledger": 3},
+        {"ledger": "s3a://bucket/events"},
+        {"ledger": Path("s3a://bucket/events")},
     ],
     ids=str,
 )

@@ -2,11 +2,13 @@
 
     python -m tests.soak.cluster --seconds 600 [--seed 7]
 
-Messages are diverted all the time, for two destinations. The syphon brings them home on one worker,
-with speculation on. The job on the other worker takes the orders as a stream and writes them to
-another queue by name (`txnAppId`, `txnVersion`). Executors of both are killed with -9, the job is
-killed in mid-batch and started again from its checkpoint, and one destination refuses messages for
-seconds. In the end every message is where it belongs, once.
+Messages are diverted all the time, for two destinations. The syphon brings them home. The job takes
+the orders as a stream and writes them to another queue by name (`txnAppId`, `txnVersion`). Both run
+on both workers, which are different hosts, because Spark speculates on another host only. Executors
+of both are killed with -9, the job is killed while a batch is open and started again from its
+checkpoint, and one destination answers slowly or refuses messages for seconds. In the end every
+message is where it belongs, once. The run fails if nothing was speculated, delayed or killed inside
+an open batch.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,27 +31,45 @@ from tests.spark.test_cluster import Cluster
 from tests.spark.twins import Twins, doubled, numbered, until
 from twinbus.datasource.source import register
 from twinbus.entities import EntityStatus
+from twinbus.protocol.commands import Send
+from twinbus.testing.faults import Delay
+from twinbus.testing.server_faults import FaultyServer
 
 ORDERS, INVOICES, BILLS = "orders", "invoices", "bills"
 QUEUES = 4
 PACE_S = 0.5  # between two diverted batches
 BATCH = 50  # messages of each destination
+IN_BATCH = "kills in an open batch"
 STRIKE_S = (5.0, 15.0)  # between two troubles
-REFUSING_S = 5.0
+TROUBLE_S = 8.0  # of a destination that is slow or refuses
+SLOW_S = 2.0  # for each send to a slow destination
+BILL_S = 0.3  # for each send to the bills: batches of the job stay open for a while
+TROUBLES = ("executor", "executor", "job", "refusal", "delay")
+OPEN_BATCH_S = 30.0  # to wait for a batch of the job, before it is killed between two of them
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
 _SPECULATION = {
-    "spark.cores.max": "1",
+    "spark.cores.max": "2",  # one on each host
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
     "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.2",
-    "spark.speculation.quantile": "0.5",
+    "spark.speculation.quantile": "0.25",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
 }
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Return the settings of both applications."""
+    return {**_SPECULATION, "spark.eventLog.dir": f"file://{folder}/events"}
 
 
 def job() -> None:
     """Write every order to the bills, batch by batch; runs until it is killed."""
     connection, folder = os.environ["TWINBUS_PRIMARY"], os.environ["TWINBUS_SOAK_FOLDER"]
     builder = SparkSession.builder.master(os.environ["TWINBUS_SOAK_MASTER"])
-    for name, value in _SPECULATION.items():
+    for name, value in settings(Path(folder)).items():
         builder = builder.config(name, value)
     spark = builder.config("spark.ui.enabled", "false").getOrCreate()
     register(spark)
@@ -79,11 +100,16 @@ class Site:
         self.twins = opened.enter_context(Twins(folder, QUEUES))
         for queue in (ORDERS, INVOICES, BILLS):
             self.twins.primary.queue(queue)
-        self.cluster = opened.enter_context(Cluster(folder / "cluster"))
-        self.struck: dict[str, int] = {}
+        self._faulty = FaultyServer(self.twins.primary.server.door)
+        self._faulty.inject(Delay(BILL_S), BILLS, kind=Send)
+        self.cluster = opened.enter_context(Cluster(folder / "cluster", cores=2, memory="2g"))
+        self.struck: Counter[str] = Counter()
+        self._troubles: list[str] = []
         self.sent: list[str] = []
-        self._refusing_until = 0.0
-        conf = [part for item in _SPECULATION.items() for part in ("--conf", "=".join(item))]
+        self._trouble_until = 0.0
+        self._end_trouble: Callable[[], None] = _nothing
+        (folder / "events").mkdir()
+        conf = [part for item in settings(folder).items() for part in ("--conf", "=".join(item))]
         self._start("syphon", [*_SYPHON, "--master", self.cluster.url, "--lease", "5s", *conf])
         self._start_job()
 
@@ -115,35 +141,67 @@ class Site:
 
     def strike(self) -> None:
         """Make some trouble."""
-        trouble = self._random.choice(("executor", "executor", "job", "refusal"))
-        if trouble == "executor":
-            executors = list(_executors())
-            if executors:
-                with suppress(ProcessLookupError):
-                    os.kill(self._random.choice(executors), signal.SIGKILL)
-        elif trouble == "job":
-            _end(self._job)
-            self._start_job()
+        if not self._troubles:  # each of them, in another order each time
+            self._troubles = self._random.sample(TROUBLES, len(TROUBLES))
+        trouble = self._troubles.pop()
+        if trouble in ("executor", "job"):
+            is_open = self._await_open_batch()
+            self.struck[IN_BATCH] += is_open
+            if trouble == "job":
+                _end(self._job)
+                self._start_job()
+            else:
+                executors = list(_executors())
+                if executors:
+                    with suppress(ProcessLookupError):
+                        os.kill(self._random.choice(executors), signal.SIGKILL)
         else:
-            self._refuse(EntityStatus.SEND_DISABLED)
-            self._refusing_until = time.monotonic() + REFUSING_S
-        self.struck[trouble] = self.struck.get(trouble, 0) + 1
+            self.heal(at_once=True)
+            self._end_trouble = self._slow_down() if trouble == "delay" else self._refuse()
+            self._trouble_until = time.monotonic() + TROUBLE_S
+        self.struck[trouble] += 1
+
+    def _await_open_batch(self) -> bool:
+        """Wait for a batch of the job that Spark has begun and not committed; return if it is."""
+        ends = time.monotonic() + OPEN_BATCH_S
+        next_divert = 0.0
+        while time.monotonic() < ends:
+            if self._last("offsets") > self._last("commits"):
+                return True
+            if time.monotonic() > next_divert:  # so that there is something to read
+                self.divert()
+                next_divert = time.monotonic() + PACE_S
+            time.sleep(PACE_S / 50)
+        return False
+
+    def _last(self, log: str) -> int:
+        """Return the last batch in a log of the job's checkpoint; -1 if there is none."""
+        names = (path.name for path in (self._folder / "checkpoint" / log).glob("*"))
+        return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def heal(self, *, at_once: bool = False) -> None:
-        """Let the destination take messages again when its time has come."""
-        if self._refusing_until and (at_once or time.monotonic() > self._refusing_until):
-            self._refuse(EntityStatus.ACTIVE)
-            self._refusing_until = 0.0
+        """End the trouble of a destination when its time has come."""
+        if at_once or time.monotonic() > self._trouble_until:
+            self._end_trouble()
+            self._end_trouble = _nothing
 
-    def _refuse(self, status: EntityStatus) -> None:
+    def _slow_down(self) -> Callable[[], None]:
+        return self._faulty.inject(Delay(SLOW_S), INVOICES, kind=Send)
+
+    def _refuse(self) -> Callable[[], None]:
         manager = self.twins.primary.manager
-        manager.update_queue(replace(manager.get_queue(INVOICES), status=status))
+
+        def become(status: EntityStatus) -> None:
+            manager.update_queue(replace(manager.get_queue(INVOICES), status=status))
+
+        become(EntityStatus.SEND_DISABLED)
+        return lambda: become(EntityStatus.ACTIVE)
 
     def run(self, seconds: float) -> None:
         """Divert and strike, then wait until all is where it belongs."""
         ends = time.monotonic() + seconds
         next_strike = time.monotonic() + STRIKE_S[1]
-        while time.monotonic() < ends:
+        while time.monotonic() < ends or not self._was_all():
             self.divert()
             self.heal()
             if time.monotonic() > next_strike:
@@ -155,16 +213,40 @@ class Site:
         until(lambda: not self.twins.waiting(), "the backlog is empty")
         until(lambda: primary.count(BILLS) >= half and not primary.count(ORDERS), "all is billed")
 
+    def _was_all(self) -> bool:
+        """Return whether each trouble was made, and a kill inside of an open batch."""
+        return all(self.struck[name] for name in (*TROUBLES, IN_BATCH))
+
     def check(self) -> None:
         """Count what arrived."""
         arrived = [*self.twins.primary.ids(BILLS), *self.twins.primary.ids(INVOICES)]
         lost, more = set(self.sent) - set(arrived), doubled(arrived)
+        self.struck["speculative tasks"] = _speculated(self._folder / "events")
+        self.struck["delayed sends"] = self._faulty.failed
         print(
-            f"{len(self.sent):,} diverted, {self.struck}: lost {len(lost)}, doubled {len(more)}",
+            f"{len(self.sent):,} diverted, {dict(self.struck)}: lost {len(lost)}, doubled "
+            f"{len(more)}",
             flush=True,
         )
         assert not lost, sorted(lost)[:10]
         assert not more, sorted(more)[:10]
+        for needed in (IN_BATCH, "speculative tasks", "delayed sends"):
+            assert self.struck[needed], f"the run had no {needed}; run it for longer"
+
+
+def _nothing() -> None:
+    pass
+
+
+def _speculated(folder: Path) -> int:
+    """Return how many speculative tasks the event logs of the applications have."""
+    count = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                starts = (line for line in lines if "SparkListenerTaskStart" in line)
+                count += sum('"Speculative":true' in line for line in starts)
+    return count
 
 
 def _executors() -> Iterator[int]:

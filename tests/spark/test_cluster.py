@@ -18,7 +18,7 @@ from twinbus.spark.java import find_java, make_java_home
 QUEUES = 4
 CLIENT_MESSAGES = 500  # of each backlog queue
 DESTINATIONS = ("orders", "invoices")
-WORKERS = 2  # with one core each
+WORKERS = 2
 _DEPLOY = "org.apache.spark.deploy"
 _HERE = "127.0.0.1"
 _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
@@ -27,7 +27,8 @@ _SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon
 class Cluster(Closable):
     """A standalone Spark: every process with its log, and its files, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cores: int = 1, memory: str = "1g") -> None:
+        """Start it, with so many cores for each worker; each worker is a host of its own."""
         folder.mkdir()
         self._folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -39,9 +40,9 @@ class Cluster(Closable):
         try:
             self._start("master", "master.Master", "--host", _HERE, "--port", "0")
             self.url = self._told("master", rf"Starting Spark master at (spark://{_HERE}:\d+)")
-            for name in self._workers():
-                limits = ["--cores", "1", "--memory", "1g", "--host", _HERE]
-                place = ["--work-dir", str(folder / name)]
+            for number, name in enumerate(self._workers(), start=1):
+                limits = ["--cores", str(cores), "--memory", memory]
+                place = ["--host", f"127.0.0.{number}", "--work-dir", str(folder / name)]
                 self._start(name, "worker.Worker", *limits, *place, self.url)
             for name in self._workers():
                 self._told(name, "(Successfully registered with master)")

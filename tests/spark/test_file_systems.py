@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.spark.twins import QUEUE, Twins
+from twinbus.cli.root import root
 from twinbus.clock import moment_us
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
@@ -20,6 +22,16 @@ from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
 from twinbus.locations import HadoopPath, folder_of
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
+STRICT = """
+public class StrictFileSystem extends org.apache.hadoop.fs.RawLocalFileSystem {
+  public java.net.URI getUri() { return java.net.URI.create("strict:///"); }
+  public boolean rename(org.apache.hadoop.fs.Path from, org.apache.hadoop.fs.Path to)
+      throws java.io.IOException {
+    if (exists(to)) throw new org.apache.hadoop.fs.FileAlreadyExistsException(to.toString());
+    return super.rename(from, to);
+  }
+}
+"""  # renames like S3A
 NOWHERE = "hdfs://127.0.0.1:1"  # nobody listens there: whoever asks it fails
 
 
@@ -119,6 +131,60 @@ def test_a_report_reads_and_writes_another_file_system(
         "reconciliation.parquet",
         "suspects.parquet",
     }
+
+
+@pytest.fixture
+def strict(spark: SparkSession, hadoop: Any) -> Iterator[str]:
+    """Yield the scheme of a file system that raises if a renamed file would replace another."""
+    jvm: Any = spark._jvm
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
+    compiler.cook(STRICT)
+    before = hadoop.getClassLoader()
+    hadoop.setClassLoader(compiler.getClassLoader())
+    hadoop.set("fs.strict.impl", "StrictFileSystem")
+    yield "strict"
+    hadoop.setClassLoader(before)
+
+
+def test_a_file_is_replaced_where_the_file_system_refuses_to(
+    spark: SparkSession, strict: str, tmp_path: Path
+) -> None:
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "report.html").write_text("old")
+    HadoopPath(spark, f"{strict}://{tmp_path}/report.html").put(tmp_path / "new")
+    assert (tmp_path / "report.html").read_text() == "new"
+    assert {path.name for path in tmp_path.iterdir()} == {"new", "report.html"}
+    with pytest.raises(Exception, match="FileNotFoundException"):
+        HadoopPath(spark, f"{strict}://{tmp_path}/nothing").rename(
+            HadoopPath(spark, f"{strict}://{tmp_path}/other")
+        )
+
+
+def test_files_are_opened_with_the_settings_of_the_session(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("content")
+    name = tmp_path.name.replace("_", "-")
+    setting = f"fs.viewfs.mounttable.session-{name}.link./data"
+    spark.conf.set(setting, f"file://{tmp_path}")
+    try:
+        assert HadoopPath(spark, f"viewfs://session-{name}/data/file").size() == len("content")
+    finally:
+        spark.conf.unset(setting)
+
+
+def test_the_page_of_a_report_is_written_to_another_file_system(
+    cloud: Path, cloud_uri: str
+) -> None:
+    write_ledger(cloud / "contoso")
+    for _ in range(2):
+        done = CliRunner().invoke(
+            root, ["report", f"{cloud_uri}/contoso", "--page", f"{cloud_uri}/pages/report.html"]
+        )
+        assert done.exit_code == 0, done.output
+    assert "<html" in (cloud / "pages/report.html").read_text()
+    assert f"page: {cloud_uri}/pages/report.html" in done.output
 
 
 def test_a_damaged_file_on_another_file_system_is_named(

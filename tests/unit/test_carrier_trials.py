@@ -1,4 +1,4 @@
-"""A destination that hangs holds up the others for a short time only once it is known."""
+"""A destination that hangs or is slow holds up the others for a short time only."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import diverted
-from twinbus.protocol.commands import Command, CreateEntity, LeaseRange, Send
+from twinbus.protocol.commands import Command, CreateEntity, LeaseRange, Send, SettleRange
 from twinbus.syphon import carrier as carrying
 from twinbus.syphon.carrier import Carrier, Range
 
@@ -89,3 +89,63 @@ def test_a_destination_on_trial_gets_a_few_messages_and_little_time(
     [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: lease.epoch})
     assert primary.sends == [TRIAL_MESSAGES, TRIAL_MESSAGES, MANY - TRIAL_MESSAGES]
     assert carried.moved[SLOW][0] == MANY
+
+
+class Slow(Hanging):
+    """A namespace that takes nine seconds of a manual clock for each send to one queue."""
+
+    now_s = 0.0
+
+    def submit(self, command: Command[Any]) -> "Future[Any]":
+        if not isinstance(command, Send):
+            return super().submit(command)
+        receipt = self._inner.ask(command)
+        if command.path == SLOW:
+            self.sends.append(len(command.messages))
+            return _Late(self, receipt)
+        reply: Future[Any] = Future()
+        reply.set_result(receipt)
+        return reply
+
+
+class _Late(Future[Any]):
+    def __init__(self, namespace: Slow, receipt: Any) -> None:
+        super().__init__()
+        self._namespace = namespace
+        self._receipt = receipt
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self._namespace.now_s += 9.0
+            self.set_result(self._receipt)
+        return super().result(timeout)
+
+
+def test_a_slow_destination_is_set_aside_for_the_next_batch_without_a_failure(
+    primary: Hanging, secondary: EmbeddedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(primary)
+    primary.hangs = False
+    monkeypatch.setattr(carrying, "_monotonic_s", lambda: slow.now_s)
+    monkeypatch.setattr(carrying, "MAX_BATCH_MESSAGES", 100)
+    for number in range(300):  # three pieces with messages for both
+        path = (SLOW, QUICK)[number % 2]
+        messages = [BrokeredMessage(b"x", message_id=str(number))]
+        secondary.ask(Send(BACKLOG, diverted(to_batch(messages), path, None)))
+    lease = secondary.ask(LeaseRange(BACKLOG, "test", 10_000))
+    assert lease is not None
+    leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
+    carrier = Carrier(slow, secondary)
+    [carried] = carrier.carry(BACKLOG, [leased])
+    assert slow.now_s == 9.0
+    assert (carried.moved[SLOW][0], carried.kept) == (50, {SLOW: 100})
+    assert carried.moved[QUICK][0] == 150
+    assert not carried.failures
+
+    for _ in range(2):  # of the other messages, each batch carries some
+        settled = SettleRange(BACKLOG, lease.epoch, carried.completed)
+        secondary.ask(settled)
+        [carried] = carrier.carry(BACKLOG, [leased])
+        assert not carried.failures
+    assert not carried.kept
+    assert slow.now_s <= 27.0

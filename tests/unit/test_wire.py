@@ -202,7 +202,11 @@ REPLY: dict[str, st.SearchStrategy[Any]] = {
     "count": FEW,
     "names": st.lists(PATH, max_size=40),
     "grant": st.builds(c.SessionGrant, LOCK, MOMENT),
-    "lease": st.builds(c.RangeLease, PATH, NUMBER, NUMBER, NUMBER, FEW, FEW, MOMENT),
+    "lease": st.builds(
+        c.RangeLease,
+        *(PATH, NUMBER, NUMBER, NUMBER, FEW, FEW, MOMENT),
+        intervals=st.lists(st.tuples(NUMBER, NUMBER), max_size=40),
+    ),
     "entity": ENTITY,
     "entities": st.lists(ENTITY, max_size=3),
     "rules": st.lists(RULE, max_size=3),

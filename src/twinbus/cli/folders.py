@@ -1,4 +1,4 @@
-"""Folders on the command line: local paths, and URIs of the file systems that Spark reaches."""
+"""Folders and files on the command line: local paths, and URIs that Spark can open."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ class Folder(click.ParamType["Path | str"]):
     name = "folder"
 
     def __init__(self, *, exists: bool = False) -> None:
-        self._local = click.Path(path_type=Path, exists=exists, file_okay=False)
+        self._local = self._checked(exists=exists)
+
+    def _checked(self, *, exists: bool) -> "click.ParamType[Path]":
+        return click.Path(path_type=Path, exists=exists, file_okay=False)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -25,3 +28,12 @@ class Folder(click.ParamType["Path | str"]):
             return folder
         local: Path = self._local.convert(folder, param, ctx)
         return local
+
+
+class File(Folder):
+    """A file on the command line."""
+
+    name = "file"
+
+    def _checked(self, *, exists: bool) -> "click.ParamType[Path]":
+        return click.Path(path_type=Path, exists=exists, dir_okay=False)

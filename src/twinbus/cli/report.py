@@ -1,5 +1,6 @@
 """`twinbus report`: computes a report on pairing and its cost from ledgers, on Spark."""
 
+import tempfile
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from twinbus.cli.context import (
     spark_conf,
     write_page,
 )
-from twinbus.cli.folders import Folder
+from twinbus.cli.folders import File, Folder
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.report_page import report_page, stage_costs
 from twinbus.cost.survey import named_ledgers
+from twinbus.errors import InvalidArgumentError
+from twinbus.locations import HadoopPath
 from twinbus.spark.gateway import silence_py4j
+from twinbus.spark.reasons import reason_of
 from twinbus.spark.session import BorrowedSession
 
 _FIRST_YEAR = 1970  # ledgers store times since 1970
@@ -64,10 +68,10 @@ Exit code 1: the report was written, but some messages are not accounted for."""
 @prices_by("zero")
 @click.option(
     "--page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("report.html"),
+    type=File(),
+    default="report.html",
     show_default=True,
-    help="File for the HTML page.",
+    help="File for the HTML page, or a URI.",
 )
 @click.option(
     "--output",
@@ -97,7 +101,7 @@ def report(
     until: datetime | None,
     prices: str,
     bill_completions: bool | None,
-    page: Path,
+    page: Path | str,
     output: Path | str | None,
     table_format: str,
     skip_bad_files: bool,
@@ -115,7 +119,7 @@ def report(
         raise click.UsageError(
             f"--since {since:%Y-%m-%d} is after --until {until:%Y-%m-%d}; exchange them"
         )
-    if not page.absolute().parent.is_dir():
+    if isinstance(page, Path) and not page.absolute().parent.is_dir():
         raise click.UsageError(
             f"--page: the folder {page.absolute().parent} does not exist; create it first"
         )
@@ -137,8 +141,8 @@ def report(
             table_format,
             on_progress=lambda text: click.echo(text, err=True),
         )
+        _write(page, report_page(made), borrowed.session)
     costs = stage_costs(made)
-    write_page(page, report_page(made))
     print_table(
         ["stage", "operations", "price", "bytes", "bandwidth"],
         costs,
@@ -154,6 +158,22 @@ def report(
         raise click.exceptions.Exit(ExitCode.REFUSED)
     if made.statuses:
         click.echo("every message is accounted for")
+
+
+def _write(page: Path | str, text: str, session: Any) -> None:
+    """Write the page to a local file, or to a file system that Spark reaches."""
+    if isinstance(page, Path):
+        write_page(page, text)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / "report.html"
+        write_page(draft, text)
+        try:
+            HadoopPath(session, page).put(draft)
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"the page {page} cannot be written: {reason_of(error)}. Choose another file"
+            ) from error
 
 
 def _print_losses(made: Report) -> None:

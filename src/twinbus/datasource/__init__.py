@@ -1,5 +1,5 @@
 """Spark's data source for messages: `format("twinbus")`."""
 
-from twinbus.extras import require
+from twinbus.spark.version import require_spark
 
-require("the data source twinbus", "spark")
+require_spark("the data source twinbus")

@@ -4,7 +4,7 @@
     queue | topic | topic and subscription        the entity
     deadLetter                                    read its dead-letter queue (false)
     maxRowsPerBatch, maxBytesPerBatch             limits of a micro-batch (100000; 256 MiB)
-    partitions                                    of a read (the parallelism of the cluster)
+    partitions                                    tasks of a read (by messages and parallelism)
     columns                                       the columns to read, comma-separated (all)
     txnAppId, txnVersion                          identify a batch write, so that it is made once
     leaseSeconds                                  when others may read what a dead query leased (60)
@@ -32,6 +32,7 @@ from twinbus.limits import (
     STREAM_BATCH_BYTES,
     STREAM_BATCH_MESSAGES,
     STREAM_PARTITIONS,
+    STREAM_TASK_MESSAGES,
 )
 from twinbus.namespace.contract import Namespace
 from twinbus.spark.connections import courier_of, namespace_of
@@ -54,7 +55,7 @@ _KNOWN = {
 }
 _IN_SQL = (
     "In SQL: CREATE TEMPORARY VIEW orders USING twinbus OPTIONS (connectionEnv 'NAME', queue "
-    "'orders')"
+    "'orders'). Spark does not pass SELECT ... WITH (...) on to this data source"
 )
 _SPARKS_OWN = {"checkpointlocation", "path", "querytype"}  # options that Spark adds
 
@@ -71,7 +72,8 @@ class SourceOptions:
     is_writable: bool  # false for a subscription and a dead-letter queue
     max_rows: int = STREAM_BATCH_MESSAGES
     max_bytes: int = STREAM_BATCH_BYTES
-    partitions: int = STREAM_PARTITIONS
+    partitions: int | None = None  # None: as `tasks_for` says
+    parallelism: int = STREAM_PARTITIONS  # tasks that the cluster runs at once
     columns: tuple[str, ...] = READ_COLUMNS
     transaction: tuple[str, int] | None = None  # of a batch write: application and version
     lease: timedelta = DEFAULT_LEASE_DURATION
@@ -106,7 +108,8 @@ class SourceOptions:
             max_rows=_number(options, "maxrowsperbatch", 1, MAX_LEASE_MESSAGES)
             or STREAM_BATCH_MESSAGES,
             max_bytes=_number(options, "maxbytesperbatch", 1, 2**40) or STREAM_BATCH_BYTES,
-            partitions=_number(options, "partitions", 1, 10_000) or parallelism,
+            partitions=_number(options, "partitions", 1, 10_000) or None,
+            parallelism=parallelism,
             columns=_columns(options.get("columns")),
             transaction=_transaction(options),
             lease=timedelta(seconds=lease_s) if lease_s else DEFAULT_LEASE_DURATION,
@@ -139,6 +142,14 @@ class SourceOptions:
                 "it where Spark starts its driver and its workers"
             )
         return found
+
+    def tasks_for(self, messages: int) -> int:
+        """Return the number of tasks that read so many messages.
+
+        All tasks that the cluster runs at once have something to do, and no task has too much: a
+        cluster that has grown since the data source was registered is used for large reads.
+        """
+        return self.partitions or max(self.parallelism, -(-messages // STREAM_TASK_MESSAGES))
 
     def namespace(self) -> Namespace:
         """Return the namespace, in any process."""

@@ -105,6 +105,13 @@ class BacklogQueueBack(PairingEvent):
     queue: str
 
 
+@dataclass(frozen=True, slots=True)
+class SyphonEnded(PairingEvent):
+    """The syphon of this process ended by itself: diverted messages wait for another syphon."""
+
+    cause: str
+
+
 class Announcer:
     """Delivers events to the log, the ledger and the watchers, in the order they happened.
 

@@ -25,6 +25,7 @@ from twinbus.pairing.events import (
     PingRefused,
     Returned,
     ReturnWaits,
+    SyphonEnded,
     Unprotected,
 )
 
@@ -87,6 +88,6 @@ class TransitionLedger:
             row |= {"path": event.queue}
         elif isinstance(event, PingRefused | ReturnWaits):
             row |= {"path": event.path, "cause": event.cause}
-        elif isinstance(event, Unprotected | BacklogIncomplete):
+        elif isinstance(event, Unprotected | BacklogIncomplete | SyphonEnded):
             row |= {"cause": event.cause}
         return row

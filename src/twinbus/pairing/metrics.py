@@ -37,6 +37,13 @@ class PairingCollector(Collector):
             "1 while there are backlog queues, so that sends that fail are diverted",
             value=int(self._pairing.is_protected),
         )
+        if self._pairing.options.enable_syphon:
+            has_syphon = self._pairing.syphon is not None and not self._pairing.syphon_failure
+            yield GaugeMetricFamily(
+                "twinbus_pairing_syphon_running",
+                "1 while the syphon of this process brings messages home",
+                value=int(has_syphon),
+            )
         labels = ["path"]
         failed_over = GaugeMetricFamily(
             "twinbus_pairing_failed_over", "1 while sends go to the backlog", labels=labels

@@ -15,6 +15,7 @@ from twinbus.limits import (
     MAX_PING_INTERVAL,
     MIN_PING_INTERVAL,
 )
+from twinbus.locations import folder_of, is_uri
 from twinbus.pairing.pairing import SendAvailabilityPairing, SyphonStarter
 from twinbus.values import check_span, check_type, check_whole
 
@@ -73,7 +74,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
         self.check_head_room = check_head_room
         self.preserve_order = preserve_order
         self.syphon = syphon
-        self.ledger = Path(ledger) if ledger is not None else None
+        self.ledger = _ledger_folder(ledger) if ledger is not None else None
         self.wanted_backlog_queues = backlog_queue_count
         self._pairing: SendAvailabilityPairing | None = None
         self._lock = threading.Lock()
@@ -111,3 +112,15 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
                 )
             self._pairing = SendAvailabilityPairing.begin(primary, self)
             return self._pairing
+
+
+def _ledger_folder(ledger: str | Path) -> Path:
+    """Return the folder of the ledger; refuse the URI of another file system."""
+    folder = folder_of(str(ledger))
+    if isinstance(folder, str) or is_uri(str(folder)):
+        raise InvalidArgumentError(
+            f"ledger is {str(ledger)!r}, which is on another file system. An application writes "
+            "its events without Spark, so its ledger must be a local folder. `twinbus syphon "
+            "--ledger` and `twinbus report` take URIs of file systems that Spark reaches"
+        )
+    return folder

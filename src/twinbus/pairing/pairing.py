@@ -39,6 +39,7 @@ from twinbus.pairing.events import (
     BacklogIncomplete,
     PairingEvent,
     Protected,
+    SyphonEnded,
     Unprotected,
 )
 from twinbus.pairing.health import HealthState, Sign, Timing
@@ -110,6 +111,7 @@ class SendAvailabilityPairing:
         self._partnership = Partnership()
         self._partnering = threading.Lock()
         self._syphon: RunningSyphon | None = None
+        self._syphon_failure: str | None = None
         self._has_ended = False
         self._closing: list[threading.Thread] = []
         self._preparing = threading.Lock()  # the thread that prepares the backlog has it
@@ -263,6 +265,20 @@ class SendAvailabilityPairing:
     def syphon(self) -> RunningSyphon | None:
         """The running syphon; None if this pairing has none. A Spark syphon reports progress."""
         return self._syphon
+
+    @property
+    def syphon_failure(self) -> str | None:
+        """Why the syphon of this process ended by itself; None if it did not."""
+        return self._syphon_failure
+
+    def report_syphon_end(self, cause: str) -> None:
+        """Report that the syphon ended by itself; a syphon calls this, from any thread.
+
+        The pairing continues to divert. Another syphon brings the messages home, or the one that
+        the next start of the application starts.
+        """
+        self._syphon_failure = cause
+        self._announce(SyphonEnded(self._now(), cause))
 
     @property
     def signs(self) -> Mapping[tuple[HealthState, Sign], int]:

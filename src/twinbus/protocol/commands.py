@@ -477,6 +477,12 @@ class RangeLease:
     oldest_utc: datetime | None = None  # enqueued time of its oldest message
     left_behind: int = 0  # number of other deliverable messages in the queue
     waited_for: str | None = None  # the owner of a lease or lock that delayed this lease
+    intervals: Sequence[tuple[int, int]] = ()  # of its messages, both ends included
+
+    def __post_init__(self) -> None:
+        _check_intervals("intervals", self.intervals)
+        pairs = tuple((first, last) for first, last in self.intervals)  # the wire makes lists
+        object.__setattr__(self, "intervals", pairs)
 
 
 @dataclass(frozen=True, slots=True)

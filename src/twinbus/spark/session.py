@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from twinbus.errors import InvalidOperationError
-from twinbus.extras import require
 from twinbus.limits import TASK_TRIES
 from twinbus.spark.gateway import GatewayLaunch, end_jvm
 from twinbus.spark.home import make_spark_home
 from twinbus.spark.java import find_java, make_java_home
 from twinbus.spark.reasons import reason_of
+from twinbus.spark.version import require_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +32,7 @@ _ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
+_REMOTE = "SPARK_REMOTE"  # its value may contain a token
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
@@ -131,13 +132,13 @@ def _is_running() -> bool:
 
 def check_installed() -> None:
     """Raise an error that says what to install if Spark cannot be started here."""
-    require("a Spark job", "spark")
+    require_spark("a Spark job")
     if not _is_submitted():
         find_java()
 
 
 def _session_class() -> "type[SparkSession]":
-    require("a Spark job", "spark")
+    require_spark("a Spark job")
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra that senders do not need
 
     return SparkSession
@@ -150,6 +151,13 @@ def start_session(
 
     The default of the master is that of `spark-submit`, or else this machine.
     """
+    if _REMOTE in os.environ:
+        raise InvalidOperationError(
+            f"the environment variable {_REMOTE} is set, so pyspark would connect to a server of "
+            "Spark Connect, whose driver is in another process; Twinbus needs the driver in this "
+            f"process. Unset {_REMOTE}, and give the master of the cluster, such as "
+            "spark://host:7077"
+        )
     builder = _session_class().builder.appName("twinbus")
     submitted = _is_submitted()
     settings = dict(_ALWAYS) if submitted else _settings(folder, master)

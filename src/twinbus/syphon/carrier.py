@@ -38,6 +38,7 @@ from twinbus.limits import (
     CARRIED_BYTES,
     CARRY_TIMEOUT,
     DEFAULT_LOCK_DURATION,
+    DESTINATION_BUDGET_S,
     MAX_BATCH_MESSAGES,
     TRIAL_MESSAGES,
     TRIAL_TIMEOUT_S,
@@ -58,6 +59,7 @@ _log = logging.getLogger("twinbus.syphon")
 NO_TRIALS: Mapping[str, int] = {}
 NO_TEXT = -1  # in a list of codes
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
+_monotonic_s: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Carried:
     sends: int = 0  # operations on the primary
     reading_s: float = 0.0  # time spent waiting for the secondary
     sending_s: float = 0.0  # time spent waiting for the primary
+    spent_s: dict[str, float] = field(default_factory=dict)  # destination -> time of its sends
     is_settled: bool = False  # the worker has settled it, because it had the messages locked
     is_drained: bool = False  # the worker received under lock until the queue was empty
     oldest_us: int | None = None  # messages left in the queue were diverted at this time or later
@@ -130,9 +133,22 @@ class Carried:
         self.moved[destination] = (messages + len(numbers), total + size)
         self.completed += runs(numbers)
 
+    def note_spent(self, destination: str, seconds: float) -> bool:
+        """Add the time of a send; return whether the destination has used up its time."""
+        self.spent_s[destination] = self.spent_s.get(destination, 0.0) + seconds
+        return self.spent_s[destination] > DESTINATION_BUDGET_S
+
     def note_kept(self, destination: str, count: int) -> None:
         """Count messages that stay in the backlog for now."""
         self.kept[destination] = self.kept.get(destination, 0) + count
+
+
+def _stopwatch(reply: "Future[Any]") -> Callable[[], float]:
+    """Return a function that returns how long a reply took, or has taken until now."""
+    began = _monotonic_s()
+    ends: list[float] = []
+    reply.add_done_callback(lambda _: ends.append(_monotonic_s()))
+    return lambda: (ends[0] if ends else _monotonic_s()) - began
 
 
 def failure_of(error: MessagingError) -> Failure:
@@ -312,7 +328,8 @@ class Carrier:
         """Send messages to their destinations; those that fail join the blocked ones.
 
         All destinations wait for the slowest. One on trial, which failed before, begins with a few
-        messages and gets little time for them.
+        messages and gets little time for them. One that has used up its time in this range, without
+        a failure, is blocked as well: its other messages are carried by the next batch.
         """
         trials = trials or Trials()
         passed_over = blocked | trials.passed
@@ -332,12 +349,19 @@ class Carrier:
                 for destination, left in waiting.items()
             }
             now = time.monotonic()
+            replied = {destination: _stopwatch(reply) for destination, (_, reply) in sent.items()}
             for destination, (run, reply) in sent.items():
                 on_trial = first_round and canonical(destination) in trials.tried
                 deadline = now + (TRIAL_TIMEOUT_S if on_trial else _TIMEOUT_S)
                 done = self._finish(destination, run, reply, carried, deadline)
                 if done == len(run):
-                    waiting[destination] = waiting[destination][1:]
+                    left = waiting[destination][1:]
+                    if carried.note_spent(destination, replied[destination]()):
+                        blocked.add(canonical(destination))
+                        if left:
+                            carried.note_kept(destination, sum(map(len, left)))
+                        left = []
+                    waiting[destination] = left
                 else:
                     blocked.add(canonical(destination))
                     carried.note_kept(destination, sum(map(len, waiting[destination])) - done)

@@ -9,7 +9,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -157,10 +157,16 @@ class Syphon(Closable):
     """A running syphon; as a context manager it stops after the current batch."""
 
     def __init__(
-        self, settings: SyphonSettings, *, once: bool = False, watch: QueueWatch | None = None
+        self,
+        settings: SyphonSettings,
+        *,
+        once: bool = False,
+        watch: QueueWatch | None = None,
+        on_failure: Callable[[str], None] | None = None,  # called if the syphon ends by itself
     ) -> None:
         self._settings = settings
         self._once = once
+        self._on_failure = on_failure
         self._folder = tempfile.TemporaryDirectory(
             prefix="twinbus-syphon-", ignore_cleanup_errors=True
         )
@@ -170,6 +176,8 @@ class Syphon(Closable):
         self._transfers = TransferLedger(self._ledger_folder)
         self._next_roll = 0.0
         self._noted = 0
+        self._starts = 0  # of Spark, again, since a batch
+        self._batches_at_start = 0
         self._leaving = threading.Event()  # set when no query may start any more
         self._stopping = threading.Event()
         self._ended = threading.Event()
@@ -287,42 +295,66 @@ class Syphon(Closable):
 
     def _watch(self) -> None:
         """Forward notes, and restart the query or Spark after a failure."""
-        starts, seen = 0, 0
+        logged = ""
         while True:
             try:
                 self._watch_query()
                 break
             except Exception as trouble:  # noqa: BLE001 - any error of Spark; `wait` raises it
                 self._error = trouble
-            batches = self.progress.batches
-            starts, seen = (starts + 1 if batches == seen else 1), batches
-            if not self._start_spark_again(starts):
-                reason = reason_of(self._error)
-                _log.error("Spark has stopped, and the syphon with it: %s", reason)
+            if self._is_spark_alive():  # it is an error of the watcher, such as one of its disk
+                reason, self._error = reason_of(self._error), None
+                if reason != logged:
+                    _log.error("The syphon runs, but its progress cannot be read: %s", reason)
+                logged = reason
+            elif not self._start_spark_again():
+                reason = f"Spark has stopped, and the syphon with it: {reason_of(self._error)}"
+                self._error = InvalidOperationError(reason)
+                _log.error("%s", reason)
                 break
-        self._pass_notes_on()
+        with suppress(OSError):  # the last notes
+            self._pass_notes_on()
         self._ended.set()
+        if self._error is not None and self._on_failure is not None and not self._leaving.is_set():
+            self._on_failure(reason_of(self._error))
 
-    def _start_spark_again(self, starts: int) -> bool:
-        """Restart Spark after its Java died; return False if it is not ours or does not start.
-
-        Other syphons get the leases of the dead one when they expire.
-        """
+    def _is_spark_alive(self) -> bool:
         assert self._spark is not None
-        if self._once or not self._spark.is_ours or starts > MAX_SPARK_STARTS:
-            return False
-        _log.error("Spark's Java died and is restarted: %s", reason_of(self._error))
-        if self._leaving.wait(_RESTARTS.pause_us(starts) / SECOND_US):
-            return False
         try:
-            self._spark.abandon()
-            self._spark = BorrowedSession(self._settings.master, self._settings.conf)
-            self._query = self._start_query(self._spark.session)
-            self._error = None
-        except Exception as trouble:  # noqa: BLE001 - as above
-            self._error = trouble
+            self._spark.check()
+        except Exception:  # noqa: BLE001 - of py4j, when Java has died
             return False
         return True
+
+    def _start_spark_again(self) -> bool:
+        """Restart Spark after its Java died; return False if it is not ours or does not start.
+
+        Tries are counted until there is a batch. Other syphons get the leases of the dead one when
+        they expire.
+        """
+        assert self._spark is not None
+        if self._once or not self._spark.is_ours:
+            return False
+        while True:
+            with suppress(OSError):
+                batches = self.progress.batches
+                if batches != self._batches_at_start:
+                    self._starts, self._batches_at_start = 0, batches
+            self._starts += 1
+            if self._starts > MAX_SPARK_STARTS:
+                return False
+            _log.error("Spark's Java died and is restarted: %s", reason_of(self._error))
+            if self._leaving.wait(_RESTARTS.pause_us(self._starts) / SECOND_US):
+                return False
+            try:
+                self._spark.abandon()
+                self._spark = BorrowedSession(self._settings.master, self._settings.conf)
+                self._query = self._start_query(self._spark.session)
+            except Exception as trouble:  # noqa: BLE001 - as above
+                self._error = trouble
+            else:
+                self._error = None
+                return True
 
     def _watch_query(self) -> None:
         """Return when the query has ended; raise if Spark has stopped."""
@@ -446,6 +478,7 @@ def start_for(pairing: SendAvailabilityPairing) -> Syphon:
             ledger=options.ledger,
         ),
         watch=QueueWatch(found.paths.values(), wanted, find),
+        on_failure=pairing.report_syphon_end,
     )
     try:
         syphon.wait_until_running()

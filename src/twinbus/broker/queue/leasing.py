@@ -77,6 +77,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
         origin=origin,
         oldest_utc=from_us(int(get("enqueued", at).min())),
         left_behind=queue.waiting.count(State.ACTIVE),
+        intervals=intervals,
     )
 
 
