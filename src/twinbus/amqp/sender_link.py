@@ -45,6 +45,11 @@ class SenderLink(AmqpLink):
         """Whether `send` is allowed now: the link has credit, and the session's window is open."""
         return self.credit > 0 and self.state is _ACTIVE and self.session.may_send
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the last delivery has frames that wait for the session's window."""
+        return self.session.transfers.waiting_link is self
+
     def send(
         self,
         payload: Buffer | list[Buffer],

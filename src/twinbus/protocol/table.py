@@ -195,15 +195,15 @@ def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
 
 
 def size_of(command: c.Command[Any]) -> int:
-    """Return the approximate size of a command's messages: that of their bodies."""
+    """Return the approximate size of a command's messages: their bodies and AMQP sections."""
     if type(command) is not c.Send:
         return 0
     messages = command.messages
     if isinstance(messages, pa.RecordBatch):
         return body_bytes(messages)
     if len(messages) == 1:
-        return len(messages[0].body)
-    return sum([len(message.body) for message in messages])
+        return len(messages[0].body) + len(messages[0].amqp or b"")
+    return sum([len(message.body) + len(message.amqp or b"") for message in messages])
 
 
 def largest_reply(command: c.Command[Any]) -> int:

@@ -16,6 +16,7 @@ from twinbus.limits import (
     MANAGE_RESERVE,
     MAX_INCOMPLETE_BYTES,
     MAX_READERS,
+    MAX_STRANGER_BYTES,
     MAX_STRANGERS,
     SERVER_BUSY_RETRY_S,
 )
@@ -37,6 +38,8 @@ class Attendance:
         self.by_key: Counter[str] = Counter()  # connections
         self.by_address: Counter[str] = Counter()
         self.incomplete: Counter[str] = Counter()  # bytes of unfinished frames, by key
+        self.stranger_bytes = 0  # of unfinished frames of all strangers
+        self._bytes_of: dict[ClientConnection, int] = {}  # oldest growth first
         self._on_refused = on_refused  # called with the reason when a connection is closed
 
     def __len__(self) -> int:
@@ -54,6 +57,17 @@ class Attendance:
         self.strangers[stranger] = transport
         if len(self.strangers) > MAX_STRANGERS:
             self._close_oldest(self.strangers, "too many connections have shown no token")
+
+    def note_stranger_bytes(self, stranger: ClientConnection, size: int) -> None:
+        """Record the bytes of a stranger's unfinished frames; too many close the oldest of them."""
+        self.stranger_bytes += size - self._bytes_of.pop(stranger, 0)
+        if size:
+            self._bytes_of[stranger] = size
+        while self.stranger_bytes > MAX_STRANGER_BYTES:
+            oldest = next(iter(self._bytes_of))
+            self.stranger_bytes -= self._bytes_of.pop(oldest)
+            oldest.abort()
+            self._on_refused("requests of connections without a token use too much memory")
 
     def note_reader(self, reader: asyncio.BaseProtocol) -> None:
         """Count an HTTP connection with a verified token; strangers cannot displace it."""

@@ -24,7 +24,7 @@ from twinbus.limits import (
     MAX_RECEIVE_MESSAGES,
     SERVICE_BUS_FETCH_BYTES,
 )
-from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.message import to_messages, tokens_of
 from twinbus.protocol import commands as c
 from twinbus.servicebus.conditions import MICROSOFT
 from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
@@ -81,7 +81,9 @@ class ManagementNode(RequestNode):
         if isinstance(value, MessagingError):
             self.answer(request, failed(value))
         elif not self.answer(request, operation.answer(body, value)):
-            self._work.give_back(self.path, command, value)
+            self._work.give_back(command, value)
+        elif (follow_up := operation.follow_up(self, body, value)) is not None:
+            self._work.finish(self.path, follow_up)
 
     def session(self, body: "_RequestBody") -> c.SessionLock | None:
         """Return the lock on the session that a request names, or None."""
@@ -136,6 +138,7 @@ class _RequestBody:
 
 CommandMaker = Callable[[ManagementNode, _RequestBody], c.Command[Any]]
 AnswerMaker = Callable[[_RequestBody, Any], Answer]
+FollowUpMaker = Callable[[ManagementNode, _RequestBody, Any], c.Command[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class ManagementOperation:
 
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
+    follow_up: FollowUpMaker = lambda _, __, ___: None  # a command for after the answer
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -169,7 +173,7 @@ def _peeked(body: _RequestBody, value: Any) -> Answer:
     found: list[dict[str, Any]] = []
     room = body.most_bytes - _ANSWER_HEAD_BYTES
     for message in to_messages(value):
-        content = _encoded_message(message, is_browsed=True)
+        content = b"".join(write_message(message, is_browsed=True))
         room -= len(content) + _ENTRY_BYTES
         if found and room < 0:
             break
@@ -196,20 +200,31 @@ def _cancel(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 
 def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
-    is_locked = body.get("receiver-settle-mode", int) != 0
-    mode = c.ReceiveMode.PEEK_LOCK if is_locked else c.ReceiveMode.RECEIVE_AND_DELETE
     numbers = [int(number) for number in body.many("sequence-numbers", int)]
-    return c.ReceiveDeferred(node.path, numbers, mode, node.session(body))
+    return c.ReceiveDeferred(node.path, numbers, session=node.session(body))
 
 
-def _received(_: _RequestBody, value: Any) -> Answer:
+def _deletes(body: _RequestBody) -> bool:
+    """Return whether received messages are to be deleted, which happens after the answer."""
+    return bool(body.get("receiver-settle-mode", int) == 0)
+
+
+def _received(body: _RequestBody, value: Any) -> Answer:
     found = []
+    is_locked = not _deletes(body)
     for message in to_messages(value):
-        entry: dict[str, Any] = {"message": _encoded_message(message)}
-        if message.lock_token is not None:
+        content = b"".join(write_message(message, is_locked=is_locked))
+        entry: dict[str, Any] = {"message": content}
+        if is_locked:
             entry["lock-token"] = message.lock_token
         found.append(entry)
     return Answer(body={"messages": found})
+
+
+def _delete_received(node: ManagementNode, body: _RequestBody, value: Any) -> c.Command[Any] | None:
+    if not _deletes(body) or not value.num_rows:
+        return None
+    return c.Settle(node.path, value.column("lock_token"), c.Disposition.COMPLETE)
 
 
 def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
@@ -307,7 +322,7 @@ OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
     "peek-message": ManagementOperation(_peek, _peeked),
     "schedule-message": ManagementOperation(_schedule, _scheduled),
     "cancel-scheduled-message": ManagementOperation(_cancel),
-    "receive-by-sequence-number": ManagementOperation(_receive, _received),
+    "receive-by-sequence-number": ManagementOperation(_receive, _received, _delete_received),
     "update-disposition": ManagementOperation(_settle),
     "batch-delete-messages": ManagementOperation(_delete, _deleted),
     "renew-session-lock": ManagementOperation(_renew_session, _renewed_session),
@@ -318,7 +333,3 @@ OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
     "remove-rule": ManagementOperation(_remove_rule),
     "enumerate-rules": ManagementOperation(_list_rules, _listed_rules),
 }
-
-
-def _encoded_message(message: BrokeredMessage, *, is_browsed: bool = False) -> bytes:
-    return b"".join(write_message(message, is_browsed=is_browsed))

@@ -5,6 +5,11 @@ and its session have room. The rest waits here, and no further receive starts un
 When the link ends, messages that wait here are released. Delivered messages stay locked until their
 lock expires, because SDKs may settle them on another link.
 
+In the mode receive-and-delete the broker locks messages as well. The link deletes each of them when
+its transfer is written, and releases at once what it cannot write. So a message is never deleted
+that the client did not get: because it withdrew its credit, detached, or accepts only smaller
+messages.
+
 A link with a session ends when the lock of the session expires. The broker refuses a receive that
 waits at that moment. For an idle link `check_session` measures the time and asks the broker when
 the lock should have expired, because only the broker's clock decides.
@@ -49,7 +54,6 @@ from twinbus.protocol.commands import (
     Disposition,
     GetSessionState,
     Receive,
-    ReceiveMode,
     ReleaseSession,
     SessionLock,
     Settle,
@@ -80,8 +84,8 @@ class Receiving:
         self._link = link
         self.path = path
         self.session = session
-        is_settled = link.snd_settle_mode is SenderSettleMode.SETTLED
-        self._mode = ReceiveMode.RECEIVE_AND_DELETE if is_settled else ReceiveMode.PEEK_LOCK
+        self._deletes = link.snd_settle_mode is SenderSettleMode.SETTLED  # receive-and-delete
+        self._written: list[BrokeredMessage] = []  # to be deleted
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
         self._is_ended = False
@@ -91,17 +95,26 @@ class Receiving:
 
     def take_credit(self, given: CreditGiven) -> None:
         """Process the credit that the client gives."""
-        if given.is_draining and not self._has_looked:
-            self._drop_asked()  # it may wait for long; the pump asks again without waiting
+        asked = self._asked
+        if asked is not None and (
+            self._link.credit < asked.command.max_messages
+            # It may wait for long; the pump asks again without waiting.
+            or (given.is_draining and not self._has_looked)
+        ):
+            self._drop_asked()
         self.pump()
 
     def pump(self) -> None:
         """Deliver received messages, and receive more while there is credit."""
         link = self._link
-        while self._ready and link.may_send and not self._is_unread():
+        while self._ready and link.may_send and (self._deletes or not self._is_unread()):
             self._deliver(self._ready.popleft())
+        self._delete_written()
         self._release_ready()
         if self._ready or self._asked is not None or self._is_ended or self._is_unread():
+            return
+        if self._deletes and link.credit > 0 and (not link.may_send or self._work.has_refused):
+            self._work.is_stalled = True  # nothing could be written, or deleted
             return
         if link.is_draining:
             if link.credit > 0 and not self._has_looked:
@@ -115,9 +128,18 @@ class Receiving:
 
     def _release_ready(self) -> None:
         """Release messages for which the client withdrew its credit, so that others get them."""
-        if self._ready and self._link.credit <= 0 and self._mode is ReceiveMode.PEEK_LOCK:
-            self._give_back([*self._ready], Disposition.RELEASE)
+        if self._ready and (self._link.credit <= 0 or self._deletes):
+            self._settle([*self._ready], Disposition.RELEASE)
             self._ready.clear()
+
+    def _delete_written(self) -> None:
+        """Delete the messages whose transfers are written; the last may wait for the window."""
+        written = self._written
+        if self._link.is_writing:
+            self._written, written = written[-1:], written[:-1]
+        else:
+            self._written = []
+        self._settle(written, Disposition.COMPLETE)
 
     def _is_unread(self) -> bool:
         """Return whether the client has too many unread bytes to get further messages."""
@@ -131,9 +153,8 @@ class Receiving:
             self.path,
             min(self._link.credit, SERVICE_BUS_FETCH_MESSAGES),
             wait,
-            self._mode,
-            self.session,
-            self._work.fetch_bytes,
+            session=self.session,
+            max_bytes=self._work.fetch_bytes,
             takes_rows=True,
         )
         self._asked = self._work.ask(self.path, command, self._take_reply)
@@ -147,11 +168,16 @@ class Receiving:
         self.pump()
 
     def _deliver(self, message: BrokeredMessage) -> None:
-        tag = message.lock_token.bytes_le if message.lock_token is not None else None
+        assert message.lock_token is not None  # every receive locks
+        tag = None if self._deletes else message.lock_token.bytes_le
         try:
-            self._link.send(write_message(message), tag=tag)
-        except MessagingError:  # too large for the client: continue with the next message
-            self._give_back([message], Disposition.ABANDON)
+            self._link.send(write_message(message, is_locked=not self._deletes), tag=tag)
+        except MessagingError as error:  # too large for the client: others may accept it
+            self._ready.appendleft(message)
+            self.stop(error)
+            return
+        if self._deletes:
+            self._written.append(message)
 
     # -- settling ------------------------------------------------------------------------------
 
@@ -214,26 +240,28 @@ class Receiving:
         self._work.drop(self._asked)
         self._asked = None
 
-    def _give_back(self, messages: list[BrokeredMessage], how: Disposition) -> None:
+    def _settle(self, messages: list[BrokeredMessage], how: Disposition) -> None:
         tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if tokens:
-            self._work.ask(self.path, Settle(self.path, tokens_of(tokens), how), _forget)
+            self._work.finish(self.path, Settle(self.path, tokens_of(tokens), how))
 
     def stop(self, error: MessagingError) -> None:
         """End the link with an error, without waiting for the client to confirm."""
+        self._delete_written()
         self._link.detach(condition_of(error))
         self.end()
 
     def end(self) -> None:
-        """Release undelivered messages, and the session."""
+        """Release messages that are not written, and the session."""
         if self._is_ended:
             return
         self._is_ended = True
         self._drop_asked()
         if self.session is not None:
-            self._work.ask(self.path, ReleaseSession(self.path, self.session), _forget)
+            self._work.finish(self.path, ReleaseSession(self.path, self.session))
         else:
-            self._give_back([*self._ready], Disposition.RELEASE)
+            self._settle([*self._written, *self._ready], Disposition.RELEASE)
+        self._written.clear()
         self._ready.clear()
 
 

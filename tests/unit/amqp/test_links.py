@@ -25,6 +25,7 @@ from twinbus.amqp.events import (
     CreditGiven,
     DeliveriesSettled,
     Delivery,
+    DeliveryDropped,
     Drained,
     Event,
     LinkDetached,
@@ -551,6 +552,25 @@ def test_an_aborted_delivery_is_dropped() -> None:
     (delivery,) = peer.of(Delivery)
     assert delivery.payload == b"whole"
     assert delivery.link.delivery_count == 3
+
+
+def test_a_delivery_that_does_not_arrive_is_reported_because_it_used_credit() -> None:
+    peer = RawPeer(accepts=False, rejects_too_large=True)
+    peer.send(OPEN, BEGIN, attach())
+    [requested] = peer.of(AttachRequested)
+    requested.link.accept(max_message_bytes=10)
+    link = requested.link
+    assert isinstance(link, ReceiverLink)
+    link.grant(5)
+    peer.send(transfer(0), payload=bytes(11))
+    peer.send(transfer(1, more=True), payload=b"half")
+    peer.send(transfer(None, delivery_tag=None, aborted=True))
+    peer.send(transfer(2, resume=True), payload=b"old")
+    peer.send(transfer(3, resume=True, more=True), payload=b"old")
+    assert len(peer.of(DeliveryDropped)) == 3
+    peer.send(transfer(3, resume=True), payload=b"old")
+    assert [event.link for event in peer.of(DeliveryDropped)] == [link] * 4
+    assert (peer.of(Delivery), link.credit) == ([], 1)
 
 
 def test_a_delivery_may_be_settled_by_its_last_frame() -> None:
