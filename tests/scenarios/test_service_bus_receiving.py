@@ -4,17 +4,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.scenarios.service_bus_wire import QUEUE, TALKS, Wire, WirePeer
+from tests.unit.amqp.ends import frames_of
 from twinbus.amqp.events import Delivery, Drained
 from twinbus.amqp.frames import frame
 from twinbus.amqp.message import AmqpMessage
 from twinbus.amqp.options import LinkOptions
 from twinbus.amqp.performatives import (
     RECEIVER,
+    DeliveryState,
+    DispositionFrame,
+    ErrorCondition,
+    Modified,
     ReceiverSettleMode,
+    Rejected,
     SenderSettleMode,
     Source,
     Target,
@@ -29,7 +36,7 @@ from twinbus.limits import (
     MAX_BATCH_MESSAGES,
     SERVICE_BUS_CREDIT,
 )
-from twinbus.message import BrokeredMessage
+from twinbus.message import BrokeredMessage, to_messages
 from twinbus.protocol.commands import AcceptSession, Disposition, Receive, Send, Settle
 from twinbus.protocol.table import size_of
 
@@ -318,6 +325,57 @@ def test_a_full_server_keeps_no_connection_that_waits_for_room(wire: Wire) -> No
     wire.tick()
     peer.read()
     assert peer.closed().condition == "com.microsoft:server-busy"
+
+
+# -- settlements that change messages --------------------------------------------------------------
+
+CHANGED = {Symbol("priority"): "high"}
+CHANGING = {
+    "abandon": Modified(delivery_failed=True, message_annotations=CHANGED),
+    "defer": Modified(undeliverable_here=True, message_annotations=CHANGED),
+    "dead-letter": Rejected(
+        error=ErrorCondition(
+            condition="com.microsoft:dead-letter", info={Symbol("DeadLetterReason"): "r", **CHANGED}
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("state", CHANGING.values(), ids=CHANGING)
+def test_a_settlement_that_changes_the_message_is_refused_and_not_carried_out(
+    wire: Wire, peer: WirePeer, state: DeliveryState
+) -> None:
+    wire.send(b"a")
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(1)
+    [delivery] = peer.take(receiver)
+    receiver.settle(delivery.number, state, is_settled=False)
+    peer.write()
+    [refusal] = [
+        sent.state for _, sent, _ in frames_of(wire.recv(0)) if isinstance(sent, DispositionFrame)
+    ]
+    assert isinstance(refusal, Rejected)
+    assert refusal.error is not None
+    assert refusal.error.condition == "amqp:not-implemented"
+    assert "priority" in str(refusal.error.description)
+    assert wire.stored() == [b"a"]
+    assert wire.deliverable() == []
+
+
+def test_a_disposition_that_changes_the_message_is_refused(wire: Wire, peer: WirePeer) -> None:
+    wire.send(b"a")
+    [message] = to_messages(wire.namespace.ask(Receive(QUEUE)))
+    assert message.lock_token is not None
+    body: dict[str, Any] = {
+        "disposition-status": "abandoned",
+        "lock-tokens": Array(UUID, (message.lock_token,)),
+        "properties-to-modify": {"priority": "high"},
+    }
+    reply = peer.manage(QUEUE, "update-disposition", body)
+    assert (reply.status, reply.condition) == (400, "amqp:not-implemented")
+    assert (
+        peer.manage(QUEUE, "update-disposition", body | {"properties-to-modify": {}}).status == 200
+    )
 
 
 # -- links on which a client sends -----------------------------------------------------------------

@@ -26,7 +26,7 @@ from twinbus.limits import (
 )
 from twinbus.message import to_messages, tokens_of
 from twinbus.protocol import commands as c
-from twinbus.servicebus.conditions import MICROSOFT
+from twinbus.servicebus.conditions import MICROSOFT, no_modification
 from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
 from twinbus.servicebus.nodes import Answer, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import Receiving
@@ -234,6 +234,9 @@ def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
         raise InvalidArgumentError(
             f"there is no disposition-status {status!r:.60}; use one of {', '.join(_DISPOSITIONS)}"
         )
+    changed = body.get("properties-to-modify", Mapping)
+    if changed:
+        raise no_modification(changed)
     return c.Settle(
         node.path,
         tokens_of(body.many("lock-tokens", UUID)),

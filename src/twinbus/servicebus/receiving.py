@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.events import CreditGiven, OutcomeReported
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -59,7 +60,7 @@ from twinbus.protocol.commands import (
     Settle,
 )
 from twinbus.protocol.rows import messages_in
-from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of
+from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of, no_modification
 from twinbus.servicebus.messages import write_message
 from twinbus.servicebus.work import LinkRequest, Work
 
@@ -193,6 +194,8 @@ class Receiving:
                 command = Settle(self.path, tokens, disposition, reason, description)
                 then = _forget if reported.is_settled else partial(self._answer, part)
                 self._work.ask(self.path, command, then)
+        except AmqpError as error:
+            self._refuse(reported, condition_of(error))
         except (MessagingError, ValueError) as error:
             wrong = InvalidArgumentError(
                 f"the outcome of a delivery cannot be carried out: {error}"
@@ -280,6 +283,8 @@ def disposition_of(
     if isinstance(state, Released):
         return Disposition.RELEASE, None, None
     if isinstance(state, Modified):
+        if state.message_annotations:
+            raise no_modification(state.message_annotations)
         how = Disposition.DEFER if state.undeliverable_here else Disposition.ABANDON
         return how, None, None
     if isinstance(state, Rejected):
@@ -292,6 +297,8 @@ def disposition_of(
 
 def _reasons(error: ErrorCondition | None) -> tuple[str | None, str | None]:
     info = {} if error is None else error.info or {}
+    if not all(name in _DEAD_LETTER for name in info):
+        raise no_modification(name for name in info if name not in _DEAD_LETTER)
     found = [info.get(name) for name in _DEAD_LETTER]
     if error is not None and found[1] is None:
         found[1] = error.description
