@@ -84,6 +84,15 @@ def path() -> str:
         (entry(queue("<MaxDeliveryCount>-1</MaxDeliveryCount>")), "max_delivery_count"),
         (entry(queue("<RequiresSession>perhaps</RequiresSession>")), "true or false"),
         (entry(queue("<Status>Sleeping</Status>")), "must be one of Active"),
+        (
+            entry(
+                queue(
+                    "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>",
+                    name="TopicDescription",
+                )
+            ),
+            "FilteringMessagesBeforePublishing is true",
+        ),
         (entry(queue("<AuthorizationRules><X/></AuthorizationRules>")), "AuthorizationRule"),
     ],
 )

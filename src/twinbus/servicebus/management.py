@@ -26,6 +26,7 @@ from twinbus.limits import (
 )
 from twinbus.message import to_messages, tokens_of
 from twinbus.protocol import commands as c
+from twinbus.protocol.keys import Claim
 from twinbus.servicebus.conditions import MICROSOFT, no_modification
 from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
 from twinbus.servicebus.nodes import Answer, NodeRequest, RequestNode, failed
@@ -68,7 +69,8 @@ class ManagementNode(RequestNode):
         except MessagingError as error:
             self.answer(request, failed(error))
             return
-        self._work.ask(self.path, command, partial(self._reply, request, operation, body, command))
+        then = partial(self._reply, request, operation, body, command)
+        self._work.ask(self.path, command, then, operation.claim)
 
     def _reply(
         self,
@@ -147,6 +149,7 @@ class ManagementOperation:
 
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
+    claim: Claim | None = None  # that it needs through this door; None: that of the command
     follow_up: FollowUpMaker = lambda _, __, ___: None  # a command for after the answer
 
 
@@ -325,14 +328,16 @@ OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
     "peek-message": ManagementOperation(_peek, _peeked),
     "schedule-message": ManagementOperation(_schedule, _scheduled),
     "cancel-scheduled-message": ManagementOperation(_cancel),
-    "receive-by-sequence-number": ManagementOperation(_receive, _received, _delete_received),
+    "receive-by-sequence-number": ManagementOperation(
+        _receive, _received, follow_up=_delete_received
+    ),
     "update-disposition": ManagementOperation(_settle),
     "batch-delete-messages": ManagementOperation(_delete, _deleted),
     "renew-session-lock": ManagementOperation(_renew_session, _renewed_session),
     "get-session-state": ManagementOperation(_get_state, _state),
     "set-session-state": ManagementOperation(_set_state),
     "get-message-sessions": ManagementOperation(_list_sessions, _listed_sessions),
-    "add-rule": ManagementOperation(_add_rule),
-    "remove-rule": ManagementOperation(_remove_rule),
-    "enumerate-rules": ManagementOperation(_list_rules, _listed_rules),
+    "add-rule": ManagementOperation(_add_rule, claim=Claim.LISTEN),
+    "remove-rule": ManagementOperation(_remove_rule, claim=Claim.LISTEN),
+    "enumerate-rules": ManagementOperation(_list_rules, _listed_rules, Claim.LISTEN),
 }

@@ -198,12 +198,20 @@ class Work:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def ask(self, path: str, command: Command[Any], then: Then) -> LinkRequest | None:
-        """Submit a command; None if it is refused: `then` was called with the error."""
+    def ask(
+        self, path: str, command: Command[Any], then: Then, claim: Claim | None = None
+    ) -> LinkRequest | None:
+        """Submit a command; None if it is refused: `then` was called with the error.
+
+        `claim` replaces the claim that the command needs through other doors.
+        """
         admission: Admission | None = None
         try:
             admission = self.admission_for(path)
-            self._check(admission, path, command)
+            if claim is None:
+                self._check(admission, path, command)
+            else:
+                self.check_right(claim, path)
         except MessagingError as error:
             self._guard.refused(admission, error)
             then(error)
