@@ -109,11 +109,11 @@ class Wire:
         """Keep replies back until `let_arrive`."""
         self.late = []
 
-    def let_arrive(self) -> None:
-        """Deliver the replies that were kept back."""
-        late, self.late = self.late or [], None
+    def let_arrive(self, *, holds_next: bool = False) -> None:
+        """Deliver the replies that were kept back; keep those that they lead to, if wanted."""
+        late, self.late = self.late or [], [] if holds_next else None
         for request, value in late:
-            self._deliver(request, value)
+            self.conversation.answer(request, value, self.now)
         self.turn()
 
     # -- the queues ----------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -172,25 +174,51 @@ def test_a_deleted_message_has_been_written_and_no_lock_is_mentioned(
     assert wire.stored() == []
 
 
-def test_a_message_whose_transfer_waits_for_the_window_is_not_deleted(
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_message_that_is_being_deleted_is_delivered_whatever_becomes_of_the_credit(
+    wire: Wire, peer: WirePeer, is_draining: bool
+) -> None:
+    receiver = peer.receiver(QUEUE, **DELETES)
+    receiver.grant(5)
+    peer.write()
+    wire.hold_replies()
+    wire.send(b"a", b"b")
+    wire.let_arrive(holds_next=True)  # the broker deletes them
+    if is_draining:
+        receiver.grant(receiver.credit, drain=True)
+    else:  # as for transfers that were written before: the client must expect them
+        peer.amqp.options = replace(peer.amqp.options, tolerates_overrun=True)
+        receiver.grant(0)
+    assert got(peer) == []
+    assert not any(isinstance(event, Drained) for event in peer.events)
+    wire.let_arrive()
+    assert got(peer) == [b"a", b"b"]
+    if is_draining:
+        peer.wait_for(Drained)
+    assert wire.stored() == []
+    wire.send(b"c")
+    assert got(peer) == []
+    assert wire.deliverable() == [b"c"]
+
+
+def test_only_as_many_messages_are_deleted_as_the_window_of_the_client_takes(
     wire: Wire, peer: WirePeer
 ) -> None:
-    large = bytes(200_000)
-    transfers = wire.conversation.amqp
     receiver = peer.receiver(QUEUE, **DELETES)
     receiver.grant(10)
     peer.write()
-    [session] = transfers.sessions
-    transfers.peer_frame_bytes = 65536  # so that a message takes four frames
-    session.transfers.peer_window = 5
-    wire.send(large, large, large)
-    assert wire.stored() == [large, large]
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = 2
+    wire.send(b"a", b"b", b"c")
+    assert wire.stored() == [b"c"]
     receiver.detach()
     peer.write()
-    assert wire.deliverable() == [large, large]
+    assert wire.deliverable() == [b"c"]
 
 
-def test_a_deletion_that_a_busy_broker_refuses_is_repeated(wire: Wire, peer: WirePeer) -> None:
+def test_a_deletion_that_a_busy_broker_refuses_ends_the_link_and_loses_nothing(
+    wire: Wire, peer: WirePeer
+) -> None:
     receiver = peer.receiver(QUEUE, **DELETES)
     receiver.grant(1)
     peer.write()
@@ -198,11 +226,26 @@ def test_a_deletion_that_a_busy_broker_refuses_is_repeated(wire: Wire, peer: Wir
     wire.send(b"a")
     wire.refuses = ServerBusyError("busy", retry_after_s=1)
     wire.let_arrive()
-    assert got(peer) == [b"a"]
-    assert wire.stored() == [b"a"]
+    assert peer.detached(receiver).condition == "com.microsoft:server-busy"
+    assert got(peer) == []
     wire.refuses = None
-    wire.tick()
-    assert wire.stored() == []
+    wire.tick()  # the release was refused, too, and is repeated
+    assert wire.deliverable() == [b"a"]
+
+
+def test_a_message_whose_lock_was_lost_before_its_deletion_is_not_delivered(
+    wire: Wire, peer: WirePeer
+) -> None:
+    receiver = peer.receiver(QUEUE, **DELETES)
+    receiver.grant(2)
+    peer.write()
+    wire.hold_replies()
+    wire.send(b"a")
+    wire.clock.advance(timedelta(hours=1))
+    wire.let_arrive()
+    assert peer.detached(receiver).condition == "com.microsoft:message-lock-lost"
+    assert got(peer) == []
+    assert wire.stored() == [b"a"]
 
 
 # -- messages that are too large for a client ------------------------------------------------------

@@ -55,11 +55,6 @@ class OutgoingTransfers:
         """Whether the peer accepts a transfer now, and none waits."""
         return self.peer_window > 0 and self._waiting is None
 
-    @property
-    def waiting_link(self) -> SenderLink | None:
-        """The link of the delivery that has frames which wait for the peer's window."""
-        return None if self._waiting is None else self._waiting.link
-
     def open_window(self, window: int, expected_next: int | None = None) -> int:
         """Set the peer's window; return how many transfers it acknowledged that were not sent.
 

@@ -82,10 +82,16 @@ class ManagementNode(RequestNode):
     ) -> None:
         if isinstance(value, MessagingError):
             self.answer(request, failed(value))
-        elif not self.answer(request, operation.answer(body, value)):
+            return
+        answer = operation.answer(body, value)
+        first = operation.before_answer(self, body, value)
+        if first is not None and self.fits(request, answer):
+            self._work.ask(self.path, first, partial(self._answer_after, request, answer))
+        elif not self.answer(request, answer):
             self._work.give_back(command, value)
-        elif (follow_up := operation.follow_up(self, body, value)) is not None:
-            self._work.finish(self.path, follow_up)
+
+    def _answer_after(self, request: NodeRequest, answer: Answer, value: Any) -> None:
+        self.answer(request, failed(value) if isinstance(value, MessagingError) else answer)
 
     def session(self, body: "_RequestBody") -> c.SessionLock | None:
         """Return the lock on the session that a request names, or None."""
@@ -150,7 +156,7 @@ class ManagementOperation:
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
     claim: Claim | None = None  # that it needs through this door; None: that of the command
-    follow_up: FollowUpMaker = lambda _, __, ___: None  # a command for after the answer
+    before_answer: FollowUpMaker = lambda _, __, ___: None  # a second command, if it has one
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -208,7 +214,7 @@ def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 
 def _deletes(body: _RequestBody) -> bool:
-    """Return whether received messages are to be deleted, which happens after the answer."""
+    """Return whether received messages are deleted, which happens if the answer fits the link."""
     return bool(body.get("receiver-settle-mode", int) == 0)
 
 
@@ -329,7 +335,7 @@ OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
     "schedule-message": ManagementOperation(_schedule, _scheduled),
     "cancel-scheduled-message": ManagementOperation(_cancel),
     "receive-by-sequence-number": ManagementOperation(
-        _receive, _received, follow_up=_delete_received
+        _receive, _received, before_answer=_delete_received
     ),
     "update-disposition": ManagementOperation(_settle),
     "batch-delete-messages": ManagementOperation(_delete, _deleted),

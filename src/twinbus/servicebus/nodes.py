@@ -179,6 +179,11 @@ class RequestNode:
         answers.send(self._encoded(request, failed(error)))
         return False
 
+    def fits(self, request: NodeRequest, answer: Answer) -> bool:
+        """Return whether the client's link can take an answer."""
+        has_link = self._answers_to(request) is not None
+        return has_link and len(self._encoded(request, answer)) <= self.largest_answer(request)
+
     def largest_answer(self, request: NodeRequest) -> int:
         """Return the maximum size in bytes of an answer to a request."""
         answers = self._answers_to(request)

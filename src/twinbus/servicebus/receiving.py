@@ -5,10 +5,10 @@ and its session have room. The rest waits here, and no further receive starts un
 When the link ends, messages that wait here are released. Delivered messages stay locked until their
 lock expires, because SDKs may settle them on another link.
 
-In the mode receive-and-delete the broker locks messages as well. The link deletes each of them when
-its transfer is written, and releases at once what it cannot write. So a message is never deleted
-that the client did not get: because it withdrew its credit, detached, or accepts only smaller
-messages.
+In the mode receive-and-delete the broker locks messages as well. The link deletes those that it can
+write at once, and releases the others. When they are deleted, it writes them, even if the client
+has lowered its credit meanwhile. So no message is deleted that the client cannot get, because it
+took its credit back or accepts only smaller messages, and none is delivered twice.
 
 A link with a session ends when the lock of the session expires. The broker refuses a receive that
 waits at that moment. For an idle link `check_session` measures the time and asks the broker when
@@ -23,6 +23,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.events import CreditGiven, OutcomeReported
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -86,10 +87,12 @@ class Receiving:
         self.path = path
         self.session = session
         self._deletes = link.snd_settle_mode is SenderSettleMode.SETTLED  # receive-and-delete
-        self._written: list[BrokeredMessage] = []  # to be deleted
+        self._is_deleting = False  # the broker deletes messages, which are written afterwards
+        self._deleted: deque[list[Buffer]] = deque()  # to be written
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
         self._is_ended = False
+        self._error: MessagingError | None = None  # ends the link when all deleted are written
         self._has_looked = False  # an immediate receive was made since the client began to drain
 
     # -- delivering ----------------------------------------------------------------------------
@@ -108,15 +111,19 @@ class Receiving:
     def pump(self) -> None:
         """Deliver received messages, and receive more while there is credit."""
         link = self._link
-        while self._ready and link.may_send and (self._deletes or not self._is_unread()):
+        while self._deleted and link.may_send_promised:
+            link.send(self._deleted.popleft(), is_promised=True)
+        if self._deletes:
+            self._delete_ready()
+        while self._ready and link.may_send and not self._is_unread():
             self._deliver(self._ready.popleft())
-        self._delete_written()
         self._release_ready()
-        if self._ready or self._asked is not None or self._is_ended or self._is_unread():
+        if self._ready or self._deleted or self._is_deleting or self._asked is not None:
             return
-        if self._deletes and link.credit > 0 and (not link.may_send or self._work.has_refused):
-            self._work.is_stalled = True  # nothing could be written, or deleted
+        if self._is_ended or self._is_unread():
             return
+        if self._deletes and link.credit > 0 and not link.may_send:
+            return  # nothing could be written before the window opens
         if link.is_draining:
             if link.credit > 0 and not self._has_looked:
                 self._has_looked = True
@@ -129,18 +136,50 @@ class Receiving:
 
     def _release_ready(self) -> None:
         """Release messages for which the client withdrew its credit, so that others get them."""
-        if self._ready and (self._link.credit <= 0 or self._deletes):
+        if self._ready and self._link.credit <= 0:
             self._settle([*self._ready], Disposition.RELEASE)
             self._ready.clear()
 
-    def _delete_written(self) -> None:
-        """Delete the messages whose transfers are written; the last may wait for the window."""
-        written = self._written
-        if self._link.is_writing:
-            self._written, written = written[-1:], written[:-1]
-        else:
-            self._written = []
-        self._settle(written, Disposition.COMPLETE)
+    def _delete_ready(self) -> None:
+        """Have the broker delete the messages that can be written now; release the others."""
+        link, chosen, contents = self._link, [], []
+        room = link.session.transfers.peer_window if link.may_send else 0
+        try:
+            for message in list(self._ready)[: min(link.credit, room)]:
+                content = write_message(message, is_locked=False)
+                link.check_size(sum(map(len, content)))
+                chosen.append(self._ready.popleft())
+                contents.append(content)
+        except MessagingError as error:
+            self._error = error
+        if chosen:
+            link.promise(len(chosen))
+            self._is_deleting = True
+            tokens = tokens_of([m.lock_token for m in chosen if m.lock_token is not None])
+            command = Settle(self.path, tokens, Disposition.COMPLETE)
+            self._work.ask(self.path, command, partial(self._take_deleted, chosen, contents))
+        elif self._error is not None and not self._is_deleting and not self._deleted:
+            self.stop(self._error)
+        self._settle([*self._ready], Disposition.RELEASE)
+        self._ready.clear()
+
+    def _take_deleted(
+        self, messages: list[BrokeredMessage], contents: list[list[Buffer]], value: Any
+    ) -> None:
+        """Write messages that the broker has deleted; end the link if it has not."""
+        self._is_deleting = False
+        lost: Any = ()
+        if isinstance(value, MessagingError):
+            self._error = value
+            lost = [message.lock_token for message in messages]
+            if isinstance(value, MessageLockLostError) and "lock_tokens" in value.facts:
+                lost = value.lock_tokens
+            else:
+                self._settle(messages, Disposition.RELEASE)
+        if not self._is_ended:
+            pairs = zip(messages, contents, strict=True)
+            self._deleted.extend(content for one, content in pairs if one.lock_token not in lost)
+            self.pump()
 
     def _is_unread(self) -> bool:
         """Return whether the client has too many unread bytes to get further messages."""
@@ -170,15 +209,11 @@ class Receiving:
 
     def _deliver(self, message: BrokeredMessage) -> None:
         assert message.lock_token is not None  # every receive locks
-        tag = None if self._deletes else message.lock_token.bytes_le
         try:
-            self._link.send(write_message(message, is_locked=not self._deletes), tag=tag)
+            self._link.send(write_message(message), tag=message.lock_token.bytes_le)
         except MessagingError as error:  # too large for the client: others may accept it
             self._ready.appendleft(message)
             self.stop(error)
-            return
-        if self._deletes:
-            self._written.append(message)
 
     # -- settling ------------------------------------------------------------------------------
 
@@ -250,12 +285,11 @@ class Receiving:
 
     def stop(self, error: MessagingError) -> None:
         """End the link with an error, without waiting for the client to confirm."""
-        self._delete_written()
         self._link.detach(condition_of(error))
         self.end()
 
     def end(self) -> None:
-        """Release messages that are not written, and the session."""
+        """Release undelivered messages, and the session."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -263,8 +297,7 @@ class Receiving:
         if self.session is not None:
             self._work.finish(self.path, ReleaseSession(self.path, self.session))
         else:
-            self._settle([*self._written, *self._ready], Disposition.RELEASE)
-        self._written.clear()
+            self._settle([*self._ready], Disposition.RELEASE)
         self._ready.clear()
 
 

@@ -225,7 +225,7 @@ class Work:
         return request
 
     def finish(self, path: str, command: Command[Any]) -> None:
-        """Release or delete what the broker has locked for this connection.
+        """Release what the broker has locked for this connection.
 
         That must succeed even after the token has expired or its key has changed: the rights were
         checked when the broker locked it. A busy broker is asked again at the next `tick`.
@@ -239,11 +239,6 @@ class Work:
     def _note_refused(self, path: str, command: Command[Any], value: Any) -> None:
         if isinstance(value, ServerBusyError):
             self._refused.append((path, command))
-
-    @property
-    def has_refused(self) -> bool:
-        """Whether a busy broker has refused to release or delete messages."""
-        return bool(self._refused)
 
     def tick(self, now: int) -> None:
         """Ask the broker again for what it has refused because it was busy."""
