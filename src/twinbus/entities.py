@@ -141,7 +141,7 @@ def _check_settings(description: Any) -> None:
         value = getattr(description, name)
         if name in bounds:
             _check_between(name, value, *bounds[name])
-        elif name.startswith(("enable_", "requires_")):
+        elif name.startswith(("enable_", "requires_", "support_")):
             _check_between(name, value, False, True)
     if not isinstance(description.status, EntityStatus):
         raise InvalidArgumentError(f"status is {shown(description.status)}; use an EntityStatus")
@@ -165,6 +165,8 @@ class QueueDescription:
     duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
     enable_partitioning: bool = False  # fixed at creation; several message stores
     forward_to: str | None = None  # path of the queue or topic that gets every message
+    enable_express: bool = False  # kept for compatibility; every message is durable
+    support_ordering: bool = True  # kept for compatibility; messages stay in order
     status: EntityStatus = EntityStatus.ACTIVE
     user_metadata: str | None = None
 
@@ -187,6 +189,8 @@ class TopicDescription:
     requires_duplicate_detection: bool = False  # fixed at creation
     duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
     enable_partitioning: bool = False  # fixed at creation
+    enable_express: bool = False  # kept for compatibility; every message is durable
+    support_ordering: bool = True  # kept for compatibility; messages stay in order
     status: EntityStatus = EntityStatus.ACTIVE
     user_metadata: str | None = None
 

@@ -325,6 +325,7 @@ MIN_READ_BYTES: Final = (
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # to present a token; a client needs milliseconds
 MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes
+MAX_STRANGER_BYTES: Final = 32 * 1024 * 1024  # of their unfinished requests; then the oldest goes
 MAX_READERS: Final = 256  # connections over HTTP that have shown a token; beyond, the oldest goes
 MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
 PRIVATE_CONNECTIONS: Final = 256  # of a private door: one for each worker of Spark, and a few more
@@ -377,6 +378,11 @@ AMQP_INCOMING_WINDOW: Final = 2048  # transfers that a peer may send before it r
 AMQP_OUTGOING_WINDOW: Final = 2048  # that our frames name; the window of the peer is what counts
 MAX_AMQP_UNSETTLED: Final = 10_000  # deliveries of one session and direction; some 300 bytes each
 MAX_AMQP_PARTIAL_BYTES: Final = 64 * 1024 * 1024  # of unfinished deliveries of one connection
+MAX_TOKEN_MESSAGE_BYTES: Final = 64 * 1024  # of a message to $cbs: tokens have a few KB
+STRANGER_AMQP_SESSIONS: Final = 32  # of a connection without a token: one, or one for each link
+STRANGER_AMQP_LINKS: Final = 16  # of a connection without a token: a pair for tokens, and retries
+STRANGER_AMQP_BYTES: Final = 128 * 1024  # of its attaches, unfinished deliveries, and unread bytes
+MAX_TOKEN_ANSWERS: Final = 100  # of $cbs that wait for credit; clients ask a few tokens at a time
 AMQP_MESSAGE_BYTES: Final = 1024 * 1024  # of one message, where a link sets no other limit
 AMQP_OPEN_US: Final = AUTHENTICATION_US  # for protocol headers, SASL and open
 AMQP_CLOSE_US: Final = 2 * SECOND_US  # that a peer has to answer a close
@@ -474,5 +480,6 @@ assert SLOW_FLUSH_US <= SLOW_COMMIT_US
 assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
 assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
 assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES
+assert MAX_TOKEN_MESSAGE_BYTES <= STRANGER_AMQP_BYTES <= MAX_STRANGER_BYTES
 assert RABBITMQ_PREFETCH <= RABBITMQ_LOCKS
 assert RABBITMQ_WINDOW < 400

@@ -41,6 +41,7 @@ QUEUE: dict[str, Any] = {
     "enable_partitioning": True,
     "lock_duration": timedelta(seconds=30),
     "max_delivery_count": 7,
+    "enable_express": True,
     "max_size_in_megabytes": 2048,
     "requires_duplicate_detection": True,
     "requires_session": True,
@@ -55,6 +56,7 @@ QUEUE_UPDATE: dict[str, Any] = {
     "enable_batched_operations": True,
     "lock_duration": MINUTE,
     "max_delivery_count": 10,
+    "enable_express": False,
     "max_size_in_megabytes": 1024,
     "user_metadata": "changed",
     "status": "Active",
@@ -67,8 +69,22 @@ TOPIC: dict[str, Any] = {
     "enable_partitioning": True,
     "max_size_in_megabytes": 2048,
     "requires_duplicate_detection": True,
+    "enable_express": True,
+    "support_ordering": False,
+    "filtering_messages_before_publishing": False,
     "user_metadata": "a topic",
     "status": "SendDisabled",
+}
+TOPIC_UPDATE: dict[str, Any] = {
+    "auto_delete_on_idle": timedelta(days=2),
+    "default_message_time_to_live": timedelta(hours=4),
+    "duplicate_detection_history_time_window": 6 * MINUTE,
+    "enable_batched_operations": True,
+    "enable_express": False,
+    "support_ordering": True,
+    "max_size_in_megabytes": 1024,
+    "user_metadata": "changed",
+    "status": "Active",
 }
 SUBSCRIPTION: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
@@ -81,6 +97,19 @@ SUBSCRIPTION: dict[str, Any] = {
     "requires_session": True,
     "user_metadata": "a subscription",
     "status": "Disabled",
+}
+
+
+SUBSCRIPTION_UPDATE: dict[str, Any] = {
+    "auto_delete_on_idle": timedelta(days=2),
+    "dead_lettering_on_message_expiration": False,
+    "dead_lettering_on_filter_evaluation_exceptions": True,
+    "default_message_time_to_live": timedelta(hours=4),
+    "enable_batched_operations": True,
+    "lock_duration": MINUTE,
+    "max_delivery_count": 4,
+    "user_metadata": "changed",
+    "status": "Active",
 }
 
 
@@ -147,9 +176,9 @@ def test_a_topic_has_every_property_that_it_was_given(
     path = bus.name()
     made = admin.create_topic(path, **TOPIC)
     assert named(made, TOPIC) == named(admin.get_topic(path), TOPIC) == TOPIC
-    changed = {"user_metadata": "changed", "status": "Active", "enable_batched_operations": True}
-    admin.update_topic(made, **changed)
-    assert named(admin.get_topic(path), TOPIC) == TOPIC | changed
+    assert made.availability_status == "Available"
+    admin.update_topic(made, **TOPIC_UPDATE)
+    assert named(admin.get_topic(path), TOPIC) == TOPIC | TOPIC_UPDATE
 
 
 def test_a_subscription_has_every_property_that_it_was_given(
@@ -161,13 +190,24 @@ def test_a_subscription_has_every_property_that_it_was_given(
     assert made.name == "sport"
     assert named(made, SUBSCRIPTION) == SUBSCRIPTION
     assert named(admin.get_subscription(topic, "sport"), SUBSCRIPTION) == SUBSCRIPTION
-    changed = {
-        "lock_duration": MINUTE,
-        "status": "Active",
-        "dead_lettering_on_filter_evaluation_exceptions": True,
-    }
-    admin.update_subscription(topic, made, **changed)
-    assert named(admin.get_subscription(topic, "sport"), SUBSCRIPTION) == SUBSCRIPTION | changed
+    assert made.availability_status == "Available"
+    admin.update_subscription(topic, made, **SUBSCRIPTION_UPDATE)
+    found = named(admin.get_subscription(topic, "sport"), SUBSCRIPTION)
+    assert found == SUBSCRIPTION | SUBSCRIPTION_UPDATE
+
+
+def test_a_subscription_forwards_until_it_is_updated(
+    bus: Bus, admin: ServiceBusAdministrationClient
+) -> None:
+    topic, target = bus.name(), bus.queue()
+    admin.create_topic(topic)
+    made = admin.create_subscription(topic, "relay", forward_to=target)
+    assert (made.forward_to or "").endswith(target)
+    found = admin.get_subscription(topic, "relay")
+    assert found.forward_to == made.forward_to
+    found.forward_to = None
+    admin.update_subscription(topic, found)
+    assert admin.get_subscription(topic, "relay").forward_to is None
 
 
 def test_a_name_with_slashes_is_one_name(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
@@ -509,7 +549,6 @@ def test_what_does_not_exist_is_not_found(
         ({"max_size_in_megabytes": 10**9}, "max_size_in_megabytes"),
         ({"max_message_size_in_kilobytes": 1024}, "MaxMessageSizeInKilobytes"),
         ({"user_metadata": "x" * 1025}, "user_metadata"),
-        ({"enable_express": True}, "EnableExpress"),
         ({"status": "Renaming"}, "Status"),
         ({"forward_dead_lettered_messages_to": "target"}, "ForwardDeadLetteredMessagesTo"),
     ],

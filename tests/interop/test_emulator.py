@@ -2,8 +2,9 @@
 
 import http.client
 import re
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.interop.bus import body, take, take_one
 from tests.scenarios.emulator import CONNECTION, config, namespace
 from tests.scenarios.server_process import SERVE, Server
 from twinbus import NamespaceManager
+from twinbus.limits import EMULATOR_PORTS
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
@@ -25,13 +27,15 @@ _READY = re.compile(r"(\S+) is ready at \S+:(\d+), .*:(\d+)")
 class Emulator:
     """A server that stands in for the emulator: the ports of its namespaces, by name."""
 
-    def __init__(self, folder: Path, text: str) -> None:
+    def __init__(
+        self, folder: Path, text: str, ports: Sequence[str] = ("--port", "0", "--admin-port", "0")
+    ) -> None:
         self.folder = folder
         file = folder / "Config.json"
         file.write_text(text)
         self.command = [
             *(*SERVE, str(folder / "bus"), "--emulator-config", str(file)),
-            *("--port", "0", "--admin-port", "0", "--tls", str(folder / "certificate")),
+            *(*ports, "--tls", str(folder / "certificate")),
         ]
         self.ports: dict[str, int] = {}
         self.http_ports: dict[str, int] = {}
@@ -84,6 +88,39 @@ def test_a_program_for_the_emulator_runs_unchanged(emulator: Emulator) -> None:
             message = take_one(receiver)
             assert body(message) == b"an order"
             receiver.complete_message(message)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server has it
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_a_server_with_the_ports_of_the_emulator_needs_no_port_in_the_connection_string(
+    tmp_path: Path,
+) -> None:
+    if not all(map(is_free, EMULATOR_PORTS.values())):
+        pytest.skip(f"one of the ports {EMULATOR_PORTS} is in use on this machine")
+    server = Emulator(tmp_path, config(namespace("sbemulatorns")), ("--emulator-ports",))
+    server.start(1)
+    try:
+        assert server.ports["sbemulatorns"] == EMULATOR_PORTS["port"]
+        assert server.http_ports["sbemulatorns"] == EMULATOR_PORTS["admin_port"]
+        text = CONNECTION.replace(":{port}", "")
+        with (
+            ServiceBusClient.from_connection_string(text) as client,
+            client.get_queue_sender("orders") as sender,
+            client.get_queue_receiver("orders") as receiver,
+        ):
+            sender.send_messages(ServiceBusMessage("hello"))
+            assert [str(one) for one in receiver.receive_messages(max_wait_time=10)] == ["hello"]
+    finally:
+        assert server.stop() == 0
 
 
 def test_rules_of_the_file_choose_messages(emulator: Emulator) -> None:

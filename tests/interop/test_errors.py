@@ -14,7 +14,7 @@ from twinbus.entities import EntityStatus
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
 from azure.core.credentials import AzureSasCredential
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSubQueue
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 from azure.servicebus.exceptions import (
     MessagingEntityDisabledError,
@@ -72,6 +72,14 @@ def test_an_unknown_key_name_is_not_authenticated(bus: Bus, use: Use) -> None:
 def test_an_entity_that_does_not_exist_is_not_found(bus: Bus, use: Use) -> None:
     with pytest.raises(MessagingEntityNotFoundError):
         use(bus, bus.sdk, "nothing")
+
+
+def test_there_is_no_transfer_dead_letter_queue(bus: Bus) -> None:
+    receiver = bus.receiver(
+        bus.queue(), bus.hasty, sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER
+    )
+    with pytest.raises(MessagingEntityNotFoundError):
+        receiver.receive_messages(max_wait_time=1)
 
 
 @ALL

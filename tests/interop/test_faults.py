@@ -138,18 +138,28 @@ def faults(local: Local) -> Iterator[FaultyServer]:
 # -- the table -------------------------------------------------------------------------------------
 
 
-def raised(bus: Bus, fails: Callable[[str, str], None]) -> dict[str, type[Exception]]:
-    """Send under each condition, side by side: the SDK needs a second after most of them."""
+def send(bus: Bus, path: str) -> None:
+    bus.sender(path, bus.hasty).send_messages(ServiceBusMessage("x"))
 
-    def send(condition: str) -> type[Exception]:
+
+def receive(bus: Bus, path: str) -> None:
+    bus.receiver(path, bus.hasty).receive_messages(max_wait_time=1)
+
+
+def raised(
+    bus: Bus, fails: Callable[[str, str], None], use: Callable[[Bus, str], None] = send
+) -> dict[str, type[Exception]]:
+    """Use a queue under each condition, side by side: the SDK needs a second after most of them."""
+
+    def under(condition: str) -> type[Exception]:
         path = bus.queue()
         fails(path, condition)
         with pytest.raises(e.ServiceBusError, match=f"made for a test: {condition}") as caught:
-            bus.sender(path, bus.hasty).send_messages(ServiceBusMessage("x"))
+            use(bus, path)
         return caught.type
 
     with ThreadPoolExecutor(16) as pool:
-        return dict(zip(TABLE, pool.map(send, TABLE), strict=True))
+        return dict(zip(TABLE, pool.map(under, TABLE), strict=True))
 
 
 def test_a_rejected_message_raises_by_its_condition(bus: Bus, faults: FaultyServer) -> None:
@@ -167,10 +177,10 @@ def test_a_refused_link_raises_by_its_condition(bus: Bus, faults: FaultyServer) 
 
 
 def test_a_refused_receiver_raises_by_its_condition(bus: Bus, faults: FaultyServer) -> None:
-    path = bus.queue()
-    faults.refuse_links(error_of("com.microsoft:entity-disabled"), path)
-    with pytest.raises(e.MessagingEntityDisabledError):
-        bus.receiver(path, bus.hasty).receive_messages(max_wait_time=1)
+    def fails(path: str, condition: str) -> None:
+        faults.refuse_links(error_of(condition), path)
+
+    assert raised(bus, fails, receive) == TABLE
 
 
 @pytest.mark.parametrize(

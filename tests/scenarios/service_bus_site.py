@@ -6,12 +6,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from uuid import uuid4
 
 from twinbus.amqp.connection import AmqpConnection
 from twinbus.amqp.events import (
     Attached,
+    ConnectionClosed,
     DeliveriesSettled,
     Delivery,
     Event,
@@ -98,17 +99,32 @@ class Reply(NamedTuple):
     body: Any
 
 
+class ByteStream(Protocol):
+    """What a peer needs of a socket."""
+
+    def sendall(self, data: bytes, /) -> object: ...
+
+    def recv(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
 class SocketPeer:
     """A client of AMQP on a socket, which does what its test says."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self._socket: ByteStream = self._connect(port)
         sasl = SaslClient(SaslCredentials("ANONYMOUS"))
-        options = ConnectionOptions("a peer", hostname="localhost", max_frame_bytes=1024 * 1024)
+        options = ConnectionOptions(
+            "a peer", "localhost", max_frame_bytes=1024 * 1024, max_unsettled=1_000_000
+        )
         self.amqp = AmqpConnection(options, 0, sasl=sasl, is_client=True)
         self.session: AmqpSession = self.amqp.begin()
         self.events: list[Event] = []
         self._nodes: dict[str, tuple[SenderLink, ReceiverLink]] = {}
+
+    def _connect(self, port: int) -> "ByteStream":
+        return socket.create_connection(("127.0.0.1", port), timeout=10)
 
     def __enter__(self) -> Self:
         return self
@@ -184,6 +200,12 @@ class SocketPeer:
     def detached(self, link: SenderLink | ReceiverLink) -> ErrorCondition:
         """Wait until the server ends a link; return why."""
         error = self.wait_for(LinkDetached, lambda event: event.link is link).error
+        assert error is not None
+        return error
+
+    def closed(self) -> ErrorCondition:
+        """Wait until the server closes the connection; return why."""
+        error = self.wait_for(ConnectionClosed).error
         assert error is not None
         return error
 

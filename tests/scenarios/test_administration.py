@@ -84,6 +84,15 @@ def path() -> str:
         (entry(queue("<MaxDeliveryCount>-1</MaxDeliveryCount>")), "max_delivery_count"),
         (entry(queue("<RequiresSession>perhaps</RequiresSession>")), "true or false"),
         (entry(queue("<Status>Sleeping</Status>")), "must be one of Active"),
+        (
+            entry(
+                queue(
+                    "<FilteringMessagesBeforePublishing>true</FilteringMessagesBeforePublishing>",
+                    name="TopicDescription",
+                )
+            ),
+            "FilteringMessagesBeforePublishing is true",
+        ),
         (entry(queue("<AuthorizationRules><X/></AuthorizationRules>")), "AuthorizationRule"),
     ],
 )
@@ -228,6 +237,16 @@ def test_a_token_for_another_entity_opens_nothing(client: AtomClient, path: str)
     assert client.put("new", queue(), token=other).status == 401
     assert client.get(path, token=client.token(f"{path}2")).status == 401
     assert client.get(path, token=client.token(path[:-1])).status == 401
+
+
+def test_a_token_of_a_topic_opens_its_subscriptions_and_no_path_that_begins_alike(
+    client: AtomClient, path: str
+) -> None:
+    of_topic = client.token(path)
+    assert client.put(f"{path}/subscriptionsold", queue()).status == 201
+    assert client.put(path, queue(name="TopicDescription")).status == 201
+    assert client.get(f"{path}/Subscriptions", token=of_topic).status == 200
+    assert client.get(f"{path}/subscriptionsold", token=of_topic).status == 401
 
 
 def test_a_token_may_be_for_the_address_of_the_request(client: AtomClient, path: str) -> None:

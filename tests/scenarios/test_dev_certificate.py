@@ -29,7 +29,10 @@ def test_the_command_makes_private_files_and_says_how_clients_trust_them(tmp_pat
     made = DevCertificate(folder)
     assert done.code == 0
     assert "laptop.local" in done.out
-    assert all(word in done.out for word in ("connection_verify", "NODE_EXTRA_CA_CERTS", "CaFile"))
+    assert all(
+        word in done.out
+        for word in ("connection_verify", "NODE_EXTRA_CA_CERTS", "CaFile", "trustStore")
+    )
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     for path in (made.ca, made.certificate, made.key):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

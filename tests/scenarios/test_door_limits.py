@@ -202,6 +202,25 @@ def test_strangers_are_bounded_in_number_while_others_are_served(
     assert len(entrance.door.attendance.strangers) <= 8
 
 
+@pytest.mark.parametrize(
+    "said",
+    [hello("x" * 1000)[:900], b"AMQP\3\1\0\0" + (500).to_bytes(4) + b"\2\1\0\0" + bytes(400)],
+    ids=["native", "amqp"],
+)
+def test_unfinished_requests_of_strangers_are_bounded_together(
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    entrance = enter()
+    monkeypatch.setattr(attendance, "MAX_STRANGER_BYTES", 5 * len(said))
+    lines = [entrance.say(said) for _ in range(12)]
+    assert all(map(is_let_go, lines[:6]))  # the oldest go first
+    entrance.assert_serves()
+    assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(said)
+    for line in lines:
+        line.close()
+    eventually(lambda: entrance.door.attendance.stranger_bytes == 0)
+
+
 @pytest.mark.parametrize("page", ["/metrics", "/$Resources/queues?api-version=2021-05"])
 def test_strangers_do_not_push_out_a_reader_with_a_token(
     enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, page: str

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.scenarios.service_bus_site import QUEUE, Reply, ServiceBusSite, SocketPeer
+from tests.scenarios.service_bus_site import QUEUE, Reply, ServiceBusSite, SocketPeer, key
 from twinbus.amqp.types import Described, Int, Timestamp, ULong
 from twinbus.clock import from_us
 from twinbus.entities import (
@@ -22,7 +22,8 @@ from twinbus.entities import (
     TrueFilter,
 )
 from twinbus.message import BrokeredMessage
-from twinbus.protocol.commands import CreateEntity, ListRules, Send
+from twinbus.protocol.commands import CreateEntity, ListRules, PutKey, Send
+from twinbus.protocol.keys import Claim
 
 pytestmark = pytest.mark.timeout(60)
 TOPIC = "news"
@@ -226,14 +227,34 @@ def test_sessions_are_listed_in_pages(site: ServiceBusSite, peer: SocketPeer) ->
     assert (reply.status, reply.body["skip"]) == (200, 3)
 
 
-def test_what_is_not_allowed_is_refused_by_operation(
-    site: ServiceBusSite, peer: SocketPeer
+def test_a_key_that_listens_manages_the_rules_of_its_subscription(
+    site: ServiceBusSite, path: str
 ) -> None:
+    topic = path.partition("/")[0]
+    site.namespace.ask(PutKey(key("listens", Claim.LISTEN, path=topic)))
+    description = {"sql-filter": {"expression": "n > 1"}}
+    added = {"rule-name": "rule", "rule-description": description}
     with SocketPeer(site.door.port) as listener:
-        assert listener.show_token(QUEUE) == 202
-        every = {"message-count": Int(1), "from-sequence-number": 0}
-        assert listener.manage(QUEUE, "peek-message", every).status in (200, 204)
-        reply = listener.manage(QUEUE, "enumerate-rules", {"top": Int(1), "skip": Int(0)})
+        assert listener.show_token(path, name="listens") == 202
+        assert listener.manage(path, "remove-rule", {"rule-name": "$Default"}).status == 200
+        assert listener.manage(path, "add-rule", added).status == 200
+        reply = listener.manage(path, "enumerate-rules", {"top": Int(9), "skip": Int(0)})
+        assert [rule.value[2] for rule in rules(reply)] == ["rule"]
+
+
+@pytest.mark.parametrize("operation", ["add-rule", "remove-rule", "enumerate-rules"])
+def test_a_key_that_only_sends_manages_no_rules(
+    site: ServiceBusSite, path: str, operation: str
+) -> None:
+    site.namespace.ask(PutKey(key("sends", Claim.SEND, path=path.partition("/")[0])))
+    body = {"rule-name": "$Default", "rule-description": {"sql-filter": {"expression": "1=1"}}}
+    with SocketPeer(site.door.port) as sender:
+        assert sender.show_token(path, name="sends") == 202
+        reply = sender.manage(path, operation, body)
         assert (reply.status, reply.condition) == (401, "amqp:unauthorized-access")
+    assert len(site.namespace.ask(ListRules(path))) == 1
+
+
+def test_an_operation_that_does_not_exist_is_refused(peer: SocketPeer) -> None:
     unknown = peer.manage(QUEUE, "make-coffee", {})
     assert (unknown.status, unknown.condition) == (400, "amqp:not-allowed")

@@ -89,6 +89,8 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "enable_dead_lettering_on_filter_evaluation_exceptions": st.booleans(),
     "enable_batched_operations": st.booleans(),
     "enable_partitioning": st.booleans(),
+    "enable_express": st.booleans(),
+    "support_ordering": st.booleans(),
     "requires_session": st.booleans(),
     "requires_duplicate_detection": st.booleans(),
     "duplicate_detection_history_time_window": st.timedeltas(

@@ -70,6 +70,8 @@ RECEIVED = {
 SENT = {
     "max_size_in_megabytes": st.integers(1, 81_920),
     "requires_duplicate_detection": st.booleans(),
+    "enable_express": st.booleans(),
+    "support_ordering": st.booleans(),
     "duplicate_detection_history_time_window": st.timedeltas(
         timedelta(seconds=20), timedelta(days=7)
     ),

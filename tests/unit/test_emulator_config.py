@@ -58,6 +58,17 @@ def test_every_entity_and_property_of_the_file_is_read(tmp_path: Path) -> None:
     assert entities["news/Subscriptions/all"].rules == ()
 
 
+def test_rules_may_have_parameters(tmp_path: Path) -> None:
+    file = namespace()
+    values = {"@text": "red", "@number": 2, "@ratio": 0.5, "@flag": True}
+    rule(file)["SqlFilter"] = {"SqlExpression": "a = @text AND b = @flag", "Parameters": values}
+    rule(file)["Action"] = {"SqlExpression": "SET n = @number", "Parameters": {"@number": 2}}
+    [found] = read(tmp_path, config(file))
+    [sport] = [one for one in found.config.entities if one.description.path.endswith("sport")]
+    assert sport.rules[1].filter == SqlFilter("a = @text AND b = @flag", values)
+    assert sport.rules[1].action == SqlAction("SET n = @number", {"@number": 2})
+
+
 def test_a_namespace_gets_the_key_of_the_emulator(tmp_path: Path) -> None:
     [found] = read(tmp_path, config())
     [key] = found.config.keys
@@ -121,7 +132,9 @@ def rule(found: dict[str, Any]) -> dict[str, Any]:
         (lambda it: rule(it).update(FilterType="Xml"), "rule 'by-sql'.*FilterType is 'Xml'"),
         (lambda it: rule(it)["SqlFilter"].update(SqlExpression="a ="), "rule 'by-sql'"),
         (lambda it: rule(it)["Action"].update(SqlExpression="SET"), "rule 'by-sql'"),
-        (lambda it: rule(it)["SqlFilter"].update(Parameters={"@a": 1}), "Parameters"),
+        (lambda it: rule(it)["SqlFilter"].update(Parameters=["@a"]), "Parameters of SqlFilter"),
+        (lambda it: rule(it)["SqlFilter"].update(Parameters={"@a": [1]}), "'@a' is \\[1\\]"),
+        (lambda it: rule(it)["SqlFilter"].update(SqlExpression="a = @b"), "rule 'by-sql'.*@b"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: Change, error: str) -> None:

@@ -81,6 +81,8 @@ stored = {
         MIN_DUPLICATE_WINDOW, MAX_DUPLICATE_WINDOW
     ),
     "enable_partitioning": st.booleans(),
+    "enable_express": st.booleans(),
+    "support_ordering": st.booleans(),
 }
 received = {
     "max_delivery_count": st.integers(1, MAX_MAX_DELIVERY_COUNT),

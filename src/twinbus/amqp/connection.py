@@ -47,7 +47,6 @@ from twinbus.limits import (
     AMQP_OPEN_US,
     AMQP_WRITTEN_FRAME_BYTES,
     MAX_AMQP_KEPT_FRAME_BYTES,
-    MAX_UNREAD_BYTES,
     MIN_AMQP_FRAME_BYTES,
     MIN_AMQP_IDLE_US,
     NEVER_US,
@@ -67,6 +66,7 @@ class AmqpConnection:
         is_client: bool = False,
     ) -> None:
         self.options = options
+        self.bounds = options.bounds  # the program may replace them at any time
         self._is_client = is_client
         self.state = EndpointState.NEW
         self.peer: OpenFrame | None = None
@@ -135,7 +135,7 @@ class AmqpConnection:
     @property
     def may_read(self) -> bool:
         """Whether the driver may read more; false while the peer does not read our bytes."""
-        return self.unread_bytes <= MAX_UNREAD_BYTES and not self.is_done
+        return self.unread_bytes <= self.bounds.max_unread_bytes and not self.is_done
 
     # -- frames --------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class AmqpConnection:
         highest = self.options.max_sessions - 1
         if self.peer is not None:
             highest = min(highest, self.peer.channel_max)
-        if channel > highest:
+        if channel > highest or len(self._sessions) >= self.bounds.max_sessions:
             raise InvalidOperationError(
                 f"the connection has {len(self._sessions)} sessions, the maximum; end one first"
             )
@@ -380,9 +380,9 @@ class AmqpConnection:
 
     def add_partial_bytes(self, size: int) -> None:
         """Count bytes of incomplete deliveries."""
-        if size > 0 and self._partial_bytes + size > self.options.max_partial_bytes:
+        if size > 0 and self._partial_bytes + size > self.bounds.max_partial_bytes:
             raise AmqpError(
-                f"incomplete deliveries have more than {self.options.max_partial_bytes} bytes",
+                f"incomplete deliveries have more than {self.bounds.max_partial_bytes} bytes",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.LINK,
             )

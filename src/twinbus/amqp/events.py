@@ -70,6 +70,13 @@ class Delivery(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveryDropped:
+    """A delivery used a unit of credit and will not arrive: too large, aborted, or resumed."""
+
+    link: "ReceiverLink"
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveriesSettled:
     """The sender has settled deliveries whose outcome we had reported."""
 
@@ -100,7 +107,7 @@ class CreditGiven:
 
 @dataclass(frozen=True, slots=True)
 class WindowOpened:
-    """The peer accepts transfers of this session again."""
+    """The session can send again: the peer accepts transfers, and not too many are unsettled."""
 
     session: "AmqpSession"
 
@@ -143,6 +150,7 @@ Event = (
     | AttachRequested
     | Attached
     | Delivery
+    | DeliveryDropped
     | DeliveriesSettled
     | OutcomeReported
     | CreditGiven

@@ -17,13 +17,26 @@ from twinbus.limits import (
     AMQP_IDLE_US,
     AMQP_INCOMING_WINDOW,
     AMQP_MESSAGE_BYTES,
+    MAX_AMQP_KEPT_BYTES,
     MAX_AMQP_LINKS,
     MAX_AMQP_PARTIAL_BYTES,
     MAX_AMQP_SESSION_LINKS,
     MAX_AMQP_SESSIONS,
     MAX_AMQP_UNSETTLED,
+    MAX_UNREAD_BYTES,
     MIN_AMQP_FRAME_BYTES,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBounds:
+    """How much of our memory a peer may use; a server widens them for peers that it trusts."""
+
+    max_sessions: int = MAX_AMQP_SESSIONS
+    max_links: int = MAX_AMQP_LINKS
+    max_kept_bytes: int = MAX_AMQP_KEPT_BYTES  # of attach frames
+    max_partial_bytes: int = MAX_AMQP_PARTIAL_BYTES  # of unfinished deliveries
+    max_unread_bytes: int = MAX_UNREAD_BYTES  # of our bytes, before we stop reading from the peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +52,8 @@ class ConnectionOptions:
     idle_timeout_us: int = AMQP_IDLE_US  # how long the peer may be silent; 0: for ever
     max_sessions: int = MAX_AMQP_SESSIONS
     max_session_links: int = MAX_AMQP_SESSION_LINKS
-    max_links: int = MAX_AMQP_LINKS
     max_unsettled: int = MAX_AMQP_UNSETTLED  # per session, in each direction
-    max_partial_bytes: int = MAX_AMQP_PARTIAL_BYTES
+    bounds: PeerBounds = PeerBounds()
     incoming_window: int = AMQP_INCOMING_WINDOW
     tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore it
     rejects_too_large: bool = False  # reject only the delivery; the standard ends the link

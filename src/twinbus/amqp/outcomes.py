@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from twinbus.amqp.conditions import AmqpError, Condition, Scope
 from twinbus.amqp.deliveries import MASK, UnsettledDeliveries, distance, unwrapped
 from twinbus.amqp.encoder import write_boolean, write_compound, write_uint
-from twinbus.amqp.events import DeliveriesSettled, OutcomeReported
+from twinbus.amqp.events import DeliveriesSettled, OutcomeReported, WindowOpened
 from twinbus.amqp.performatives import RECEIVER, DeliveryState, DispositionFrame, Received
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
@@ -64,8 +64,15 @@ class Outcomes:
 
     def forget_sent(self, number: int) -> None:
         """Forget a delivery that we sent."""
+        had_room = self.has_room
         if self._sent.take(number) is None:
             self._reported.take(number)
+        self._note_room(had_room=had_room)
+
+    def _note_room(self, *, had_room: bool) -> None:
+        """Report that deliveries can be sent again, after the maximum was unsettled."""
+        if not had_room and self.has_room and self._session.may_send:
+            self._session.connection.emit(WindowOpened(self._session))
 
     def number_received(self, delivery_id: int) -> int:
         """Return the number of a delivery that begins to arrive; delivery-ids must increase."""
@@ -155,7 +162,7 @@ class Outcomes:
 
     def _take_outcome(self, frame: DispositionFrame, first: int, last: int) -> None:
         """Process a receiver's disposition of deliveries that we sent."""
-        state, is_settled = frame.state, frame.settled
+        state, is_settled, had_room = frame.state, frame.settled, self.has_room
         if not is_settled and (state is None or isinstance(state, Received)):
             return  # a state that is not an outcome
         if first == last:
@@ -177,6 +184,7 @@ class Outcomes:
                 (number, tags.pop(number) if is_settled else tags[number]) for number in numbers
             ]
             self._session.connection.emit(OutcomeReported(link, deliveries, state, is_settled))
+        self._note_room(had_room=had_room)
 
     def _take_settled(self, first: int, last: int) -> None:
         """Process a sender's disposition of deliveries that we received."""

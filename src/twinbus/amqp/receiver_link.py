@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from twinbus.amqp.conditions import AmqpError, Condition, Scope
 from twinbus.amqp.deliveries import MASK, distance
-from twinbus.amqp.events import Delivery, Drained
+from twinbus.amqp.events import Delivery, DeliveryDropped, Drained
 from twinbus.amqp.lifecycle import EndpointState
 from twinbus.amqp.link import MAX_CREDIT, AmqpLink
 from twinbus.amqp.performatives import (
@@ -154,8 +154,8 @@ class ReceiverLink(AmqpLink):
                         state=frame.state,
                         mode=frame.rcv_settle_mode,
                     )
-                elif self._is_draining:
-                    self._check_drained()
+                else:
+                    self._drop()
                 return
             partial = self._partial = PartialDelivery(
                 number=number,
@@ -214,7 +214,7 @@ class ReceiverLink(AmqpLink):
     def _add(self, partial: PartialDelivery, frame: TransferFrame, payload: bytes) -> None:
         if frame.aborted:
             self._drop_partial()
-            self._check_drained()
+            self._drop()
             return
         partial.size += len(payload)
         if self._is_too_large(partial.size, is_settled=partial.is_settled):
@@ -239,6 +239,13 @@ class ReceiverLink(AmqpLink):
                 state=partial.state,
                 mode=frame.rcv_settle_mode,
             )
+        else:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Report a delivery that does not arrive."""
+        self.session.connection.emit(DeliveryDropped(self))
+        self._check_drained()
 
     def _drop_partial(self) -> None:
         if self._partial is not None:
@@ -265,8 +272,7 @@ class ReceiverLink(AmqpLink):
         )
         outcome = Rejected(error=error)
         self.session.outcomes.report(RECEIVER, number, outcome, is_settled=True)
-        if self._is_draining:
-            self._check_drained()
+        self._drop()
 
     def _deliver(  # noqa: PLR0913 - the parts of a delivery, in the hot path
         self,

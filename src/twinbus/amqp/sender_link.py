@@ -30,7 +30,7 @@ _ACTIVE = EndpointState.ACTIVE
 class SenderLink(AmqpLink):
     """The sending end of a link."""
 
-    __slots__ = ("handle_bytes", "is_draining", "unsettled")
+    __slots__ = ("handle_bytes", "is_draining", "promised", "unsettled")
 
     ROLE = SENDER
 
@@ -38,12 +38,39 @@ class SenderLink(AmqpLink):
         super().__init__(session, name, handle)
         self.handle_bytes = write_uint(handle)
         self.is_draining = False  # the receiver wants the credit to be used up or returned
+        self.promised = 0  # deliveries with reserved credit
         self.unsettled: dict[int, bytes] = {}  # tags by number
 
     @property
     def may_send(self) -> bool:
         """Whether `send` is allowed now: the link has credit, and the session's window is open."""
         return self.credit > 0 and self.state is _ACTIVE and self.session.may_send
+
+    @property
+    def may_send_promised(self) -> bool:
+        """Whether `send` is allowed now for a promised delivery."""
+        return self.promised > 0 and self.state is _ACTIVE and self.session.may_send
+
+    def promise(self, count: int) -> None:
+        """Reserve credit for deliveries that will certainly be sent.
+
+        They are sent even if the receiver lowers its credit meanwhile, as if they were on their way
+        already. A drain is answered after them.
+        """
+        if not 0 <= count <= self.credit:
+            raise InvalidArgumentError(f"{count} deliveries exceed the credit of {self.credit}")
+        self.credit -= count
+        self.promised += count
+
+    def check_size(self, size: int) -> None:
+        """Raise MessageSizeExceededError for a message that the receiver does not accept."""
+        if 0 < self.max_message_bytes < size:
+            raise MessageSizeExceededError(
+                f"the message has {size} bytes; the receiver of the link {self.name!r} accepts "
+                f"at most {self.max_message_bytes}",
+                size=size,
+                limit=self.max_message_bytes,
+            )
 
     def send(
         self,
@@ -53,12 +80,13 @@ class SenderLink(AmqpLink):
         is_settled: bool | None = None,
         message_format: int = 0,
         state: DeliveryState | None = None,
+        is_promised: bool = False,
     ) -> int:
         """Send a message, given as bytes or as pieces; return the number of the delivery.
 
         The settle mode of the link decides whether it is settled; in mixed mode, `is_settled` does.
         """
-        if not self.may_send:
+        if not (self.may_send_promised if is_promised else self.may_send):
             raise InvalidOperationError(
                 f"the link {self.name!r} cannot send now: its state is {self.state.value}, its "
                 f"credit {self.credit}, and its session "
@@ -72,19 +100,16 @@ class SenderLink(AmqpLink):
         if not 0 <= message_format <= MASK:
             raise InvalidArgumentError(f"a message format must fit 32 bits, not {message_format}")
         size = len(payload) if type(payload) is not list else sum(map(len, payload))
-        if 0 < self.max_message_bytes < size:
-            raise MessageSizeExceededError(
-                f"the message has {size} bytes; the receiver of the link {self.name!r} accepts "
-                f"at most {self.max_message_bytes}",
-                size=size,
-                limit=self.max_message_bytes,
-            )
+        self.check_size(size)
         if self.snd_settle_mode is not SenderSettleMode.MIXED:
             is_settled = self.snd_settle_mode is SenderSettleMode.SETTLED
         number = self.session.transfers.send(
             self, payload, size, tag, message_format, is_settled=bool(is_settled), state=state
         )
-        self.credit -= 1
+        if is_promised:
+            self.promised -= 1
+        else:
+            self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MASK
         return number
 
@@ -103,7 +128,7 @@ class SenderLink(AmqpLink):
 
     def drained(self) -> None:
         """Return the remaining credit, because there are no more messages to send."""
-        if self.state is not _ACTIVE or not self.is_draining:
+        if self.state is not _ACTIVE or not self.is_draining or self.promised:
             return
         self.delivery_count = (self.delivery_count + self.credit) & MASK
         self.credit = 0
@@ -114,7 +139,7 @@ class SenderLink(AmqpLink):
         self.session.say_flow(
             handle=self.handle,
             delivery_count=self.delivery_count,
-            link_credit=self.credit,
+            link_credit=self.credit + self.promised,
             drain=is_draining,
         )
 
@@ -140,7 +165,7 @@ class SenderLink(AmqpLink):
             first = self.session.connection.options.first_number
             counted = first if frame.delivery_count is None else frame.delivery_count
             credit = distance(counted, self.delivery_count) + frame.link_credit
-            self.credit = max(0, min(credit, MAX_CREDIT))
+            self.credit = max(0, min(credit - self.promised, MAX_CREDIT))
         self.is_draining = frame.drain
         if self.state is _ACTIVE and frame.drain and not self.credit:
             self.drained()

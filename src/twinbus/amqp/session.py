@@ -33,7 +33,7 @@ from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.transfers import OutgoingTransfers
 from twinbus.errors import InvalidOperationError
-from twinbus.limits import AMQP_OUTGOING_WINDOW, MAX_AMQP_KEPT_BYTES
+from twinbus.limits import AMQP_OUTGOING_WINDOW
 
 if TYPE_CHECKING:
     from twinbus.amqp.composites import Composite
@@ -212,11 +212,12 @@ class AmqpSession:
         """Return a new link that the peer requests."""
         connection = self.connection
         if (
-            connection.link_count >= connection.options.max_links
-            or connection.kept_bytes + size > MAX_AMQP_KEPT_BYTES
+            connection.link_count >= connection.bounds.max_links
+            or connection.kept_bytes + size > connection.bounds.max_kept_bytes
         ):
             raise AmqpError(
-                f"the connection has {connection.link_count} links, the maximum",
+                f"the connection has {connection.link_count} links with {connection.kept_bytes} "
+                "bytes of attach frames, the maximum; detach some",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.SESSION,
             )

@@ -16,6 +16,10 @@ Nothing trusts it yet. How programs come to trust {ca}:
                            or, for the synchronous client: export REQUESTS_CA_BUNDLE={ca}
   @azure/service-bus       export NODE_EXTRA_CA_CERTS={ca}
   .NET and Go on Linux     export SSL_CERT_FILE={ca}
+  Java                     keytool -importcert -noprompt -alias twinbus -file {ca}
+                               -keystore twinbus.p12 -storepass changeit
+                           java -Djavax.net.ssl.trustStore=twinbus.p12
+                               -Djavax.net.ssl.trustStorePassword=changeit ...
   curl                     curl --cacert {ca} https://localhost:4617/health
 Start a server with it:    twinbus serve DIRECTORY --tls {tls}"""
 

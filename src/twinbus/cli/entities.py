@@ -49,6 +49,8 @@ _HELP = {
     "requires_duplicate_detection": "Ignore repeated message ids; fixed at creation.",
     "duplicate_detection_history_time_window": "How long message ids are remembered.",
     "enable_partitioning": "Several message stores; fixed at creation.",
+    "enable_express": "No effect, for compatibility: every message is durable.",
+    "support_ordering": "No effect, for compatibility: messages stay in order.",
     "forward_to": "Queue or topic to which every message is forwarded.",
     "status": "Which operations the entity accepts.",
     "user_metadata": "Any text.",

@@ -44,6 +44,7 @@ _STATUSES: Final = {
 _BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
 _NO_QUEUE: Final = (ResourceNotFoundError, AttributeError)  # AttributeError: it is a topic
 _OWN_FIELDS: Final = ("path", "topic_path", "name")
+_WITHOUT_DEFAULT: Final = ("enable_express", "support_ordering")  # not on every tier, nor entity
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 
@@ -253,9 +254,10 @@ def to_settings(description: t.EntityDescription) -> dict[str, Any]:
     """Return a description as keyword arguments of the SDK."""
     settings: dict[str, Any] = {}
     for field in fields(description):
-        if field.name in _OWN_FIELDS:
-            continue
         value: Any = getattr(description, field.name)
+        is_unchanged = field.name in _WITHOUT_DEFAULT and value == field.default
+        if field.name in _OWN_FIELDS or is_unchanged:
+            continue
         if value == UNLIMITED:
             value = _LONGEST
         elif isinstance(value, t.EntityStatus):

@@ -21,7 +21,7 @@ from twinbus.limits import (
     WORK_BYTES,
     WORK_MESSAGES,
 )
-from twinbus.message import content_bytes
+from twinbus.message import BrokeredMessage, content_bytes
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import Capability, unsupported
 from twinbus.protocol.keys import Claim
@@ -207,16 +207,21 @@ def undo_of(command: c.Command[Any], value: object) -> c.Command[None] | None:
 
 
 def size_of(command: c.Command[Any]) -> int:
-    """Return the approximate size of a command's messages: bodies and properties."""
+    """Return the approximate size of a command's messages: bodies, properties, AMQP sections."""
     if type(command) is not c.Send:
         return 0
     messages = command.messages
     if isinstance(messages, pa.RecordBatch):
         return content_bytes(messages)
     if len(messages) == 1:
-        message = messages[0]
-        return message.size if message.application_properties else len(message.body)
-    return sum([m.size if m.application_properties else len(m.body) for m in messages])
+        return _size_of_message(messages[0])
+    return sum([_size_of_message(message) for message in messages])
+
+
+def _size_of_message(message: BrokeredMessage) -> int:
+    if message.application_properties or message.amqp is not None:
+        return message.size
+    return len(message.body)
 
 
 def work_of(command: c.Command[Any]) -> int:

@@ -487,7 +487,7 @@ class AdministrationApi:
 def _about(signed: Admission, path: str) -> Admission:
     """Return the admission limited to the path, if the token covers the path."""
     scope, wanted = signed.token.path.lower(), path.lower()
-    if wanted == scope or wanted.startswith(f"{scope}/subscriptions"):
+    if wanted == scope or f"{wanted}/".startswith(f"{scope}/subscriptions/"):
         return replace(signed, token=replace(signed.token, path=""))
     return signed
 

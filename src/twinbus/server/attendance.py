@@ -27,6 +27,7 @@ from twinbus.limits import (
     MAX_READERS,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
+    MAX_STRANGER_BYTES,
     MAX_STRANGERS,
     SERVER_BUSY_RETRY_S,
 )
@@ -100,6 +101,8 @@ class Attendance:
         self.replies = ByteShares(MAX_KEY_REPLY_BYTES, MAX_REPLY_BYTES)  # expected and unread
         self.requests = ByteShares(MAX_KEY_REQUEST_BYTES, MAX_REQUEST_BYTES)  # unanswered
         self.crowded: dict[str, dict[ClientConnection, None]] = {}  # by key, oldest first
+        self.stranger_bytes = 0  # of unfinished frames of all strangers
+        self._bytes_of: dict[ClientConnection, int] = {}  # oldest growth first
         self._on_refused = on_refused  # called with the reason when a connection is closed
 
     def __len__(self) -> int:
@@ -128,6 +131,17 @@ class Attendance:
         if len(self.strangers) > MAX_STRANGERS:
             names = ((one, visitor.address) for one, visitor in self.strangers.items())
             self._close(self.strangers, names, "too many connections have shown no token")
+
+    def note_stranger_bytes(self, stranger: ClientConnection, size: int) -> None:
+        """Record the bytes of a stranger's unfinished frames; too many close the oldest of them."""
+        self.stranger_bytes += size - self._bytes_of.pop(stranger, 0)
+        if size:
+            self._bytes_of[stranger] = size
+        while self.stranger_bytes > MAX_STRANGER_BYTES:
+            oldest = next(iter(self._bytes_of))
+            self.stranger_bytes -= self._bytes_of.pop(oldest)
+            oldest.abort()
+            self._on_refused("requests of connections without a token use too much memory")
 
     def note_reader(self, reader: asyncio.BaseProtocol, admission: Admission) -> None:
         """Count an HTTP connection under the key of its token; strangers cannot displace it."""

@@ -121,6 +121,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def enter(self, admission: Admission) -> None:
         """Count the connection under its key, or refuse it."""
         self._door.enter(self, admission)
+        self._note_incomplete(0)  # from now on they count for the key
         self.admitted = admission
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
@@ -182,7 +183,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.transport.write(content)
 
     def _note_incomplete(self, size: int) -> None:
-        if self.admitted is None or size == self._incomplete:
+        if size == self._incomplete:
+            return
+        if self.admitted is None:
+            self._incomplete = size
+            self._door.attendance.note_stranger_bytes(self, size)
             return
         change, self._incomplete = size - self._incomplete, size
         try:

@@ -194,7 +194,7 @@ def _rule(table: _Table) -> RuleDescription:
         compile_filter(chosen)
         action = None
         if properties.table("Action"):
-            action = SqlAction(_sql(properties, "Action"))
+            action = SqlAction(*_sql(properties, "Action"))
             compile_action(action)
         return RuleDescription(name, chosen, action)
     except InvalidArgumentError as error:
@@ -204,7 +204,7 @@ def _rule(table: _Table) -> RuleDescription:
 def _filter(properties: _Table) -> RuleFilter:
     kind = properties.values.get("FilterType")
     if kind == "Sql":
-        return SqlFilter(_sql(properties, "SqlFilter"))
+        return SqlFilter(*_sql(properties, "SqlFilter"))
     if kind == "Correlation":
         return _correlation(_Table(properties.table("CorrelationFilter"), "CorrelationFilter"))
     if kind in ("True", None):
@@ -214,12 +214,18 @@ def _filter(properties: _Table) -> RuleFilter:
     raise InvalidArgumentError(f"FilterType is {shown(kind)}; it must be Sql or Correlation")
 
 
-def _sql(properties: _Table, name: str) -> str:
+def _sql(properties: _Table, name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a SQL expression, and the values of its parameters."""
     table = _Table(properties.table(name), name)
     table.only("SqlExpression", "Parameters", "CompatibilityLevel", "RequiresPreprocessing")
-    if table.values.get("Parameters"):
-        raise InvalidArgumentError(f"{name} has Parameters; write their values into SqlExpression")
-    return table.text("SqlExpression")
+    parameters = _Table(table.values.get("Parameters") or {}, f"Parameters of {name}").values
+    for key, value in parameters.items():
+        if not isinstance(value, str | int | float):
+            raise InvalidArgumentError(
+                f"Parameters of {name}: {shown(key)} is {shown(value)}; it must be text, a number, "
+                "true or false"
+            )
+    return table.text("SqlExpression"), parameters
 
 
 def _correlation(table: _Table) -> CorrelationFilter:

@@ -4,6 +4,7 @@ An SDK decides by the condition which exception it raises and whether it retries
 all three fields, because some SDKs wait for ever when one is missing.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from twinbus.amqp.conditions import AmqpError, Condition
@@ -83,6 +84,16 @@ def condition_of(error: MessagingError) -> ErrorCondition:
     """Return an error in the form that links use."""
     condition = Symbol(mapped(error).condition)
     return ErrorCondition(condition=condition, description=text_of(error), info={})
+
+
+def no_modification(names: Iterable[object]) -> AmqpError:
+    """Return the error for properties that a settlement should change."""
+    shown = ", ".join(sorted(map(str, names)))
+    return AmqpError(
+        f"a settlement cannot change properties of the message: {shown:.200}. Settle it without "
+        "them, or send a changed copy and complete the message",
+        Condition.NOT_IMPLEMENTED,
+    )
 
 
 NO_TRANSACTIONS: Final = ErrorCondition(

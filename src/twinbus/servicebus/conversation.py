@@ -27,13 +27,14 @@ from twinbus.amqp.events import (
     AttachRequested,
     CreditGiven,
     Delivery,
+    DeliveryDropped,
     Event,
     LinkDetached,
     OutcomeReported,
     WindowOpened,
 )
 from twinbus.amqp.lifecycle import EndpointState
-from twinbus.amqp.options import ConnectionOptions
+from twinbus.amqp.options import ConnectionOptions, PeerBounds
 from twinbus.amqp.performatives import (
     Coordinator,
     ErrorCondition,
@@ -57,10 +58,15 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AUTHENTICATION_US,
+    MAX_TOKEN_ANSWERS,
+    MAX_TOKEN_MESSAGE_BYTES,
     MAX_WAIT,
     SERVICE_BUS_ACCEPT_WAIT,
     SERVICE_BUS_FETCH_BYTES,
     SERVICE_BUS_IDLE_US,
+    STRANGER_AMQP_BYTES,
+    STRANGER_AMQP_LINKS,
+    STRANGER_AMQP_SESSIONS,
 )
 from twinbus.protocol.commands import AcceptSession, SessionGrant
 from twinbus.protocol.keys import Claim
@@ -74,6 +80,13 @@ from twinbus.servicebus.work import Deliver, LinkRequest, ServiceBusGuard, Work
 
 _CBS_NAMES: Final = ("status-code", "status-description", "error-condition")
 _SESSION_FILTER: Final = f"{MICROSOFT}session-filter"
+_STRANGER: Final = PeerBounds(
+    max_sessions=STRANGER_AMQP_SESSIONS,
+    max_links=STRANGER_AMQP_LINKS,
+    max_kept_bytes=STRANGER_AMQP_BYTES,
+    max_partial_bytes=STRANGER_AMQP_BYTES,
+    max_unread_bytes=STRANGER_AMQP_BYTES,
+)
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks, which are 100 ns
 
 
@@ -101,16 +114,20 @@ class ServiceBusConversation:
             container_id,
             idle_timeout_us=SERVICE_BUS_IDLE_US,
             tolerates_overrun=True,
+            bounds=_STRANGER,
             rejects_too_large=True,  # SDKs treat a link that ends as a lost connection
         )
         sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens come later
         self.amqp = AmqpConnection(options, now, sasl=sasl)
-        self._work = Work(guard, deliver, now, lambda: self.amqp.unread_bytes)
+        self._work = Work(guard, deliver, now, lambda: self.amqp.unread_bytes, self._admitted)
         self._began_at = now
         self._max_message_bytes = max_message_bytes
-        self._cbs = RequestNode(CBS, _CBS_NAMES)
+        self._cbs = RequestNode(CBS, _CBS_NAMES, MAX_TOKEN_ANSWERS)
         self._management: dict[str, ManagementNode] = {}  # by the path of the entity
         self._accepting: dict[SenderLink, LinkRequest | None] = {}  # links that wait for a session
+
+    def _admitted(self) -> None:
+        self.amqp.bounds = PeerBounds()
 
     # -- called by the driver ------------------------------------------------------------------
 
@@ -186,10 +203,9 @@ class ServiceBusConversation:
 
     def tick(self, now: int) -> None:
         """Apply timeouts, and end the links that the client's tokens no longer allow."""
-        self._work.now = now
+        self._work.tick(now)
         if not self._work.is_admitted and now >= self._began_at + AUTHENTICATION_US:
-            text = "the connection has not shown a token in time; send one to $cbs"
-            self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
+            self._end_stranger(now)
         for session in self.amqp.sessions:
             for link in session.links:
                 endpoint = link.context
@@ -203,6 +219,16 @@ class ServiceBusConversation:
                         endpoint.check_session()
         self._take(self.amqp.tick(now))
 
+    def _end_stranger(self, now: int) -> None:
+        """End a connection that has shown no token in time, or for which there is no room."""
+        try:
+            self._work.enter()
+        except MessagingError as error:
+            self.amqp.close(now, condition_of(error))
+        if not self._work.is_admitted:
+            text = "the connection has not shown a token in time; send one to $cbs"
+            self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
+
     # -- events --------------------------------------------------------------------------------
 
     def _take(self, events: list[Event]) -> None:
@@ -212,7 +238,7 @@ class ServiceBusConversation:
             events = self.amqp.take_events()
 
     def _take_event(self, event: Event) -> None:
-        if isinstance(event, Delivery):
+        if isinstance(event, Delivery | DeliveryDropped):
             self._take_delivery(event)
         elif isinstance(event, OutcomeReported):
             if isinstance(event.link.context, Receiving):
@@ -228,10 +254,15 @@ class ServiceBusConversation:
         elif isinstance(event, LinkDetached):
             self._take_detach(event)
 
-    def _take_delivery(self, event: Delivery) -> None:
+    def _take_delivery(self, event: Delivery | DeliveryDropped) -> None:
         endpoint = event.link.context
-        if isinstance(event.state, TransactionalState):
+        if isinstance(event, DeliveryDropped):
+            if isinstance(endpoint, Sending | RequestNode):
+                endpoint.renew_credit(event.link)
+        elif isinstance(event.state, TransactionalState):
             event.link.settle(event.number, Rejected(error=NO_TRANSACTIONS), is_settled=True)
+            if isinstance(endpoint, Sending | RequestNode):
+                endpoint.renew_credit(event.link)
         elif isinstance(endpoint, Sending):
             endpoint.take(event)
         elif isinstance(endpoint, RequestNode):
@@ -295,22 +326,25 @@ class ServiceBusConversation:
             return
         path = path_in(address)
         if path == CBS:
-            self._attach_node(link, self._cbs)
+            self._attach_node(link, self._cbs, MAX_TOKEN_MESSAGE_BYTES)
         elif path.endswith(MANAGEMENT):
             self._attach_management(link, path.removesuffix(MANAGEMENT))
         else:
             self._attach_entity(link, path)
 
-    def _attach_node(self, link: SenderLink | ReceiverLink, node: RequestNode) -> None:
+    def _attach_node(
+        self, link: SenderLink | ReceiverLink, node: RequestNode, max_message_bytes: int
+    ) -> None:
         if isinstance(link, SenderLink):
             if link.accept():
                 link.context = node.begin_answers(link)
-        elif link.accept(max_message_bytes=self._max_message_bytes):
+        elif link.accept(max_message_bytes=max_message_bytes):
             link.context = node
             node.begin_requests(link)
 
     def _attach_management(self, link: SenderLink | ReceiverLink, path: str) -> None:
         try:
+            self._work.enter()
             self._work.admission_for(path)
         except MessagingError as error:
             link.refuse(condition_of(error))
@@ -320,7 +354,7 @@ class ServiceBusConversation:
             node = self._management[path.lower()] = ManagementNode(
                 self._work, path, self._link_of_session
             )
-        self._attach_node(link, node)
+        self._attach_node(link, node, self._max_message_bytes)
 
     def _link_of_session(self, path: str, session_id: str) -> Receiving | None:
         """Return the link of this connection that has locked a session."""
@@ -338,6 +372,7 @@ class ServiceBusConversation:
 
     def _attach_entity(self, link: SenderLink | ReceiverLink, path: str) -> None:
         try:
+            self._work.enter()
             if isinstance(link, SenderLink):
                 description = self._work.entity_for(path, Claim.LISTEN)
                 self._attach_receiver(link, path, description)

@@ -119,6 +119,8 @@ _SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting
     "Status": ("status", _STATUS),
     "AutoDeleteOnIdle": ("auto_delete_on_idle", _SPAN),
     "EnablePartitioning": ("enable_partitioning", _BOOLEAN),
+    "EnableExpress": ("enable_express", _BOOLEAN),
+    "SupportOrdering": ("support_ordering", _BOOLEAN),
     "ForwardTo": ("forward_to", _TARGET),
     "UserMetadata": ("user_metadata", _TEXT),
 }
@@ -247,7 +249,7 @@ _ALWAYS: Final[Mapping[str, Callable[[str, str, int], None]]] = {
     "MaxMessageSizeInKilobytes": _check_size,
     "IsAnonymousAccessible": _check_false,
     "EnableSubscriptionPartitioning": _check_false,
-    "EnableExpress": _check_false,
+    "FilteringMessagesBeforePublishing": _check_false,
     "ForwardDeadLetteredMessagesTo": _refuse_dead_letter_target,
 }
 
@@ -295,12 +297,10 @@ def _facts(
         "CreatedAt": moment(runtime.created_at_utc),
         "UpdatedAt": moment(runtime.updated_at_utc),
         "AccessedAt": moment(runtime.accessed_at_utc),
-        "SupportOrdering": "true",
         "SubscriptionCount": runtime.subscription_count,
         "FilteringMessagesBeforePublishing": "false",
         "EntityAvailabilityStatus": "Available",
         "EnableSubscriptionPartitioning": "false",
-        "EnableExpress": "false",
     }
     written = {name: element(name, value) for name, value in values.items()}
     if max_message_bytes is not None:

@@ -24,9 +24,10 @@ from twinbus.limits import (
     MAX_RECEIVE_MESSAGES,
     SERVICE_BUS_FETCH_BYTES,
 )
-from twinbus.message import BrokeredMessage, to_messages, tokens_of
+from twinbus.message import to_messages, tokens_of
 from twinbus.protocol import commands as c
-from twinbus.servicebus.conditions import MICROSOFT
+from twinbus.protocol.keys import Claim
+from twinbus.servicebus.conditions import MICROSOFT, no_modification
 from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
 from twinbus.servicebus.nodes import Answer, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import Receiving
@@ -68,7 +69,8 @@ class ManagementNode(RequestNode):
         except MessagingError as error:
             self.answer(request, failed(error))
             return
-        self._work.ask(self.path, command, partial(self._reply, request, operation, body, command))
+        then = partial(self._reply, request, operation, body, command)
+        self._work.ask(self.path, command, then, operation.claim)
 
     def _reply(
         self,
@@ -80,8 +82,16 @@ class ManagementNode(RequestNode):
     ) -> None:
         if isinstance(value, MessagingError):
             self.answer(request, failed(value))
-        elif not self.answer(request, operation.answer(body, value)):
-            self._work.give_back(self.path, command, value)
+            return
+        answer = operation.answer(body, value)
+        first = operation.before_answer(self, body, value)
+        if first is not None and self.fits(request, answer):
+            self._work.ask(self.path, first, partial(self._answer_after, request, answer))
+        elif not self.answer(request, answer):
+            self._work.give_back(command, value)
+
+    def _answer_after(self, request: NodeRequest, answer: Answer, value: Any) -> None:
+        self.answer(request, failed(value) if isinstance(value, MessagingError) else answer)
 
     def session(self, body: "_RequestBody") -> c.SessionLock | None:
         """Return the lock on the session that a request names, or None."""
@@ -136,6 +146,7 @@ class _RequestBody:
 
 CommandMaker = Callable[[ManagementNode, _RequestBody], c.Command[Any]]
 AnswerMaker = Callable[[_RequestBody, Any], Answer]
+FollowUpMaker = Callable[[ManagementNode, _RequestBody, Any], c.Command[Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,8 @@ class ManagementOperation:
 
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
+    claim: Claim | None = None  # that it needs through this door; None: that of the command
+    before_answer: FollowUpMaker = lambda _, __, ___: None  # a second command, if it has one
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -169,7 +182,7 @@ def _peeked(body: _RequestBody, value: Any) -> Answer:
     found: list[dict[str, Any]] = []
     room = body.most_bytes - _ANSWER_HEAD_BYTES
     for message in to_messages(value):
-        content = _encoded_message(message, is_browsed=True)
+        content = b"".join(write_message(message, is_browsed=True))
         room -= len(content) + _ENTRY_BYTES
         if found and room < 0:
             break
@@ -196,20 +209,31 @@ def _cancel(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 
 def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
-    is_locked = body.get("receiver-settle-mode", int) != 0
-    mode = c.ReceiveMode.PEEK_LOCK if is_locked else c.ReceiveMode.RECEIVE_AND_DELETE
     numbers = [int(number) for number in body.many("sequence-numbers", int)]
-    return c.ReceiveDeferred(node.path, numbers, mode, node.session(body))
+    return c.ReceiveDeferred(node.path, numbers, session=node.session(body))
 
 
-def _received(_: _RequestBody, value: Any) -> Answer:
+def _deletes(body: _RequestBody) -> bool:
+    """Return whether received messages are deleted, which happens if the answer fits the link."""
+    return bool(body.get("receiver-settle-mode", int) == 0)
+
+
+def _received(body: _RequestBody, value: Any) -> Answer:
     found = []
+    is_locked = not _deletes(body)
     for message in to_messages(value):
-        entry: dict[str, Any] = {"message": _encoded_message(message)}
-        if message.lock_token is not None:
+        content = b"".join(write_message(message, is_locked=is_locked))
+        entry: dict[str, Any] = {"message": content}
+        if is_locked:
             entry["lock-token"] = message.lock_token
         found.append(entry)
     return Answer(body={"messages": found})
+
+
+def _delete_received(node: ManagementNode, body: _RequestBody, value: Any) -> c.Command[Any] | None:
+    if not _deletes(body) or not value.num_rows:
+        return None
+    return c.Settle(node.path, value.column("lock_token"), c.Disposition.COMPLETE)
 
 
 def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
@@ -219,6 +243,9 @@ def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
         raise InvalidArgumentError(
             f"there is no disposition-status {status!r:.60}; use one of {', '.join(_DISPOSITIONS)}"
         )
+    changed = body.get("properties-to-modify", Mapping)
+    if changed:
+        raise no_modification(changed)
     return c.Settle(
         node.path,
         tokens_of(body.many("lock-tokens", UUID)),
@@ -307,18 +334,16 @@ OPERATIONS: Final[Mapping[str, ManagementOperation]] = {
     "peek-message": ManagementOperation(_peek, _peeked),
     "schedule-message": ManagementOperation(_schedule, _scheduled),
     "cancel-scheduled-message": ManagementOperation(_cancel),
-    "receive-by-sequence-number": ManagementOperation(_receive, _received),
+    "receive-by-sequence-number": ManagementOperation(
+        _receive, _received, before_answer=_delete_received
+    ),
     "update-disposition": ManagementOperation(_settle),
     "batch-delete-messages": ManagementOperation(_delete, _deleted),
     "renew-session-lock": ManagementOperation(_renew_session, _renewed_session),
     "get-session-state": ManagementOperation(_get_state, _state),
     "set-session-state": ManagementOperation(_set_state),
     "get-message-sessions": ManagementOperation(_list_sessions, _listed_sessions),
-    "add-rule": ManagementOperation(_add_rule),
-    "remove-rule": ManagementOperation(_remove_rule),
-    "enumerate-rules": ManagementOperation(_list_rules, _listed_rules),
+    "add-rule": ManagementOperation(_add_rule, claim=Claim.LISTEN),
+    "remove-rule": ManagementOperation(_remove_rule, claim=Claim.LISTEN),
+    "enumerate-rules": ManagementOperation(_list_rules, _listed_rules, Claim.LISTEN),
 }
-
-
-def _encoded_message(message: BrokeredMessage, *, is_browsed: bool = False) -> bytes:
-    return b"".join(write_message(message, is_browsed=is_browsed))

@@ -215,14 +215,22 @@ def fingerprint(message: BrokeredMessage) -> bytes:
 # -- to AMQP -----------------------------------------------------------------------------------
 
 
-def write_message(message: BrokeredMessage, *, is_browsed: bool = False) -> list[Buffer]:
-    """Return a delivered message in pieces, with the broker's annotations."""
+def write_message(
+    message: BrokeredMessage, *, is_browsed: bool = False, is_locked: bool = True
+) -> list[Buffer]:
+    """Return a delivered message in pieces, with the broker's annotations.
+
+    Without `is_locked` they do not mention the lock: the message is deleted when it is written.
+    """
     kind, sent = _sections_of(message)
     header = sent.header or Header(ttl=_ttl(message))
     pieces: list[Buffer] = [
         replace(header, delivery_count=message.delivery_count or 0).encode(),
-        *_delivery_annotations(message, sent),
-        sent.extended(SectionKind.MESSAGE_ANNOTATIONS, _annotations(message, is_browsed)),
+        *_delivery_annotations(message.lock_token if is_locked else None, sent),
+        sent.extended(
+            SectionKind.MESSAGE_ANNOTATIONS,
+            _annotations(message, is_browsed=is_browsed, is_locked=is_locked),
+        ),
         sent.raw(SectionKind.PROPERTIES) or b"",
         *_application_properties(message, sent),
         *_body(message, kind, sent),
@@ -321,22 +329,22 @@ def _ttl(message: BrokeredMessage) -> int | None:
     return min(max(message.time_to_live // timedelta(milliseconds=1), 1), _MOST_TTL_MS)
 
 
-def _delivery_annotations(message: BrokeredMessage, sent: AmqpMessage) -> list[Buffer]:
-    if message.lock_token is None:
+def _delivery_annotations(lock_token: UUID | None, sent: AmqpMessage) -> list[Buffer]:
+    if lock_token is None:
         section = sent.raw(SectionKind.DELIVERY_ANNOTATIONS)
         return [] if section is None else [section]
-    added = {"x-opt-lock-token": message.lock_token}
+    added = {"x-opt-lock-token": lock_token}
     return [sent.extended(SectionKind.DELIVERY_ANNOTATIONS, added)]
 
 
-def _annotations(message: BrokeredMessage, is_browsed: bool) -> dict[str, Any]:  # noqa: FBT001
+def _annotations(message: BrokeredMessage, *, is_browsed: bool, is_locked: bool) -> dict[str, Any]:
     """Return the annotations that the broker adds to a message."""
     added: dict[str, Any] = {}
     if message.sequence_number is not None:
         added["x-opt-sequence-number"] = message.sequence_number
     if message.enqueued_time_utc is not None:
         added["x-opt-enqueued-time"] = timestamp_of(message.enqueued_time_utc)
-    if message.locked_until_utc is not None:
+    if is_locked and message.locked_until_utc is not None:
         added["x-opt-locked-until"] = timestamp_of(message.locked_until_utc)
     if message.state is not None and (is_browsed or message.state is not MessageState.ACTIVE):
         added["x-opt-message-state"] = Int(message.state)

@@ -21,7 +21,7 @@ from twinbus.errors import (
     MessagingError,
     QuotaExceededError,
 )
-from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_UNREAD_BYTES
+from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_ID_CHARACTERS, MAX_UNREAD_BYTES
 from twinbus.servicebus.conditions import condition_of, mapped, text_of
 
 CBS: Final = "$cbs"
@@ -72,7 +72,7 @@ class Answers:
         self.pump()
         unread = self.waiting_bytes + self.link.session.connection.unread_bytes
         # work.py defers requests with large answers, so a client that gives credit stays below.
-        if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > MAX_AMQP_UNSETTLED:
+        if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > self.node.max_waiting:
             error = QuotaExceededError(
                 f"the client has not taken {len(self.waiting)} answers with {self.waiting_bytes} "
                 "bytes, and sends more requests. Give the link of the answers credit"
@@ -92,8 +92,14 @@ class Answers:
 class RequestNode:
     """A node: receives requests and sends answers."""
 
-    def __init__(self, address: str, status_names: tuple[str, str, str]) -> None:
+    def __init__(
+        self,
+        address: str,
+        status_names: tuple[str, str, str],
+        max_waiting: int = MAX_AMQP_UNSETTLED,
+    ) -> None:
         self.address = address
+        self.max_waiting = max_waiting  # number of answers that wait for credit
         self._status_names = status_names
         self.links = 0  # number of attached links
         self._answers: dict[AmqpSession, list[Answers]] = {}
@@ -133,16 +139,27 @@ class RequestNode:
             operation = properties_given.get("operation")
             if not isinstance(operation, str):
                 raise InvalidArgumentError("a request needs the property `operation`, as text")
+            message_id = properties.message_id
+            if isinstance(message_id, str | bytes) and len(message_id) > MAX_ID_CHARACTERS:
+                raise InvalidArgumentError(
+                    f"the message-id of a request has {len(message_id)} characters; its answer "
+                    f"repeats it, so it may have at most {MAX_ID_CHARACTERS}"
+                )
             body = message.value if message.body_kind is SectionKind.VALUE else None
         except MessagingError as error:
             link.settle(delivery.number, Rejected(error=condition_of(error)), is_settled=True)
+            self.renew_credit(link)
             return None
         link.settle(delivery.number, ACCEPTED, is_settled=True)
+        self.renew_credit(link)
+        return NodeRequest(
+            str(operation), properties_given, body, message_id, properties.reply_to, link
+        )
+
+    def renew_credit(self, link: ReceiverLink) -> None:
+        """Give the client new credit when it has used half of it."""
         if link.credit < _REQUEST_CREDIT // 2:
             link.grant(_REQUEST_CREDIT)
-        return NodeRequest(
-            str(operation), properties_given, body, properties.message_id, properties.reply_to, link
-        )
 
     def answer(self, request: NodeRequest, answer: Answer) -> bool:
         """Send an answer on the client's link; return false if the link cannot take it."""
@@ -161,6 +178,11 @@ class RequestNode:
         )
         answers.send(self._encoded(request, failed(error)))
         return False
+
+    def fits(self, request: NodeRequest, answer: Answer) -> bool:
+        """Return whether the client's link can take an answer."""
+        has_link = self._answers_to(request) is not None
+        return has_link and len(self._encoded(request, answer)) <= self.largest_answer(request)
 
     def largest_answer(self, request: NodeRequest) -> int:
         """Return the maximum size in bytes of an answer to a request."""

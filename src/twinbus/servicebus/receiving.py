@@ -5,6 +5,11 @@ and its session have room. The rest waits here, and no further receive starts un
 When the link ends, messages that wait here are released. Delivered messages stay locked until their
 lock expires, because SDKs may settle them on another link.
 
+In the mode receive-and-delete the broker locks messages as well. The link deletes those that it can
+write at once, and releases the others. When they are deleted, it writes them, even if the client
+has lowered its credit meanwhile. So no message is deleted that the client cannot get, because it
+took its credit back or accepts only smaller messages, and none is delivered twice.
+
 A link with a session ends when the lock of the session expires. The broker refuses a receive that
 waits at that moment. For an idle link `check_session` measures the time and asks the broker when
 the lock should have expired, because only the broker's clock decides.
@@ -17,6 +22,8 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.events import CreditGiven, OutcomeReported
 from twinbus.amqp.performatives import (
     ACCEPTED,
@@ -49,13 +56,12 @@ from twinbus.protocol.commands import (
     Disposition,
     GetSessionState,
     Receive,
-    ReceiveMode,
     ReleaseSession,
     SessionLock,
     Settle,
 )
 from twinbus.protocol.rows import messages_in
-from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of
+from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of, no_modification
 from twinbus.servicebus.messages import write_message
 from twinbus.servicebus.work import LinkRequest, Work
 
@@ -80,29 +86,44 @@ class Receiving:
         self._link = link
         self.path = path
         self.session = session
-        is_settled = link.snd_settle_mode is SenderSettleMode.SETTLED
-        self._mode = ReceiveMode.RECEIVE_AND_DELETE if is_settled else ReceiveMode.PEEK_LOCK
+        self._deletes = link.snd_settle_mode is SenderSettleMode.SETTLED  # receive-and-delete
+        self._is_deleting = False  # the broker deletes messages, which are written afterwards
+        self._deleted: deque[list[Buffer]] = deque()  # to be written
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
         self._is_ended = False
+        self._error: MessagingError | None = None  # ends the link when all deleted are written
         self._has_looked = False  # an immediate receive was made since the client began to drain
 
     # -- delivering ----------------------------------------------------------------------------
 
     def take_credit(self, given: CreditGiven) -> None:
         """Process the credit that the client gives."""
-        if given.is_draining and not self._has_looked:
-            self._drop_asked()  # it may wait for long; the pump asks again without waiting
+        asked = self._asked
+        if asked is not None and (
+            self._link.credit < asked.command.max_messages
+            # It may wait for long; the pump asks again without waiting.
+            or (given.is_draining and not self._has_looked)
+        ):
+            self._drop_asked()
         self.pump()
 
     def pump(self) -> None:
         """Deliver received messages, and receive more while there is credit."""
         link = self._link
+        while self._deleted and link.may_send_promised:
+            link.send(self._deleted.popleft(), is_promised=True)
+        if self._deletes:
+            self._delete_ready()
         while self._ready and link.may_send and not self._is_unread():
             self._deliver(self._ready.popleft())
         self._release_ready()
-        if self._ready or self._asked is not None or self._is_ended or self._is_unread():
+        if self._ready or self._deleted or self._is_deleting or self._asked is not None:
             return
+        if self._is_ended or self._is_unread():
+            return
+        if self._deletes and link.credit > 0 and not link.may_send:
+            return  # nothing could be written before the window opens
         if link.is_draining:
             if link.credit > 0 and not self._has_looked:
                 self._has_looked = True
@@ -115,9 +136,50 @@ class Receiving:
 
     def _release_ready(self) -> None:
         """Release messages for which the client withdrew its credit, so that others get them."""
-        if self._ready and self._link.credit <= 0 and self._mode is ReceiveMode.PEEK_LOCK:
-            self._give_back([*self._ready], Disposition.RELEASE)
+        if self._ready and self._link.credit <= 0:
+            self._settle([*self._ready], Disposition.RELEASE)
             self._ready.clear()
+
+    def _delete_ready(self) -> None:
+        """Have the broker delete the messages that can be written now; release the others."""
+        link, chosen, contents = self._link, [], []
+        room = link.session.transfers.peer_window if link.may_send else 0
+        try:
+            for message in list(self._ready)[: min(link.credit, room)]:
+                content = write_message(message, is_locked=False)
+                link.check_size(sum(map(len, content)))
+                chosen.append(self._ready.popleft())
+                contents.append(content)
+        except MessagingError as error:
+            self._error = error
+        if chosen:
+            link.promise(len(chosen))
+            self._is_deleting = True
+            tokens = tokens_of([m.lock_token for m in chosen if m.lock_token is not None])
+            command = Settle(self.path, tokens, Disposition.COMPLETE)
+            self._work.ask(self.path, command, partial(self._take_deleted, chosen, contents))
+        elif self._error is not None and not self._is_deleting and not self._deleted:
+            self.stop(self._error)
+        self._settle([*self._ready], Disposition.RELEASE)
+        self._ready.clear()
+
+    def _take_deleted(
+        self, messages: list[BrokeredMessage], contents: list[list[Buffer]], value: Any
+    ) -> None:
+        """Write messages that the broker has deleted; end the link if it has not."""
+        self._is_deleting = False
+        lost: Any = ()
+        if isinstance(value, MessagingError):
+            self._error = value
+            lost = [message.lock_token for message in messages]
+            if isinstance(value, MessageLockLostError) and "lock_tokens" in value.facts:
+                lost = value.lock_tokens
+            else:
+                self._settle(messages, Disposition.RELEASE)
+        if not self._is_ended:
+            pairs = zip(messages, contents, strict=True)
+            self._deleted.extend(content for one, content in pairs if one.lock_token not in lost)
+            self.pump()
 
     def _is_unread(self) -> bool:
         """Return whether the client has too many unread bytes to get further messages."""
@@ -131,9 +193,8 @@ class Receiving:
             self.path,
             min(self._link.credit, SERVICE_BUS_FETCH_MESSAGES),
             wait,
-            self._mode,
-            self.session,
-            self._work.fetch_bytes,
+            session=self.session,
+            max_bytes=self._work.fetch_bytes,
             takes_rows=True,
         )
         self._asked = self._work.ask(self.path, command, self._take_reply)
@@ -147,11 +208,12 @@ class Receiving:
         self.pump()
 
     def _deliver(self, message: BrokeredMessage) -> None:
-        tag = message.lock_token.bytes_le if message.lock_token is not None else None
+        assert message.lock_token is not None  # every receive locks
         try:
-            self._link.send(write_message(message), tag=tag)
-        except MessagingError:  # too large for the client: continue with the next message
-            self._give_back([message], Disposition.ABANDON)
+            self._link.send(write_message(message), tag=message.lock_token.bytes_le)
+        except MessagingError as error:  # too large for the client: others may accept it
+            self._ready.appendleft(message)
+            self.stop(error)
 
     # -- settling ------------------------------------------------------------------------------
 
@@ -167,6 +229,8 @@ class Receiving:
                 command = Settle(self.path, tokens, disposition, reason, description)
                 then = _forget if reported.is_settled else partial(self._answer, part)
                 self._work.ask(self.path, command, then)
+        except AmqpError as error:
+            self._refuse(reported, condition_of(error))
         except (MessagingError, ValueError) as error:
             wrong = InvalidArgumentError(
                 f"the outcome of a delivery cannot be carried out: {error}"
@@ -214,10 +278,10 @@ class Receiving:
         self._work.drop(self._asked)
         self._asked = None
 
-    def _give_back(self, messages: list[BrokeredMessage], how: Disposition) -> None:
+    def _settle(self, messages: list[BrokeredMessage], how: Disposition) -> None:
         tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if tokens:
-            self._work.ask(self.path, Settle(self.path, tokens_of(tokens), how), _forget)
+            self._work.finish(self.path, Settle(self.path, tokens_of(tokens), how))
 
     def stop(self, error: MessagingError) -> None:
         """End the link with an error, without waiting for the client to confirm."""
@@ -231,9 +295,9 @@ class Receiving:
         self._is_ended = True
         self._drop_asked()
         if self.session is not None:
-            self._work.ask(self.path, ReleaseSession(self.path, self.session), _forget)
+            self._work.finish(self.path, ReleaseSession(self.path, self.session))
         else:
-            self._give_back([*self._ready], Disposition.RELEASE)
+            self._settle([*self._ready], Disposition.RELEASE)
         self._ready.clear()
 
 
@@ -252,6 +316,8 @@ def disposition_of(
     if isinstance(state, Released):
         return Disposition.RELEASE, None, None
     if isinstance(state, Modified):
+        if state.message_annotations:
+            raise no_modification(state.message_annotations)
         how = Disposition.DEFER if state.undeliverable_here else Disposition.ABANDON
         return how, None, None
     if isinstance(state, Rejected):
@@ -264,6 +330,8 @@ def disposition_of(
 
 def _reasons(error: ErrorCondition | None) -> tuple[str | None, str | None]:
     info = {} if error is None else error.info or {}
+    if not all(name in _DEAD_LETTER for name in info):
+        raise no_modification(name for name in info if name not in _DEAD_LETTER)
     found = [info.get(name) for name in _DEAD_LETTER]
     if error is not None and found[1] is None:
         found[1] = error.description

@@ -42,6 +42,10 @@ class Sending:
             link.settle(number, Rejected(error=condition_of(value)), is_settled=True)
         else:
             link.settle(number, ACCEPTED, is_settled=True)
+        self.renew_credit(link)
+
+    def renew_credit(self, link: ReceiverLink) -> None:
+        """Give the client new credit when it has used half of it."""
         if link.credit < SERVICE_BUS_CREDIT // 2:
             link.grant(SERVICE_BUS_CREDIT)
 

@@ -6,6 +6,8 @@ this function (`then`) in its own thread when the reply is there: with the value
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Protocol
 
 from twinbus.entities import DEAD_LETTER_SUFFIX, EntityDescription
@@ -14,6 +16,7 @@ from twinbus.errors import (
     EntityNotFoundError,
     MessagingError,
     QuotaExceededError,
+    ServerBusyError,
     UnauthorizedError,
 )
 from twinbus.limits import (
@@ -26,11 +29,11 @@ from twinbus.limits import (
     SERVICE_BUS_DEFERRED_REQUESTS,
     SERVICE_BUS_FETCH_BYTES,
 )
-from twinbus.protocol.access import Admission, Principal
+from twinbus.protocol.access import Admission
 from twinbus.protocol.commands import Command, Receive, Send, Settle
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import largest_reply, size_of, undo_of, waits
+from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, waits
 from twinbus.values import check_text
 
 _REPEATED: Final = (Send, Receive, Settle)
@@ -41,7 +44,17 @@ Deliver = Callable[["LinkRequest", Any], None]
 class LinkRequest(Request):
     """A request of a link. Any thread that runs a turn may answer it."""
 
-    __slots__ = ("_deliver", "is_open", "path", "read_at", "reply_bytes", "size", "then", "waits")
+    __slots__ = (
+        "_deliver",
+        "claim",
+        "is_open",
+        "path",
+        "read_at",
+        "reply_bytes",
+        "size",
+        "then",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -55,6 +68,7 @@ class LinkRequest(Request):
         super().__init__(command, admission)
         self._deliver = deliver
         self.path = path  # of the entity; selects the token
+        self.claim: Claim | None = None  # None: the one that the command needs through other doors
         self.then = then
         self.read_at = now
         self.size = size_of(command)
@@ -107,9 +121,17 @@ class Work:
     """The requests of a connection, and the tokens that it has shown."""
 
     def __init__(
-        self, guard: ServiceBusGuard, deliver: Deliver, now: int, unread_bytes: Callable[[], int]
+        self,
+        guard: ServiceBusGuard,
+        deliver: Deliver,
+        now: int,
+        unread_bytes: Callable[[], int],
+        on_admitted: Callable[[], None],
     ) -> None:
         self._guard = guard
+        self._on_admitted = on_admitted  # called when the connection counts as a client
+        self.is_admitted = False  # the connection has shown a valid token, and counts as a client
+        self._newest: Admission | None = None  # that was shown last
         self._unread_bytes = unread_bytes  # returns how many sent bytes the client has not read
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token
@@ -123,16 +145,16 @@ class Work:
         self._waiting = 0  # number of unanswered requests that may wait at a queue
         self._fetching = 0  # maximum size of the replies to the other unanswered requests
         self._deferred: deque[LinkRequest] = deque()  # wait until there is room for their replies
+        self._refused: list[tuple[str, Command[Any]]] = []  # by a busy broker; `finish` them later
 
     # -- rights --------------------------------------------------------------------------------
 
-    @property
-    def is_admitted(self) -> bool:
-        """Whether the connection has shown a valid token."""
-        return bool(self._admissions)
-
     def show(self, token: str, path: str) -> None:
-        """Accept a token for a path, or raise why it is refused."""
+        """Accept a token for a path, or raise why it is refused.
+
+        A full server accepts a token as well, because SDKs report every refused token as a wrong
+        key. It refuses the links that follow, with ServerBusyError.
+        """
         check_text("the name of a token", path, MAX_ADDRESS_CHARACTERS)
         admission = self._guard.admit(token)
         if not admission.covers(path or None):
@@ -140,23 +162,34 @@ class Work:
                 f"the token is not for {path or 'the namespace'}. Sign one whose sr names it",
                 path=path,
             )
-        if not self._admissions:
-            self._guard.enter(admission)
-        elif len(self._admissions) >= MAX_AMQP_LINKS and path.lower() not in self._admissions:
+        if len(self._admissions) >= MAX_AMQP_LINKS and path.lower() not in self._admissions:
             raise QuotaExceededError(
                 f"the connection has shown tokens for {MAX_AMQP_LINKS} entities, the maximum; show "
                 "a token for the namespace, or use another connection",
             )
-        self._admissions[path.lower()] = admission
+        self._admissions[path.lower()] = self._newest = admission
+        with suppress(ServerBusyError):
+            self.enter()
+
+    def enter(self) -> None:
+        """Count the connection as a client; raise ServerBusyError if there are too many."""
+        if not self.is_admitted and self._newest is not None:
+            self._guard.enter(self._newest)
+            self.is_admitted = True
+            self._on_admitted()
 
     def admission_for(self, path: str) -> Admission:
         """Return the admission of the most specific token that covers an entity; recheck it."""
+        shown_for = self._shown_for(path)
+        rechecked = self._admissions[shown_for] = self._guard.recheck(self._admissions[shown_for])
+        return rechecked
+
+    def _shown_for(self, path: str) -> str:
+        """Return the path of the most specific token that covers an entity."""
         wanted = path.lower()
         while True:
-            found = self._admissions.get(wanted)
-            if found is not None:
-                rechecked = self._admissions[wanted] = self._guard.recheck(found)
-                return rechecked
+            if wanted in self._admissions:
+                return wanted
             if not wanted:
                 raise UnauthorizedError(
                     f"the connection has shown no token for {path}; send one to $cbs first",
@@ -192,20 +225,49 @@ class Work:
 
     # -- requests ------------------------------------------------------------------------------
 
-    def ask(self, path: str, command: Command[Any], then: Then) -> LinkRequest | None:
-        """Submit a command; None if it is refused: `then` was called with the error."""
+    def ask(
+        self, path: str, command: Command[Any], then: Then, claim: Claim | None = None
+    ) -> LinkRequest | None:
+        """Submit a command; None if it is refused: `then` was called with the error.
+
+        `claim` replaces the claim that the command needs through other doors.
+        """
         try:
-            admission = self._allow(path, command)
+            admission = self._allow(path, command, claim)
         except MessagingError as error:
             then(error)
             return None
         request = LinkRequest(self._deliver, path, command, admission, then, self.now)
+        request.claim = claim
         self._count(request, 1)
         if self._deferred or not self._has_room(request):
             self._deferred.append(request)
         else:
             self._hand_over(request)
         return request
+
+    def finish(self, path: str, command: Command[Any]) -> None:
+        """Release what the broker has locked for this connection.
+
+        That must succeed even after the token has expired or its key has changed: the rights were
+        checked when the broker locked it. A busy broker is asked again at the next `tick`.
+        """
+        admission = self._admissions[self._shown_for(path)]
+        then = partial(self._note_refused, path, command)
+        request = LinkRequest(self._deliver, path, command, admission, then, self.now)
+        self._count(request, 1)
+        self._hand_over(request)
+
+    def _note_refused(self, path: str, command: Command[Any], value: Any) -> None:
+        if isinstance(value, ServerBusyError):
+            self._refused.append((path, command))
+
+    def tick(self, now: int) -> None:
+        """Ask the broker again for what it has refused because it was busy."""
+        self.now = now
+        refused, self._refused = self._refused, []
+        for path, command in refused:
+            self.finish(path, command)
 
     # -- the size of replies -------------------------------------------------------------------
 
@@ -252,7 +314,7 @@ class Work:
         while self._deferred and self._has_room(self._deferred[0]):
             request = self._deferred.popleft()
             try:
-                request.principal = self._allow(request.path, request.command)
+                request.principal = self._allow(request.path, request.command, request.claim)
             except MessagingError as error:
                 request.is_open = False
                 self._count(request, -1)
@@ -260,8 +322,11 @@ class Work:
             else:
                 self._hand_over(request)
 
-    def _allow(self, path: str, command: Command[Any]) -> Admission:
+    def _allow(self, path: str, command: Command[Any], claim: Claim | None) -> Admission:
         """Return the admission that allows a command; log a refusal and raise it."""
+        if claim is not None:
+            self.check_right(claim, path)
+            return self.admission_for(path)
         admission: Admission | None = None
         try:
             admission = self.admission_for(path)
@@ -321,16 +386,13 @@ class Work:
             self._count(request, -1)
             request.then(value)
         elif not isinstance(value, MessagingError):
-            self._undo(request.command, value, request.principal)
+            self.give_back(request.command, value)
 
-    def give_back(self, path: str, command: Command[Any], value: Any) -> None:
+    def give_back(self, command: Command[Any], value: Any) -> None:
         """Release the locks in a reply that cannot be sent to the client."""
-        self._undo(command, value, self.admission_for(path))
-
-    def _undo(self, command: Command[Any], value: Any, principal: Principal) -> None:
         undo = undo_of(command, value)
         if undo is not None:
-            self.arrived.append(Request(undo, principal))
+            self.finish(row_of(command).path_of(command), undo)
 
 
 def _is_dead_letter(path: str) -> bool:

@@ -21,6 +21,7 @@ from twinbus.amqp.events import (
     SessionEnded,
 )
 from twinbus.amqp.frames import FrameType, frame
+from twinbus.amqp.options import PeerBounds
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
@@ -334,7 +335,7 @@ def test_messages_that_are_too_large_are_rejected_alone_where_that_is_chosen(fra
 
 
 def test_unfinished_deliveries_of_all_links_are_bounded_together() -> None:
-    peer = linked(max_partial_bytes=100)
+    peer = linked(bounds=PeerBounds(max_partial_bytes=100))
     peer.send(attach("b", handle=1))
     peer.answers()
     peer.send(transfer(0, more=True), payload=bytes(60))
@@ -368,7 +369,7 @@ def test_a_peer_that_takes_fewer_channels_than_it_uses_is_refused() -> None:
 
 
 def test_a_flood_of_attaches_is_bounded() -> None:
-    peer = RawPeer(max_links=5, accepts=False)
+    peer = RawPeer(bounds=PeerBounds(max_links=5), accepts=False)
     peer.send(OPEN, BEGIN)
     peer.send(BEGIN, channel=1)
     for number in range(5):

@@ -36,7 +36,7 @@ from twinbus.amqp.events import (
 )
 from twinbus.amqp.frames import AMQP_HEADER, frame
 from twinbus.amqp.link import AmqpLink
-from twinbus.amqp.options import ConnectionOptions
+from twinbus.amqp.options import ConnectionOptions, PeerBounds
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
@@ -158,7 +158,7 @@ def fresh(role: str) -> AmqpConnection:
         max_sessions=8,
         max_session_links=8,
         max_unsettled=50,
-        max_partial_bytes=100_000,
+        bounds=PeerBounds(max_partial_bytes=100_000),
     )
     connection = AmqpConnection(options, 0, is_client=role == "client")
     if role == "client":  # it has begun what the recorded answers are about

@@ -25,6 +25,7 @@ from twinbus.amqp.events import (
     CreditGiven,
     DeliveriesSettled,
     Delivery,
+    DeliveryDropped,
     Drained,
     Event,
     LinkDetached,
@@ -553,6 +554,25 @@ def test_an_aborted_delivery_is_dropped() -> None:
     assert delivery.link.delivery_count == 3
 
 
+def test_a_delivery_that_does_not_arrive_is_reported_because_it_used_credit() -> None:
+    peer = RawPeer(accepts=False, rejects_too_large=True)
+    peer.send(OPEN, BEGIN, attach())
+    [requested] = peer.of(AttachRequested)
+    requested.link.accept(max_message_bytes=10)
+    link = requested.link
+    assert isinstance(link, ReceiverLink)
+    link.grant(5)
+    peer.send(transfer(0), payload=bytes(11))
+    peer.send(transfer(1, more=True), payload=b"half")
+    peer.send(transfer(None, delivery_tag=None, aborted=True))
+    peer.send(transfer(2, resume=True), payload=b"old")
+    peer.send(transfer(3, resume=True, more=True), payload=b"old")
+    assert len(peer.of(DeliveryDropped)) == 3
+    peer.send(transfer(3, resume=True), payload=b"old")
+    assert [event.link for event in peer.of(DeliveryDropped)] == [link] * 4
+    assert (peer.of(Delivery), link.credit) == ([], 1)
+
+
 def test_a_delivery_may_be_settled_by_its_last_frame() -> None:
     peer = RawPeer()
     peer.send(OPEN, BEGIN, attach())
@@ -801,3 +821,52 @@ def test_the_role_of_an_end_is_that_of_the_wire() -> None:
     pair = Pair()
     link, other = linked_sender(pair)
     assert (link.ROLE, other.ROLE) == (SENDER, RECEIVER)
+
+
+def credit_of(link_credit: int, delivery_count: int = 0) -> FlowFrame:
+    """Return the flow of a receiver."""
+    return FlowFrame(
+        next_incoming_id=delivery_count,
+        incoming_window=100,
+        next_outgoing_id=0,
+        outgoing_window=100,
+        handle=0,
+        delivery_count=delivery_count,
+        link_credit=link_credit,
+    )
+
+
+def test_a_promised_delivery_is_sent_after_the_receiver_lowered_its_credit() -> None:
+    peer = RawPeer()
+    peer.send(OPEN, BEGIN, attach(role=RECEIVER), credit_of(2))
+    link = peer.of(AttachRequested)[0].link
+    assert isinstance(link, SenderLink)
+    link.promise(2)
+    peer.send(credit_of(0))
+    peer.answers()
+    assert (link.may_send, link.may_send_promised) == (False, True)
+    for _ in range(2):
+        link.send(b"promised", is_promised=True)
+    assert [type(answer) for answer in peer.answers()] == [TransferFrame] * 2
+    with pytest.raises(InvalidOperationError):
+        link.send(b"one more", is_promised=True)
+    with pytest.raises(InvalidArgumentError):
+        link.promise(1)
+    peer.send(credit_of(3, delivery_count=2))
+    assert link.credit == 3
+
+
+def test_a_drain_is_answered_after_the_promised_deliveries() -> None:
+    pair = Pair(on_server=accepts_everything)
+    link, other = linked_sender(pair)
+    link.promise(1)
+    other.grant(5, drain=True)
+    pair.run()
+    link.drained()
+    pair.run()
+    assert pair.server.of(Drained) == []
+    link.send(b"promised", is_promised=True)
+    link.drained()
+    pair.run()
+    assert len(pair.server.of(Delivery)) == len(pair.server.of(Drained)) == 1
+    assert (link.credit, other.credit) == (0, 0)
