@@ -1,5 +1,6 @@
 """The syphon's book: which ranges a batch carries, on paper."""
 
+import json
 from datetime import UTC, datetime
 
 from twinbus.limits import CROWDED_RANGES, HELD_RANGES, SECOND_US
@@ -187,3 +188,9 @@ def test_many_small_ranges_that_wait_become_one() -> None:
     book.merge(queue, ranges, lease(99, count=CROWDED_RANGES * 10))
     assert (book.epochs("a"), book.kept()["orders"]) == ([99], CROWDED_RANGES * 10)
     assert book.crowded() == []
+
+
+def test_a_task_reaches_its_worker_with_the_duration_of_its_locks() -> None:
+    task = Task("q", (Range.under_lock("q#created.1", 5_000_000),), ("orders",))
+    assert Task.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert task.ranges[0].is_locked

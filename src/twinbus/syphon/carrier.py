@@ -70,13 +70,17 @@ class Range:
     first: int  # sequence numbers, both included
     last: int
     origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
-    is_locked: bool = False  # received under lock: the numbers of a known sender come first
-    lock_us: int = 0  # how long its locks last
+    lock_us: int = 0  # how long the locks last under which it is received; 0: it is leased
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether it is received under lock: then the numbers of a known sender come first."""
+        return self.lock_us > 0
 
     @classmethod
     def under_lock(cls, origin: str, lock_us: int = to_us(DEFAULT_LOCK_DURATION)) -> "Range":
         """Return what a visit receives, whatever its numbers are."""
-        return cls(0, 0, 0, origin, is_locked=True, lock_us=lock_us)
+        return cls(0, 0, 0, origin, lock_us)
 
 
 @dataclass(frozen=True, slots=True)

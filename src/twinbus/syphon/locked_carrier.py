@@ -93,6 +93,7 @@ class LockedCarrier:
     ) -> list[Carried]:
         """Visit a queue; the single range has its origin, and how long its locks last."""
         (visited,) = ranges
+        assert visited.is_locked
         if self.is_repeated:
             return [Carried(queue, visited, is_settled=True, unread=INTERRUPTED)]
         visit = _LockedVisit(self._carrier, self._secondary, queue, visited, set(held_back))

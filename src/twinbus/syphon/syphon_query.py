@@ -68,6 +68,7 @@ _RANGES = pa.schema(
         ("last", pa.int64()),
         ("held_back", pa.list_(pa.string())),
         ("origin", pa.string()),
+        ("lock_us", pa.int64()),
         ("on_trial", pa.map_(pa.string(), pa.int64())),
         # The load of the task, in its first row: Spark's metrics are made of it.
         ("messages", pa.int64()),
@@ -80,8 +81,8 @@ _FOLDERS = ("ledger", "spool")
 REPORTED = ("moved", "dead_lettered", "waiting", "oldest_age_s", "rate", "sends", "batches")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
-    "origin string, on_trial map<string, bigint>, messages bigint, bytes bigint, waiting bigint, "
-    "oldest timestamp"
+    "origin string, lock_us bigint, on_trial map<string, bigint>, messages bigint, bytes bigint, "
+    "waiting bigint, oldest timestamp"
 )
 OBSERVED = "twinbus"  # the name of the metrics of a batch, in Spark's `observedMetrics`
 
@@ -269,6 +270,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "last": leased.last,
                 "held_back": list(task.held_back),
                 "origin": leased.origin,
+                "lock_us": leased.lock_us,
                 "on_trial": list(task.on_trial.items()),
             }
             for leased in task.ranges
@@ -320,7 +322,8 @@ class RangeWriter(DataSourceStreamArrowWriter):
             rows = batch.to_pylist()
             if rows:
                 ranges = [
-                    Range(row["epoch"], row["first"], row["last"], row["origin"]) for row in rows
+                    Range(row["epoch"], row["first"], row["last"], row["origin"], row["lock_us"])
+                    for row in rows
                 ]
                 task = rows[0]  # all rows are of one task
                 carried += carrier.carry(
