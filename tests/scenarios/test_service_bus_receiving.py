@@ -450,7 +450,7 @@ def test_a_client_that_aborts_its_deliveries_gets_new_credit(wire: Wire, peer: W
 
 
 def test_the_sections_of_a_message_count_for_what_waits() -> None:
-    native, from_sdk = BrokeredMessage(b"123"), BrokeredMessage(b"123", amqp=b"12345")
-    assert size_of(Send(QUEUE, [native])) == 3
-    assert size_of(Send(QUEUE, [from_sdk])) == 8
-    assert size_of(Send(QUEUE, [native, from_sdk])) == 11
+    native, from_sdk = BrokeredMessage(b"123"), BrokeredMessage(b"123", amqp=bytes(1000))
+    assert size_of(Send(QUEUE, [native])) < 1000
+    assert size_of(Send(QUEUE, [from_sdk])) > 1000
+    assert size_of(Send(QUEUE, [native, from_sdk])) > 1000
