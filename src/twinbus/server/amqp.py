@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.entities import EntityDescription
 from twinbus.errors import MessagingError
-from twinbus.server.client_connection import ClientConnection, now_us
+from twinbus.server.client_connection import ClientConnection, now_us, unwritten_bytes
 from twinbus.servicebus.conversation import ServiceBusConversation
 from twinbus.servicebus.work import LinkRequest
 
@@ -74,10 +74,10 @@ class ServiceBusConnection(ClientConnection):
             return
         amqp, transport = self.conversation.amqp, self.transport
         # May allow the conversation to write more.
-        self.conversation.note_buffered(transport.get_write_buffer_size())
+        self.conversation.note_buffered(unwritten_bytes(transport))
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            self.conversation.note_buffered(transport.get_write_buffer_size())
+            self.conversation.note_buffered(unwritten_bytes(transport))
         self._note_usage(self.conversation.reply_bytes, self.conversation.request_bytes)
         self._hand_over()
         if amqp.is_done and not amqp.has_outgoing:

@@ -230,7 +230,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         After an error was sent, the client must read everything soon. After the client has closed
         its end, the connection ends soon: the locks of messages that it did not read are released.
         """
-        left = self.transport.get_write_buffer_size()
+        left = unwritten_bytes(self.transport)
         hurries = self._is_leaving or self.transport.is_closing()
         patience_us = SECOND_US if hurries else QUIET_US
         enough = MIN_READ_BYTES * patience_us // QUIET_US
@@ -250,6 +250,17 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.flush()
         if self._is_full:  # the client does not read, so it would not read the reason either
             self.abort()
+
+
+def unwritten_bytes(transport: asyncio.WriteTransport) -> int:
+    """Return how many bytes a transport has not written; none after its connection was lost.
+
+    asyncio's TLS transport raises AttributeError then, until it has called `connection_lost`.
+    """
+    try:
+        return transport.get_write_buffer_size()
+    except AttributeError:
+        return 0
 
 
 def now_us() -> int:

@@ -10,7 +10,7 @@ from twinbus.protocol.server_conversation import (
     ServerConversation,
     ServerRequest,
 )
-from twinbus.server.client_connection import ClientConnection, now_us
+from twinbus.server.client_connection import ClientConnection, now_us, unwritten_bytes
 
 if TYPE_CHECKING:
     from twinbus.server.door import Door
@@ -96,7 +96,7 @@ class NativeConnection(ClientConnection):
             return
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()
-        is_calm = conversation.is_calm(transport.get_write_buffer_size())
+        is_calm = conversation.is_calm(unwritten_bytes(transport))
         if self._is_counted or conversation.holds_much:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if is_calm and self._is_reading:
@@ -106,7 +106,7 @@ class NativeConnection(ClientConnection):
         self._apply(events)
         if conversation.has_outgoing:  # the refusals of deferred requests
             self._write_outgoing()
-            conversation.note_buffered(transport.get_write_buffer_size())
+            conversation.note_buffered(unwritten_bytes(transport))
         if conversation.is_done and not conversation.has_outgoing:
             self._hangs_up = True
             transport.close()
