@@ -8,7 +8,7 @@ from twinbus.server.client_connection import unwritten_bytes
 
 
 def test_a_tls_connection_that_was_lost_has_nothing_left_to_write() -> None:
-    kind: Any = asyncio.sslproto._SSLProtocolTransport  # type: ignore[attr-defined]
+    kind: Any = asyncio.sslproto._SSLProtocolTransport
     loop = asyncio.new_event_loop()
     lost = kind(loop, None)
     lost._closed = True  # as asyncio leaves it
