@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from tests.contracts.pairing_words import SyphonStandIn
 from tests.scenarios.server_process import ORDERS, Server
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy, errors
 from twinbus import SendAvailabilityPairedNamespaceOptions as PairingOptions
@@ -65,6 +66,8 @@ def paired_metrics(folder: Path, server: Server) -> str:
             server.factory(),
             backlog_queue_count=1,
             failover_interval=timedelta(0),
+            enable_syphon=True,
+            syphon=SyphonStandIn(),
         )
         pairing = factory.pair_namespace(options)
         factory.create_queue_client("orders").send(BrokeredMessage(b"diverted"))
