@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from azure.servicebus.management import ServiceBusAdministrationClient
 
 PATIENCE_S = 10.0
+CLOCK_SLACK_S = 0.1  # a broker follows the monotonic clock between two looks at the wall clock
 _numbers = count(1)
 
 
