@@ -225,7 +225,7 @@ class Submitted:
     def wait(self, tries: Tries = _UNLIMITED) -> SendReceipt:
         """Return the receipt; if the first try fails, retry under the retry policy."""
         courier = self.courier
-        end = min(self.sent_at + courier.try_us, tries.end_at())
+        end = self.sent_at + courier.try_us  # also if no further try may begin: it may be accepted
         try:
             return self.reply.result(max(end - courier.clock.now_us(), 0) / SECOND_US)
         except MessagingError as refusal:
