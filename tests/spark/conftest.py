@@ -1,5 +1,6 @@
 """One Spark on this machine for all of these tests, and two servers in this process for each."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.dataSource.register(TwinbusDataSource)
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def own_sigterm() -> Iterator[None]:
+    """Undo what a source does to SIGTERM in the process of its test: children would inherit it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def _start_epmd(stack: ExitStack, port: int) -> None:
     )
 
     def end() -> None:
-        process.terminate()
+        process.kill()  # it keeps nothing, and may have inherited that SIGTERM is ignored
         process.wait()
 
     stack.callback(end)
