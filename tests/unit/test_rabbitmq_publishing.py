@@ -2,10 +2,13 @@
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pika")
+
+from pika import spec
 
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
@@ -17,7 +20,12 @@ from twinbus.errors import (
 )
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication
-from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, _PublishingRoute
+from twinbus.namespace.rabbitmq.publishing import (
+    Dispatch,
+    Publisher,
+    _PublishingRoute,
+    _Unconfirmed,
+)
 from twinbus.namespace.rabbitmq.runner import CommandRunner, RabbitJob
 from twinbus.protocol.commands import Send
 from twinbus.protocol.requests import BlockingRequest
@@ -101,3 +109,26 @@ def test_a_frame_of_an_old_connection_does_not_block_the_new_one() -> None:
         return connection
 
     assert asyncio.run(story()).blocked_since is not None
+
+
+def test_after_a_refusal_the_next_message_goes_over_a_new_channel() -> None:
+    results: list[MessagingError | None] = []
+    closed: list[bool] = []
+
+    async def story() -> tuple[_PublishingRoute, _PublishingRoute]:
+        connection = BrokerConnection(WHERE, "test")
+        publisher = Publisher(connection)
+        old = publisher._routes["orders"] = _PublishingRoute("orders", publisher, connection)
+        channel: Any = SimpleNamespace(is_open=True, close=lambda: closed.append(True))
+        old._channel = channel
+        send = Dispatch("orders", range(1), lambda _to_topic: [], results.append)
+        send.next, send.unconfirmed = 1, 1
+        old._unconfirmed[1] = _Unconfirmed(send, 3, 0)
+        nack = spec.Basic.Nack(delivery_tag=1)
+        old._confirmed(SimpleNamespace(method=nack))
+        return old, publisher._routes["orders"]
+
+    old, new = asyncio.run(story())
+    assert new is not old
+    assert closed
+    assert [type(result) for result in results] == [QuotaExceededError]

@@ -222,6 +222,14 @@ class Publisher:
             del self._routes[route.path]
         route.close()
 
+    def renew(self, route: "_PublishingRoute") -> None:
+        """Replace a route by one with a new channel, which publishes the waiting sends."""
+        new = self._routes[route.path] = _PublishingRoute(route.path, self, self._connection)
+        waiting = route.take_waiting()
+        route.close()
+        for dispatch in waiting:
+            new.add(dispatch)
+
     def _close_idle(self) -> None:
         if len(self._routes) >= RABBITMQ_SEND_CHANNELS:
             idle = next((route for route in self._routes.values() if route.is_idle), None)
@@ -255,6 +263,7 @@ class _PublishingRoute:
         self._unconfirmed: dict[int, _Unconfirmed] = {}  # by publication number, in order
         self._bytes = 0  # size of the unconfirmed messages
         self._number = 0  # of the last publication on the channel
+        self._is_refused = False  # the broker has refused a message: a new channel is needed
         self._explaining: set[asyncio.Task[None]] = set()
         self._unmatched = LineRate(LOG_INTERVAL_US)
 
@@ -268,6 +277,12 @@ class _PublishingRoute:
         self._waiting.append(dispatch)
         self._pump()
 
+    def take_waiting(self) -> list[Dispatch]:
+        """Remove and return the sends that wait to be published."""
+        waiting = [*self._waiting]
+        self._waiting.clear()
+        return waiting
+
     def drop(self, dispatch: Dispatch) -> None:
         """Publish no further messages of a send."""
         if dispatch in self._waiting:
@@ -275,7 +290,15 @@ class _PublishingRoute:
             self._publisher.waiting -= dispatch.count - dispatch.next
 
     def _pump(self) -> None:
-        """Publish as many messages as the window allows."""
+        """Publish as many messages as the window allows.
+
+        After a refusal, a new channel publishes the next message. A channel remembers the state of
+        a quorum queue: it may refuse messages for minutes after the leader of the queue died.
+        """
+        if self._is_refused:
+            if not self._unconfirmed:
+                self._publisher.renew(self)
+            return
         channel = self._channel
         if channel is None or not channel.is_open:
             if self._preparing is None and self._waiting:
@@ -353,6 +376,7 @@ class _PublishingRoute:
             if entry is not None:
                 self._bytes -= entry.size
                 self._settle(entry, None if is_ack else self._refusal())
+        self._is_refused = self._is_refused or not is_ack
         self._pump()
 
     def _refusal(self) -> MessagingError:
