@@ -2,7 +2,7 @@
 
 Spark starts a Python process for each kind of work of a query: it looks the data source up, plans
 the read, runs the source, runs tasks, commits. It puts `python/lib/pyspark.zip` of its home first
-on their path. A zip has no compiled files, so every one of these processes compiles pyspark anew.
+on their path. A zip has no compiled files, so every one of these processes compiles pyspark again.
 
 `make_spark_home` makes a folder of links to the installed Spark. In it the names of the zips are
 links to a folder with the installed packages, which are the same code with compiled files.
