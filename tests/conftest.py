@@ -1,11 +1,26 @@
-"""For all tests: the texts of the errors they raise are collected."""
+"""For all tests: the texts of the errors they raise are collected, and failures are explained."""
+
+from collections.abc import Generator
 
 import pytest
 
 from tests.error_texts import ErrorTexts
+from tests.rabbitmq.brokers import running
+
+_REPORT_CHARACTERS = 20_000  # of the log of a RabbitMQ, beside a test that failed
 
 _texts = ErrorTexts()
 _texts.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the crashes of the RabbitMQ nodes beside a test that failed."""
+    report = yield
+    if report.failed:
+        for node in (node for broker in running for node in broker.nodes):
+            report.sections.append((node.name, node.crash_reports()[-_REPORT_CHARACTERS:]))
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -2,14 +2,28 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from twinbus.testing.rabbitmq import missing
+from twinbus.testing.rabbitmq import RabbitBroker, missing
 
 NEEDED = "TWINBUS_NEEDS_RABBITMQ"  # set by .ci/run: then a missing server is a failure
+
+running: list[RabbitBroker] = []  # their crashes are shown beside a test that failed
+
+
+@contextmanager
+def watched_broker(nodes: int = 1, settings: Sequence[str] = ()) -> Iterator[RabbitBroker]:
+    """Run a broker whose crashes are shown beside a test that failed."""
+    with RabbitBroker(nodes, settings) as broker:
+        running.append(broker)
+        try:
+            yield broker
+        finally:
+            running.remove(broker)
 
 
 def require_rabbitmq() -> None:

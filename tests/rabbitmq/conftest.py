@@ -11,7 +11,7 @@ import pika
 import pytest
 import trustme
 
-from tests.rabbitmq.brokers import require_rabbitmq
+from tests.rabbitmq.brokers import require_rabbitmq, watched_broker
 from twinbus import MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, TopicDescription
@@ -54,7 +54,7 @@ def broker(tls: TlsDoor) -> Iterator[RabbitBroker]:
         f"ssl_options.certfile = {folder / 'cert.pem'}",
         f"ssl_options.keyfile = {folder / 'key.pem'}",
     )
-    with RabbitBroker(settings=settings) as broker:
+    with watched_broker(settings=settings) as broker:
         yield broker
 
 
@@ -62,7 +62,7 @@ def broker(tls: TlsDoor) -> Iterator[RabbitBroker]:
 def fragile(broker: RabbitBroker) -> Iterator[RabbitBroker]:
     """Return a second broker, which tests kill; it has a queue `orders`."""
     del broker  # it says whether there is one at all
-    with RabbitBroker() as fragile:
+    with watched_broker() as fragile:
         with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:
             namespace.ask(CreateEntity(QueueDescription(path="orders")), 30)
         time.sleep(SYNC_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rabbitmq.brokers import require_rabbitmq, until
+from tests.rabbitmq.brokers import require_rabbitmq, until, watched_broker
 from tests.rabbitmq.test_pairing import Maker, Site, embedded, maker
 from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
@@ -28,7 +28,7 @@ PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RabbitBroker]:
     require_rabbitmq()
-    with RabbitBroker(3) as cluster:
+    with watched_broker(3) as cluster:
         with RabbitNamespace(ConnectionString.parse(cluster.connection_string())) as namespace:
             namespace.ask(CreateEntity(QueueDescription(path="orders")), 60)
         yield cluster

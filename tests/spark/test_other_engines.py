@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.rabbitmq.brokers import require_rabbitmq
+from tests.rabbitmq.brokers import require_rabbitmq, watched_broker
 from tests.scenarios.server_process import Server
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, numbered, until
 from twinbus import (
@@ -37,7 +37,6 @@ from twinbus.pairing.pairing import SendAvailabilityPairing
 from twinbus.protocol.commands import Origin, Send
 from twinbus.protocol.origins import sender_source
 from twinbus.syphon.syphon import Syphon, SyphonSettings
-from twinbus.testing.rabbitmq import RabbitBroker
 
 pytestmark = [
     pytest.mark.usefixtures("spark"),
@@ -227,7 +226,7 @@ def test_an_outage_of_two_service_buses_is_reported_from_what_clients_counted(
 def rabbit() -> Iterator[str]:
     """Give the connection string of a real broker."""
     require_rabbitmq()
-    with RabbitBroker() as broker:
+    with watched_broker() as broker:
         yield broker.connection_string()
 
 

@@ -61,6 +61,11 @@ def _start_epmd(stack: ExitStack, port: int) -> None:
     stack.callback(end)
 
 
+def _is_about_a_crash(line: str) -> bool:
+    """Tell the lines of a crash from refused operations, which tests cause by the hundred."""
+    return "[error]" in line and "Channel error on" not in line and "channel exception" not in line
+
+
 class Node:
     """One RabbitMQ node."""
 
@@ -68,6 +73,7 @@ class Node:
         self.name = f"{name}@localhost"
         self.port, dist_port = free_ports(2)
         self._log = folder / f"{name}.log"
+        self._reports = folder / "log" / f"{self.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
         config = folder / f"{name}.conf"
         lines = (f"listeners.tcp.1 = {LOOPBACK}:{self.port}", "log.console = false", *settings)
@@ -162,6 +168,13 @@ class Node:
         if done.returncode:
             raise RuntimeError(f"rabbitmqctl {arguments[0]}: {done.stdout}{done.stderr}")
         return done.stdout
+
+    def crash_reports(self) -> str:
+        """Return what the node's log says about crashes, the newest last."""
+        if not self._reports.exists():
+            return ""
+        lines = self._reports.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if _is_about_a_crash(line))
 
     def stop(self) -> None:
         """End the process in order, by force when it does not end."""
