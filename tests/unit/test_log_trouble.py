@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill
 from twinbus.broker.store.storage import DiskStorage, Storage
 from twinbus.errors import LogDamagedError, StoreUnavailableError
+from twinbus.testing import PowerCutStorage, PowerFailure, PowerSupply
 
 
 class ForgetfulStorage(DiskStorage):
@@ -22,6 +24,42 @@ class ForgetfulStorage(DiskStorage):
         if self.forgets_names:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         super().sync_directory(path)
+
+
+class StubbornStorage(DiskStorage):
+    """A disk whose first file accepts one more write, and then no change and no sync."""
+
+    keeps_first_file = False
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._writes_left = 1
+
+    def create(self, path: Path, size: int = 0) -> int:
+        descriptor = super().create(path, size)
+        if self._first is None:
+            self._first = descriptor
+        return descriptor
+
+    def write(self, descriptor: int, offset: int, buffers: Sequence[memoryview]) -> None:
+        if self._refuses(descriptor):
+            self._writes_left -= 1
+            if self._writes_left < 0:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(descriptor, offset, buffers)
+
+    def sync(self, descriptor: int) -> None:
+        if self._refuses(descriptor):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(descriptor)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        if self._refuses(descriptor):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(descriptor, size)
+
+    def _refuses(self, descriptor: int) -> bool:
+        return self.keeps_first_file and descriptor == self._first
 
 
 def started(directory: Path, storage: Storage) -> Log:
@@ -48,6 +86,58 @@ def test_a_segment_begun_in_vain_needs_no_segment_that_is_given_up_later(tmp_pat
     log.drop(1)
     log.crash()
     assert found_in(tmp_path) == ["b", "c"]
+
+
+def test_a_record_that_was_taken_back_but_not_removed_is_ignored(tmp_path: Path) -> None:
+    disk = StubbornStorage()
+    log = Log(tmp_path, disk)
+    assert list(log.replay()) == []
+    log.append(saying("a"))
+    disk.keeps_first_file = True
+    with pytest.raises(StoreUnavailableError):
+        log.append(saying("taken back"))
+    log.append(saying("b"))
+    log.crash()
+    assert b"taken back" in (tmp_path / f"{1:020d}.log").read_bytes()
+    assert found_in(tmp_path) == ["a", "b"]
+
+
+def test_a_record_that_a_dead_process_did_not_sync_is_durable_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    home, after = tmp_path / "home", tmp_path / "after"
+    power = PowerSupply(1)
+    disk = PowerCutStorage(home, power)
+    log = Log(home, disk)
+    assert list(log.replay()) == []
+    log.append(saying("a"))
+    disk.fails_sync = True
+    power.fail_in(3, applies_last=False)  # after the write and its sync, before anything is removed
+    with pytest.raises(PowerFailure):
+        log.append(saying("b"))
+    log.crash()
+    disk.heal()
+    power.restore()
+    again = Log(home, disk)
+    assert heard(list(again.replay())) == ["a", "b"]
+    again.crash()
+    disk.cut(after, kept=0)
+    assert found_in(after) == ["a", "b"]
+
+
+def test_a_start_whose_last_record_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
+    disk = PowerCutStorage(tmp_path, PowerSupply(1))
+    log = Log(tmp_path, disk)
+    assert list(log.replay()) == []
+    log.append(saying("a"))
+    log.crash()
+    disk.fails_sync = True
+    refused = Log(tmp_path, disk)
+    with pytest.raises(StoreUnavailableError, match="could lose it"):
+        list(refused.replay())
+    refused.crash()
+    disk.heal()
+    assert found_in(tmp_path) == ["a"]
 
 
 def test_a_start_that_is_refused_does_not_forget_how_far_the_log_went(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from twinbus.broker.store.log_format import (
     Record,
     Segment,
     Sent,
+    first_record_of,
     header_of,
     is_torn,
     oldest_needed,
@@ -107,16 +109,17 @@ class Log:
         """Yield every record in order; cut off a torn tail. Must be exhausted before `append`."""
         paths = sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
         paths = self._needed(paths)
-        for path in paths:
+        for path, following in zip_longest(paths, paths[1:]):
             segment = Segment(int(path.stem), path, path.stat().st_size)
-            last = path == paths[-1]
+            last = following is None
             if last and segment.size < ALIGNMENT:
                 self._check_newest()
                 self._cut(segment, 0)
                 self._storage.remove(path)
                 break
             self.segments[segment.number] = segment
-            yield from self._read_segment(segment, last=last)
+            before = None if following is None else first_record_of(following)
+            yield from self._read_segment(segment, before, last=last)
         self._check_newest()
         if self.segments and self._accept_damage:
             newest = self._active()
@@ -124,7 +127,28 @@ class Log:
             self._mend(newest, 0, header_of(newest))
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
+            self._make_durable(self._active())
         self._keep_reserve()
+
+    def _make_durable(self, newest: Segment) -> None:
+        """Write the last record again and sync it, and sync the names of the segments.
+
+        The process before this one may have died between the write and the sync, or the sync may
+        have failed: then the record can be read until the power fails, but no later sync writes it.
+        """
+        record = newest.mapped(newest.size)[newest.last : newest.size]
+        try:
+            self._storage.write(self._descriptor, newest.last, [memoryview(record)])
+            self._storage.sync(self._descriptor)
+            self._storage.sync_directory(self.directory)
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"the last record of the log in {self.directory} cannot be written to the disk "
+                f"({error.strerror}), so a power cut could lose it. Nothing was changed: free "
+                "space or repair the disk, and start again",
+                directory=str(self.directory),
+                errno=error.errno,
+            ) from error
 
     def _needed(self, paths: list[Path]) -> list[Path]:
         """Return the segments that the newest one needs; refuse if the oldest are missing.
@@ -161,14 +185,22 @@ class Log:
                 segment=newest.successor,
             )
 
-    def _read_segment(self, segment: Segment, *, last: bool) -> Iterator[Record]:
+    def _read_segment(
+        self, segment: Segment, before: int | None, *, last: bool
+    ) -> Iterator[Record]:
+        """Yield the records of a segment, up to the first record of the next one.
+
+        A record whose sync failed was taken back, and the next segment begins with its number. If
+        the disk failed to remove it here, it is ignored.
+        """
         content = segment.mapped(segment.size)
         view = memoryview(content)
         self._check_segment_header(segment, view)
         offset = ALIGNMENT
-        while offset < len(view):
+        while offset < len(view) and (before is None or self._next_record < before):
             end = record_end(view, offset, segment.salt, self._next_record)
             if end is not None:
+                segment.last = offset
                 record = self._parse(segment, pa.py_buffer(content), offset)
                 if record.parts:  # a record without parts replaces lost ones
                     yield record

@@ -151,6 +151,7 @@ class Segment:
     salt: int = 0
     version: int = FORMAT_VERSION
     head: int = ALIGNMENT  # end of its first record, which contains every fact
+    last: int = ALIGNMENT  # beginning of the last record that was read from it
     ours: bool = False  # begun by this object, which therefore knows all its readers
     first_record: int = 0
     successor: int = 0  # the next segment in its seal; 0: it is not sealed
@@ -227,6 +228,19 @@ def oldest_needed(path: Path) -> int:
     oldest, checksum = _OLDEST.unpack_from(header, ALIGNMENT - _OLDEST.size)
     good = checksum == _oldest_checksum(header[: SEGMENT_HEADER.size], oldest)
     return int(oldest) if good else 0
+
+
+def first_record_of(path: Path) -> int | None:
+    """Return the number of a segment's first record from its header; None if it is damaged."""
+    with path.open("rb") as file:
+        header = file.read(ALIGNMENT)
+    if len(header) < ALIGNMENT:
+        return None
+    (checksum,) = CHECKSUM.unpack_from(header, SEGMENT_HEADER.size)
+    if checksum != xxhash.xxh3_64_intdigest(header[: SEGMENT_HEADER.size]):
+        return None
+    first: int = SEGMENT_HEADER.unpack_from(header)[4]
+    return first
 
 
 def sealed_for(view: memoryview, offset: int, salt: int) -> int:
