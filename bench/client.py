@@ -12,6 +12,7 @@ over a file that has its blocks already.
 that is not set. "traced" records a span for each send, and drops it where an exporter would be.
 """
 
+import random
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ QUEUE = "orders"
 CONNECTIONS, PROCESSES = 16, 4
 FOLDER = Path(__file__).parent
 SINGLES, CROWDED, MANY, BATCHED = 300, 1_600, 5_000, 20_000  # messages of a row in one round
+ORDER = random.Random(7)
 Works = dict[str, tuple[int, Callable[[], object]]]  # a row: messages, and what sends them
 
 
@@ -227,11 +229,16 @@ def start_peers(stack: ExitStack, folder: Path) -> list[RabbitMQ | Nats]:
 
 
 def measure(works: Works, peers: Sequence[RabbitMQ | Nats], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds per message of each row in each round; peers start a round empty."""
+    """Return the seconds per message of each row in each round; peers start a round empty.
+
+    Each round has another order, so that no row always follows one that keeps the disk busy.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
+    rows = list(works.items())
     for _ in range(rounds):
-        taken = side_by_side([work for _, work in works.values()], 1)
-        for (name, (messages, _)), (row_s,) in zip(works.items(), taken, strict=True):
+        ORDER.shuffle(rows)
+        taken = side_by_side([work for _, (_, work) in rows], 1)
+        for (name, (messages, _)), (row_s,) in zip(rows, taken, strict=True):
             seconds[name].append(row_s / messages)
         for peer in peers:
             peer.purge()
