@@ -13,9 +13,8 @@ import pytest
 from tests.contracts.client_site import site
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
-from tests.contracts.rabbitmq import rabbitmq
+from tests.contracts.rabbitmq import VirtualHosts, broker, tls, virtual_hosts
 from tests.contracts.service_bus import DROPPED, Certificate, service_bus
-from tests.rabbitmq.conftest import broker, tls
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
@@ -31,7 +30,7 @@ from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, PutKey
 from twinbus.server.door import Door
 
-__all__ = ["broker", "site", "tls"]  # fixtures
+__all__ = ["broker", "site", "tls", "virtual_hosts"]  # fixtures
 
 
 @dataclass
@@ -80,7 +79,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "rabbitmq":
         _check_needs(request, RABBITMQ_CAPABILITIES)
-        with rabbitmq(request.getfixturevalue("broker")) as namespace:
+        hosts: VirtualHosts = request.getfixturevalue("virtual_hosts")
+        with hosts.namespace() as namespace:
             yield RabbitContractWorld(namespace, ManualClock())
         return
     if request.param == "sb":
