@@ -1,5 +1,6 @@
 """The rules of pairing to the letter: whose backlog, how soon, and what is reported."""
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,6 +66,7 @@ from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import CreateEntity, ListEntities, Peek, Send
 from twinbus.testing import Fault
 
+README = Path(__file__).parents[2] / "README.md"
 TRY = timedelta(seconds=5)
 EU = PrimaryIdentity(PRIMARY, "contoso.eu.example:4617")
 
@@ -298,6 +300,28 @@ def test_with_the_defaults_the_first_diverted_send_returns_within_65_seconds(loc
             raised += 1
     assert local.clock.now() - began <= MINUTE + TRY
     assert raised == 1
+
+
+def test_the_values_of_the_readme_divert_within_the_time_that_it_promises(local: Pair) -> None:
+    page = README.read_text()
+    shown = {
+        name: timedelta(seconds=int(value))
+        for name, value in re.findall(r"(\w+)=timedelta\(seconds=(\d+)\)", page)
+    }
+    promised = re.search(r"returns after at most (\d+) seconds", page)
+    assert promised
+    local.primary.factory.courier.policy = RetryPolicy(
+        operation_timeout=shown["operation_timeout"], try_timeout=shown["try_timeout"]
+    )
+    local.begin(failover_interval=shown["failover_interval"])
+    silent(local)
+    began = local.clock.now()
+    local.send("first")
+    assert local.clock.now() - began <= timedelta(seconds=int(promised[1]))
+    began = local.clock.now()
+    local.send("later")
+    assert local.clock.now() == began, "later sends are diverted without a delay"
+    assert sorted(local.diverted()) == ["first", "later"]
 
 
 def test_a_send_that_begins_while_the_timer_runs_is_diverted_when_it_runs_out(local: Pair) -> None:

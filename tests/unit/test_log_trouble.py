@@ -11,8 +11,9 @@ from tests.unit.test_log import heard, opened, saying
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill
 from twinbus.broker.store.storage import DiskStorage, Storage
+from twinbus.clock import ManualClock
 from twinbus.errors import LogDamagedError, StoreUnavailableError
-from twinbus.testing import PowerCutStorage, PowerFailure, PowerSupply
+from twinbus.testing import FaultyStorage, PowerCutStorage, PowerFailure, PowerSupply
 
 
 class ForgetfulStorage(DiskStorage):
@@ -129,15 +130,32 @@ def test_a_start_whose_last_record_cannot_be_made_durable_is_refused(tmp_path: P
     disk = PowerCutStorage(tmp_path, PowerSupply(1))
     log = Log(tmp_path, disk)
     assert list(log.replay()) == []
-    log.append(saying("a"))
+    for text in ("a", "b"):
+        log.append(saying(text))
     log.crash()
     disk.fails_sync = True
-    refused = Log(tmp_path, disk)
-    with pytest.raises(StoreUnavailableError, match="could lose it"):
-        list(refused.replay())
-    refused.crash()
+    for _ in range(2):
+        refused = Log(tmp_path, disk)
+        with pytest.raises(StoreUnavailableError, match="could lose it"):
+            list(refused.replay())
+        refused.close()
     disk.heal()
-    assert found_in(tmp_path) == ["a"]
+    assert found_in(tmp_path) == ["a", "b"]
+
+
+def test_a_log_that_was_closed_is_read_again_from_a_disk_that_accepts_nothing(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyStorage(ManualClock())
+    log = Log(tmp_path, disk)
+    assert list(log.replay()) == []
+    for text in ("a", "b"):
+        log.append(saying(text))
+    log.close()
+    disk.full = disk.fails_sync = True
+    again = Log(tmp_path, disk)
+    assert heard(list(again.replay())) == ["a", "b"]
+    again.close()
 
 
 def test_a_start_that_is_refused_does_not_forget_how_far_the_log_went(tmp_path: Path) -> None:

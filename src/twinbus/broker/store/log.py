@@ -13,8 +13,9 @@ of the salt, a message body that is a copy of some log cannot look like a good r
 
 A missing segment is always detected. A segment is sealed when the next one is on the disk, so a
 sealed last segment has lost its successors. Before the oldest segment is removed, the newest
-records it in its header. LOCK contains the number of the record that was durable when the newest
-segment began: if all segments are missing, the engine refuses to start.
+records it in its header. LOCK contains the number of a durable record: the first of the newest
+segment, or the last one after the log was closed. If all segments are missing, the engine refuses
+to start. If LOCK contains the last record, a start need not write to a disk that may be full.
 
 `reserve` is a file of reserved space: when the disk is full, records that free space go there.
 """
@@ -102,6 +103,7 @@ class Log:
         self._descriptor = -1
         self._soiled = False  # bytes of a failed append may follow the last good record
         self._written_to = 0  # of the active segment: the space after it was never written
+        self._is_replayed = False  # every record was read, and the last one is durable
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -127,7 +129,9 @@ class Log:
             self._mend(newest, 0, header_of(newest))
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
-            self._make_durable(self._active())
+            if self.last_record != self.seen_record:  # LOCK contains only durable records
+                self._make_durable(self._active())
+        self._is_replayed = True
         self._keep_reserve()
 
     def _make_durable(self, newest: Segment) -> None:
@@ -629,7 +633,7 @@ class Log:
         """Release the files and the directory."""
         self._end_segment()
         if self._lock >= 0:
-            if self.segments:  # after a refused start, these may be only some of the segments
+            if self.segments and self._is_replayed:  # a refused start leaves LOCK as it was
                 write_lock(self._lock, max(self.last_record, self.seen_record))
             os.close(self._lock)
             self._lock = -1
