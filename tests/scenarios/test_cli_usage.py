@@ -12,9 +12,11 @@ from tests.scenarios.cli_words import (
     queue,
     topic,
 )
-from tests.scenarios.command_line import PYTHON, commands, run
+from tests.scenarios.command_line import PYTHON, commands, run, run_process
 from twinbus import (
     MessagingFactory,
+    NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
 )
 from twinbus.cli.context import CONNECTION
 from twinbus.connection import ConnectionString
@@ -309,3 +311,32 @@ def test_a_reader_that_has_seen_enough_is_no_failure(connection: str) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert (process.wait(timeout=30), process.stderr.read()) == (0, "")
+
+
+# -- whose backlog it is ---------------------------------------------------------------------------
+
+
+def test_a_syphon_refuses_the_backlog_of_another_primary_with_the_same_name(tmp_path: Path) -> None:
+    first, second, away = (
+        f"Endpoint=embedded://{tmp_path / name}" for name in ("eu/shop", "us/shop", "backup")
+    )
+    with MessagingFactory.from_connection_string(first) as primary:
+        options = SendAvailabilityPairedNamespaceOptions(
+            NamespaceManager.from_connection_string(away),
+            MessagingFactory.from_connection_string(away),
+            1,
+        )
+        primary.pair_namespace(options)
+    done = run_process("syphon", "--once", "--primary", second, "--secondary", away)
+    assert (done.code, done.out) == (1, "")
+    assert "belongs to another primary" in done.err
+    assert str(tmp_path / "eu/shop") in done.err
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "[::1]"])
+def test_a_syphon_of_an_ip_address_says_that_it_needs_a_name(host: str, tmp_path: Path) -> None:
+    away = f"Endpoint=embedded://{tmp_path / 'backup'}"
+    where = f"Endpoint=twinbus://{host}:4617"
+    done = run_process("syphon", "--once", "--primary", where, "--secondary", away)
+    assert done.code == 2
+    assert "Put Name=... into its connection string" in done.err
