@@ -309,6 +309,24 @@ def test_a_message_dead_lettered_during_the_trouble_is_in_one_place(site: Site) 
     assert sorted(bodies(peek(site)) + bodies(peek(site, DEAD))) == ["a"]
 
 
+def test_a_dead_letter_that_is_forwarded_during_the_trouble_arrives_once_after_it(
+    site: Site,
+) -> None:
+    queue(site, "graves")
+    queue(site, forward_dead_lettered_messages_to="graves")
+    send(site, "a")
+    received = receive_one(site)
+    site.disk.full = True
+    with suppress(StoreUnavailableError):
+        settle(site, Disposition.DEAD_LETTER, received)
+    assert bodies(peek(site, "graves")) == []
+    mend(site)
+    assert bodies(peek(site, "graves")) == ["a"]
+    site.reopen()
+    assert bodies(peek(site)) + bodies(peek(site, DEAD)) == []
+    assert bodies(peek(site, "graves")) == ["a"]
+
+
 def test_a_message_received_and_deleted_is_not_handed_out_unless_that_is_durable(
     site: Site,
 ) -> None:
