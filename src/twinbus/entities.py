@@ -47,6 +47,7 @@ DESCRIPTION_SUFFIX = "/$Description"  # of the stream that describes an entity o
 SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
 BACKLOG_INFIX = "/x-servicebus-transfer/"
+FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")  # settings that name a target
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NAME = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -100,6 +101,12 @@ def subscription_path(topic_path: str, name: str) -> str:
     return f"{topic_path}{SUBSCRIPTIONS}{name}"
 
 
+def forward_targets(description: "EntityDescription") -> list[str]:
+    """Return the paths to which an entity forwards messages or dead letters."""
+    named = (getattr(description, name, None) for name in FORWARDING)
+    return [path for path in named if path is not None]
+
+
 def _check_path(what: str, path: str) -> None:
     if not isinstance(path, str) or not _PATH.fullmatch(path) or len(path) > MAX_PATH_CHARACTERS:
         raise InvalidArgumentError(
@@ -143,6 +150,8 @@ def _check_settings(description: Any) -> None:
             _check_between(name, value, *bounds[name])
         elif name.startswith(("enable_", "requires_", "support_")):
             _check_between(name, value, False, True)
+        elif name in FORWARDING and value is not None:
+            _check_path(name, value)
     if not isinstance(description.status, EntityStatus):
         raise InvalidArgumentError(f"status is {shown(description.status)}; use an EntityStatus")
     check_optional_text("user_metadata", description.user_metadata, MAX_USER_METADATA_CHARACTERS)
@@ -165,6 +174,7 @@ class QueueDescription:
     duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
     enable_partitioning: bool = False  # fixed at creation; several message stores
     forward_to: str | None = None  # path of the queue or topic that gets every message
+    forward_dead_lettered_messages_to: str | None = None  # and of that which gets dead letters
     enable_express: bool = False  # kept for compatibility; every message is durable
     support_ordering: bool = True  # kept for compatibility; messages stay in order
     status: EntityStatus = EntityStatus.ACTIVE
@@ -172,8 +182,6 @@ class QueueDescription:
 
     def __post_init__(self) -> None:
         _check_path("path", self.path)
-        if self.forward_to is not None:
-            _check_path("forward_to", self.forward_to)
         _check_settings(self)
 
 
@@ -214,14 +222,13 @@ class SubscriptionDescription:
     enable_batched_operations: bool = True
     requires_session: bool = False  # fixed at creation
     forward_to: str | None = None
+    forward_dead_lettered_messages_to: str | None = None
     status: EntityStatus = EntityStatus.ACTIVE
     user_metadata: str | None = None
 
     def __post_init__(self) -> None:
         _check_path("topic_path", self.topic_path)
         _check_name("name", self.name)
-        if self.forward_to is not None:
-            _check_path("forward_to", self.forward_to)
         _check_settings(self)
 
     @property

@@ -128,6 +128,8 @@ BAD_SETTINGS = [
     ("forward_to", ""),
     ("forward_to", "two words"),
     ("forward_to", 7),
+    ("forward_dead_lettered_messages_to", ""),
+    ("forward_dead_lettered_messages_to", 7),
     ("status", "active"),
     ("user_metadata", "x" * 1025),
     ("user_metadata", 7),

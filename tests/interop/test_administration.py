@@ -497,9 +497,54 @@ def test_a_queue_forwards_where_its_creator_may_send(
     assert admin.get_queue(path).forward_to is None
 
 
-def test_forwarding_to_nothing_is_refused(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
+@pytest.mark.parametrize("setting", ["forward_to", "forward_dead_lettered_messages_to"])
+def test_forwarding_to_nothing_is_refused(
+    bus: Bus, admin: ServiceBusAdministrationClient, setting: str
+) -> None:
+    settings: dict[str, Any] = {setting: "nowhere"}
     with pytest.raises(ResourceNotFoundError, match="nowhere"):
-        admin.create_queue(bus.name(), forward_to="nowhere")
+        admin.create_queue(bus.name(), **settings)
+
+
+def test_dead_letters_are_forwarded_where_the_creator_of_a_queue_may_send(
+    bus: Bus, admin: ServiceBusAdministrationClient
+) -> None:
+    target, other, path = bus.queue(), bus.queue(), bus.name()
+    queue = admin.create_queue(path, forward_dead_lettered_messages_to=target)
+    assert (queue.forward_dead_lettered_messages_to or "").endswith(target)
+
+    def kill() -> None:
+        bus.sender(path).send_messages(ServiceBusMessage("a", application_properties={"n": 1}))
+        with bus.receiver(path) as receiver:
+            (message,) = receiver.receive_messages(max_message_count=1, max_wait_time=10)
+            receiver.dead_letter_message(message, "broken", "no such table")
+
+    kill()
+    (arrived,) = take(bus.receiver(target))
+    assert (arrived.dead_letter_reason, arrived.dead_letter_source) == ("broken", path)
+    assert arrived.dead_letter_error_description == "no such table"
+    assert arrived.delivery_count == 0
+    queue = admin.get_queue(path)
+    queue.forward_dead_lettered_messages_to = other
+    admin.update_queue(queue)
+    kill()
+    assert len(take(bus.receiver(other))) == 1
+    queue.forward_dead_lettered_messages_to = None
+    admin.update_queue(queue)
+    assert admin.get_queue(path).forward_dead_lettered_messages_to is None
+    kill()
+    assert admin.get_queue_runtime_properties(path).dead_letter_message_count == 1
+
+
+def test_a_subscription_forwards_its_dead_letters(
+    bus: Bus, admin: ServiceBusAdministrationClient
+) -> None:
+    target, topic = bus.queue(), bus.name()
+    admin.create_topic(topic)
+    made = admin.create_subscription(topic, "s", forward_dead_lettered_messages_to=target)
+    found = admin.get_subscription(topic, "s")
+    assert (found.forward_dead_lettered_messages_to or "").endswith(target)
+    assert found.forward_dead_lettered_messages_to == made.forward_dead_lettered_messages_to
 
 
 # -- errors --------------------------------------------------------------------------------------
@@ -550,7 +595,7 @@ def test_what_does_not_exist_is_not_found(
         ({"max_message_size_in_kilobytes": 1024}, "MaxMessageSizeInKilobytes"),
         ({"user_metadata": "x" * 1025}, "user_metadata"),
         ({"status": "Renaming"}, "Status"),
-        ({"forward_dead_lettered_messages_to": "target"}, "ForwardDeadLetteredMessagesTo"),
+        ({"forward_dead_lettered_messages_to": "two words"}, "forward_dead_lettered_messages_to"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )

@@ -103,6 +103,7 @@ def test_a_deleted_queue_leaves_nothing_behind(world: RabbitWorld, channel: Any)
         {"requires_duplicate_detection": True},
         {"enable_partitioning": True},
         {"forward_to": "elsewhere"},
+        {"forward_dead_lettered_messages_to": "elsewhere"},
         {"status": EntityStatus.DISABLED},
     ],
 )

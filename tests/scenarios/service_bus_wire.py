@@ -12,6 +12,7 @@ from twinbus.connection import Token
 from twinbus.entities import EntityDescription, QueueDescription
 from twinbus.errors import MessagingError, UnauthorizedError
 from twinbus.ledger import NO_LEDGER
+from twinbus.limits import MAX_KEY_REPLY_BYTES
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import Admission
@@ -37,6 +38,7 @@ class Wire:
             QueueDescription(path=TALKS, requires_session=True),
         ):
             self.namespace.ask(CreateEntity(description))
+        self.reply_room = MAX_KEY_REPLY_BYTES  # that the key has
         self.full: MessagingError | None = None  # why no connection is admitted
         self.refuses: MessagingError | None = None  # why the broker carries out nothing
         self.is_expired = False  # the client's token
@@ -64,7 +66,7 @@ class Wire:
         """Ignore a refusal."""
 
     def has_reply_room(self, used: int, more: int) -> bool:  # noqa: ARG002 - no other connection
-        return True
+        return more <= self.reply_room
 
     def has_request_room(self, used: int) -> bool:  # noqa: ARG002 - as above
         return True

@@ -300,8 +300,24 @@ def test_a_token_for_one_entity_cannot_forward_to_others_whatever_its_key_may(
     assert client.put(path, forwards, token=client.token(), headers=dict(UPDATE)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("element", "header", "setting"),
+    [
+        ("ForwardTo", "ServiceBusSupplementaryAuthorization", "forward_to"),
+        (
+            "ForwardDeadLetteredMessagesTo",
+            "ServiceBusDlqSupplementaryAuthorization",
+            "forward_dead_lettered_messages_to",
+        ),
+    ],
+)
 def test_forwarding_needs_a_token_that_may_send_to_the_target(
-    client: AtomClient, manager: NamespaceManager, path: str
+    client: AtomClient,
+    manager: NamespaceManager,
+    path: str,
+    element: str,
+    header: str,
+    setting: str,
 ) -> None:
     target = f"{path}-target"
     client.put(path, queue())
@@ -310,12 +326,12 @@ def test_forwarding_needs_a_token_that_may_send_to_the_target(
     sender = manager.create_key("sender", [Claim.SEND], target)
     reader = manager.create_key("reader", [Claim.LISTEN], target)
     token = client.token(path, key.name, key.primary)
-    forwards = queue(f"<ForwardTo>sb://localhost/{target}</ForwardTo>")
+    forwards = queue(f"<{element}>sb://localhost/{target}</{element}>")
 
     def update(supplement: str | None) -> int:
         headers = dict(UPDATE)
         if supplement is not None:
-            headers["ServiceBusSupplementaryAuthorization"] = supplement
+            headers[header] = supplement
         return client.put(path, forwards, token=token, headers=headers).status
 
     assert update(None) == 401
@@ -323,9 +339,9 @@ def test_forwarding_needs_a_token_that_may_send_to_the_target(
     assert update("nonsense") == 401
     assert update(client.token(target, reader.name, reader.primary)) == 401
     assert update(client.token(path, sender.name, sender.primary)) == 401
-    assert manager.get_queue(path).forward_to is None
+    assert getattr(manager.get_queue(path), setting) is None
     assert update(client.token(target, sender.name, sender.primary)) == 200
-    assert manager.get_queue(path).forward_to == target
+    assert getattr(manager.get_queue(path), setting) == target
 
 
 # -- manners -------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ def test_an_update_changes_what_is_given_and_nothing_else() -> None:
     found = [shown[one] for one in ("status", "forward_to", "lock_duration", "user_metadata")]
     assert found[:2] == ["send_disabled", target]
     assert found[3] == "mine"
+    ok("queue", "update", name, "--forward-dead-lettered-messages-to", target)
+    both = ok("queue", "show", name, "--json").json["description"]
+    assert (both["forward_to"], both["forward_dead_lettered_messages_to"]) == (target, target)
     ok("queue", "update", name, "--forward-to", "", "--no-enable-batched-operations")
     changed = ok("queue", "show", name, "--json").json["description"]
     assert (changed["forward_to"], changed["enable_batched_operations"]) == (None, False)

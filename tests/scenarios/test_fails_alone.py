@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.words import QUEUE, bodies, message, peek, queue, send
+from tests.contracts.words import (
+    DEAD,
+    QUEUE,
+    bodies,
+    message,
+    peek,
+    queue,
+    receive_one,
+    send,
+    settle,
+    take,
+)
 from tests.scenarios.broken_parts import (
     BrokenParts,
     differences,
@@ -402,3 +413,20 @@ def test_a_spilled_send_that_meets_a_fault_is_kept_and_moved_when_the_fault_is_g
             break
     assert at > 1, "the send met no part that can break"
     assert not found, "\n".join(found)
+
+
+def test_dead_letters_that_cannot_be_forwarded_because_of_a_fault_stay_in_their_queue(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(site, "graves")
+    queue(site, forward_dead_lettered_messages_to="graves")
+    send(site, "a", "b")
+    with monkeypatch.context() as broken:
+        broken.setattr(Router, "stage", lambda *_: 1 / 0)
+        settle(site, c.Disposition.DEAD_LETTER, receive_one(site))
+    assert bodies(peek(site, DEAD)) == ["a"]
+    settle(site, c.Disposition.DEAD_LETTER, receive_one(site))
+    assert bodies(peek(site, "graves")) == ["b"]
+    assert take(site, DEAD) == ["a"]
+    assert site.engine.namespace.failures.total() == 1
+    assert troubles(site) == []

@@ -109,3 +109,22 @@ def test_completions_acknowledged_on_a_full_disk_are_not_back_after_a_crash(disk
         namespace.crash()
         again = life.enter_context(opened(disk / "namespace", clock))
         assert waiting(again) == sent - 30
+
+
+def test_messages_can_be_dead_lettered_on_a_full_disk_and_are_forwarded_when_it_has_room(
+    disk: Path,
+) -> None:
+    clock, filler = ManualClock(), disk / "filler"
+    filler.write_bytes(bytes(12 * MEGABYTE))
+    with opened(disk / "namespace", clock) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path="graves")))
+        description = QueueDescription(path=QUEUE, forward_dead_lettered_messages_to="graves")
+        namespace.ask(CreateEntity(description))
+        sent = fill(namespace)
+        batch = namespace.ask(Receive(QUEUE, 5))
+        namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.DEAD_LETTER))
+        assert waiting(namespace) == sent - 5
+        filler.unlink()
+        clock.sleep_us(5_000_000)
+        assert namespace.ask(Receive("graves", 20)).num_rows == 5
+        assert namespace.engine.restarts == 0

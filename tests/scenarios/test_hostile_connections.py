@@ -126,7 +126,8 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
     assert good.reply()[0] == 1
     doorway.namespace.ask(Send(JUNK, messages(1)), 10)
     assert good.reply()[0] == 2
-    assert "A reply could not be delivered because of an internal error" in caplog.text
+    assert "A connection failed because of an internal error and is closed" in caplog.text
+    assert wait_until(lambda: waiting not in doorway.conversations)
 
 
 def test_a_wait_of_a_client_that_left_is_forgotten(doorway: Doorway) -> None:

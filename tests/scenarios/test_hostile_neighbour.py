@@ -31,6 +31,7 @@ from twinbus.broker.entities.topic import Rule
 from twinbus.broker.sending import transfers
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.entities import (
+    FORWARDING,
     CorrelationFilter,
     QueueDescription,
     RuleDescription,
@@ -362,10 +363,14 @@ def test_the_work_to_check_a_settlement_is_proportional_to_its_intervals() -> No
 # -- rights ----------------------------------------------------------------------------------------
 
 
-def test_a_managing_key_of_one_topic_cannot_forward_into_other_entities(street: Street) -> None:
+@pytest.mark.parametrize("setting", FORWARDING)
+def test_a_managing_key_of_one_topic_cannot_forward_into_other_entities(
+    street: Street, setting: str
+) -> None:
     refusals = []
     for target in (VICTIM, "missing"):
-        description = SubscriptionDescription(topic_path=NEWS, name="sport", forward_to=target)
+        forwards: dict[str, Any] = {setting: target}
+        description = SubscriptionDescription(topic_path=NEWS, name="sport", **forwards)
         with pytest.raises(UnauthorizedError) as caught:
             street.editor.ask(UpdateEntity(description))
         refusals.append((caught.value.code, caught.value.text.replace(target, "there")))

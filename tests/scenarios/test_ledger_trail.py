@@ -226,6 +226,19 @@ def test_a_parked_message_is_forwarded_when_there_is_room(noted: Site) -> None:
     assert not [place for place in found.standing if place[0] == here]
 
 
+def test_a_forwarded_dead_letter_is_recorded_in_each_queue(noted: Site) -> None:
+    queue(noted, "target")
+    queue(noted, forward_dead_lettered_messages_to="target")
+    send(noted, message("a", message_id="A"))
+    settle(noted, Disposition.DEAD_LETTER, receive_one(noted))
+    here, there = number_of(noted), number_of(noted, "target")
+    found = closed(noted)
+    assert found.accepted == {(here, 1): "A", (here + 1, 1): "A", (there, 1): "A"}
+    assert found.by("dead_lettered") == {(here, 1)}
+    assert found.by("forwarded") == {(here + 1, 1)}
+    assert found.standing == {(there, 1)}
+
+
 def test_each_copy_of_a_topic_is_told_where_it_went(noted: Site) -> None:
     topic(noted)
     paths = [subscription(noted, name) for name in ("one", "two")]

@@ -22,10 +22,12 @@ from tests.contracts.words import (
     send,
     settle,
     take,
+    tokens,
 )
 from tests.scenarios.site import Site
 from twinbus.broker.store.commit import Fact
 from twinbus.entities import EntityStatus, dead_letter_path
+from twinbus.errors import EntityNotFoundError
 from twinbus.limits import SECOND_US
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
@@ -40,9 +42,11 @@ from twinbus.protocol.commands import (
     Receive,
     Send,
     SetSessionState,
+    Settle,
     UpdateEntity,
 )
 from twinbus.protocol.origins import sender_source
+from twinbus.protocol.requests import BlockingRequest
 
 
 def test_transfers_and_leases_of_a_log_of_an_earlier_version_are_known(site: Site) -> None:
@@ -122,6 +126,53 @@ def test_parked_messages_have_arrived_when_forwarding_is_switched_off(site: Site
     site.wait(seconds=2)
     site.reopen()
     assert take(site, "door") == ["a", "b"]
+
+
+def test_forwarded_dead_letters_keep_their_reason_through_restarts_and_compaction(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(segment_bytes=20_000)
+    queue(site, "graves")
+    queue(site, forward_dead_lettered_messages_to="graves")
+    send(site, "a")
+    settle(site, Disposition.DEAD_LETTER, receive_one(site))
+    for _ in range(5):
+        send(site, "z" * 15_000, "z" * 15_000, path="graves")
+        site.reopen()
+    dead = peek(site, "graves")[0]
+    assert (dead.body, dead.dead_letter_source) == (b"a", QUEUE)
+    assert peek(site, dead_letter_path(QUEUE)) == []
+    assert site.engine.restarts == 0
+
+
+def test_a_dead_letter_is_forwarded_before_a_later_command_deletes_its_queue(site: Site) -> None:
+    queue(site, "graves")
+    queue(site, forward_dead_lettered_messages_to="graves")
+    send(site, "a")
+    token = tokens(receive_one(site))
+    calls = [Settle(QUEUE, token, Disposition.DEAD_LETTER), DeleteEntity(QUEUE)]
+    requests = [BlockingRequest(call) for call in calls]
+    site.embedded.hand_over(requests)
+    assert [request._error for request in requests] == [None, None]
+    assert bodies(peek(site, "graves")) == ["a"]
+
+
+def test_dead_letters_of_a_queue_that_is_idle_at_the_same_moment_go_with_it(site: Site) -> None:
+    span = timedelta(minutes=5)
+    queue(site, "graves")
+    queue(
+        site,
+        forward_dead_lettered_messages_to="graves",
+        default_message_time_to_live=span,
+        enable_dead_lettering_on_message_expiration=True,
+        auto_delete_on_idle=span,
+    )
+    send(site, "a")
+    site.clock.advance(span)
+    assert peek(site, "graves") == []
+    with pytest.raises(EntityNotFoundError):
+        runtime(site)
+    assert site.engine.restarts == 0
 
 
 def test_a_message_of_no_size_is_parked_when_the_target_is_gone(site: Site) -> None:

@@ -36,6 +36,7 @@ from twinbus.limits import (
     AUTHENTICATION_US,
     MAX_AMQP_UNSETTLED,
     MAX_BATCH_MESSAGES,
+    MAX_RECEIVE_BYTES,
     SERVICE_BUS_CREDIT,
 )
 from twinbus.message import BrokeredMessage, to_messages
@@ -342,6 +343,80 @@ def test_messages_that_wait_for_the_client_are_released_after_the_token_expired(
     wire.tick()
     assert got(peer) == [b"a"]
     assert wire.deliverable() == [b"b", b"c"]
+
+
+# -- messages that wait for the client -------------------------------------------------------------
+
+
+def test_messages_that_wait_for_the_client_count_as_replies_of_its_connection(
+    wire: Wire, peer: WirePeer
+) -> None:
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(5)
+    peer.write()
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = 1
+    wire.send(*[bytes(10_000)] * 3)
+    assert len(got(peer)) == 1
+    wire.conversation.note_buffered(0)
+    assert 20_000 <= wire.conversation.reply_bytes < 21_000
+    peer.session.say_flow()
+    assert len(got(peer)) == 2
+    wire.conversation.note_buffered(0)
+    assert wire.conversation.reply_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["credit", "detach", "loss"])
+def test_messages_that_no_longer_wait_for_the_client_count_no_more(
+    wire: Wire, peer: WirePeer, how: str
+) -> None:
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(5)
+    peer.write()
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = 0
+    wire.send(*[bytes(10_000)] * 3)
+    assert wire.conversation._work.kept_bytes > 30_000
+    if how == "credit":
+        receiver.grant(0)
+        peer.write()
+    elif how == "detach":
+        receiver.detach()
+        peer.write()
+    else:
+        wire.close()
+    assert wire.conversation._work.kept_bytes == 0
+    assert len(wire.deliverable()) == 3
+
+
+def test_messages_for_which_the_key_has_no_room_do_not_wait_for_the_client(
+    wire: Wire, peer: WirePeer
+) -> None:
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(5)
+    peer.write()
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = 1
+    wire.reply_room = MAX_RECEIVE_BYTES
+    wire.send(b"a", b"b", b"c")
+    assert got(peer) == [b"a"]
+    assert wire.deliverable() == [b"b", b"c"]
+    assert wire.conversation._work.kept_bytes == 0
+
+
+def test_a_client_without_room_gets_its_messages_when_its_window_opens(
+    wire: Wire, peer: WirePeer
+) -> None:
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(5)
+    peer.write()
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = 1
+    wire.reply_room = MAX_RECEIVE_BYTES
+    wire.send(b"a", b"b", b"c")
+    assert got(peer) == [b"a"]
+    peer.session.say_flow()
+    assert got(peer) == [b"b", b"c"]
 
 
 # -- a server without room -------------------------------------------------------------------------

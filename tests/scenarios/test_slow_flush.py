@@ -15,12 +15,14 @@ from twinbus.broker.store.storage import DiskStorage
 from twinbus.broker.turn.engine import EngineSettings, Storages
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
+from twinbus.errors import CommunicationError
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey, Send, SendReceipt
 from twinbus.server.door import Door
+from twinbus.server.native import NativeConnection
 
 QUEUE = "orders"
 PATIENCE_S = 20
@@ -111,3 +113,18 @@ def test_sends_of_many_turns_in_the_thread_are_all_answered(shop: Shop) -> None:
     sends = [shop.begin_send() for _ in range(200)]
     numbers = sorted(send.result(PATIENCE_S).sequence_numbers[0] for send in sends)
     assert numbers == list(range(1, 201))
+
+
+@pytest.mark.parametrize("in_loop", [True, False], ids=["loop", "thread"])
+def test_a_connection_whose_reply_cannot_be_delivered_is_closed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, in_loop: bool
+) -> None:
+    shop.begin_send().result(PATIENCE_S)
+    shop.door.turns.place.is_loop = in_loop
+    (connection,) = shop.door.attendance.clients
+    with monkeypatch.context() as broken:
+        broken.setattr(NativeConnection, "_answer", lambda *_: 1 / 0)
+        with pytest.raises(CommunicationError):
+            shop.begin_send().result(PATIENCE_S)
+    assert shop.begin_send().result(PATIENCE_S).sequence_numbers == [3]
+    assert connection not in shop.door.attendance.clients

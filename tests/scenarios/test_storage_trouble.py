@@ -309,6 +309,38 @@ def test_a_message_dead_lettered_during_the_trouble_is_in_one_place(site: Site) 
     assert sorted(bodies(peek(site)) + bodies(peek(site, DEAD))) == ["a"]
 
 
+def test_a_dead_letter_that_is_forwarded_during_the_trouble_arrives_once_after_it(
+    site: Site,
+) -> None:
+    queue(site, "graves")
+    queue(site, forward_dead_lettered_messages_to="graves")
+    send(site, "a")
+    received = receive_one(site)
+    site.disk.full = True
+    with suppress(StoreUnavailableError):
+        settle(site, Disposition.DEAD_LETTER, received)
+    assert bodies(peek(site, "graves")) == []
+    mend(site)
+    assert bodies(peek(site, "graves")) == ["a"]
+    site.reopen()
+    assert bodies(peek(site)) + bodies(peek(site, DEAD)) == []
+    assert bodies(peek(site, "graves")) == ["a"]
+
+
+def test_a_spilled_message_that_dies_on_its_way_is_forwarded_once(site: Site) -> None:
+    queue(site, "graves")
+    queue(site, requires_session=True, forward_dead_lettered_messages_to="graves")
+    queue(site, "door", forward_to=QUEUE)
+    site.disk.fails_sync = True
+    send(site, "a", path="door")
+    site.wait(seconds=2)
+    assert peek(site, "graves") == []
+    mend(site)
+    site.reopen()
+    assert bodies(peek(site, "graves")) == ["a"]
+    assert peek(site, DEAD) == []
+
+
 def test_a_message_received_and_deleted_is_not_handed_out_unless_that_is_durable(
     site: Site,
 ) -> None:

@@ -28,6 +28,7 @@ class QueueModel:
     dead: list[Item] = field(default_factory=list)
     next_number: int = 1
     next_dead: int = 1
+    graves: "QueueModel | None" = None  # gets the dead letters
     seen: dict[str, int] = field(default_factory=dict)
     taken: set[tuple[str, int]] = field(default_factory=set)
     sessions: dict[str, tuple[object, int]] = field(default_factory=dict)  # name -> lock, until
@@ -93,6 +94,9 @@ class QueueModel:
             item.state = "deferred" if item.state == "deferred-locked" else "active"
 
     def bury(self, item: Item) -> None:
+        if self.graves is not None:
+            self.graves.send(item.body, 0, message_id="")
+            return
         self.dead.append(Item(self.next_dead, item.body, NEVER, failures=item.failures))
         self.next_dead += 1
 

@@ -44,7 +44,7 @@ from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import commands as c
 
-QUEUE, SESSIONS, TOPIC, DOOR = "plain", "sessions", "news", "door"
+QUEUE, SESSIONS, GRAVES, TOPIC, DOOR = "plain", "sessions", "graves", "news", "door"
 RED, ALL = subscription_path(TOPIC, "red"), subscription_path(TOPIC, "all")
 STATES = {"deferred": 1, "deferred-locked": 1, "scheduled": 2}
 picks = st.integers(0, 10_000)
@@ -54,8 +54,8 @@ counts = st.integers(1, 4)
 class BrokerMachine(RuleBasedStateMachine):
     """The queues of the real namespace and their models take the same steps."""
 
-    @initialize(duplicates=st.booleans(), expired=st.booleans())
-    def open(self, duplicates: bool, expired: bool) -> None:
+    @initialize(duplicates=st.booleans(), expired=st.booleans(), forwards=st.booleans())
+    def open(self, duplicates: bool, expired: bool, forwards: bool) -> None:
         self.clock = ManualClock()
         self.folder = Path(tempfile.mkdtemp(prefix="twinbus-model-"))
         self.namespace = self._open()
@@ -65,7 +65,11 @@ class BrokerMachine(RuleBasedStateMachine):
                 detects_duplicates_us=20_000_000 if duplicates else None,
             ),
             SESSIONS: QueueModel(dead_letters_expired=expired),
+            GRAVES: QueueModel(),  # after the queue whose dead letters it gets
         }
+        if forwards:
+            self.models[SESSIONS].graves = self.models[GRAVES]
+        self.namespace.ask(c.CreateEntity(QueueDescription(path=GRAVES)))
         self.tokens: list[tuple[str, bytes, Item]] = []
         self.holds: list[tuple[str, c.SessionLock]] = []
         self.epochs: list[int] = []
@@ -78,6 +82,9 @@ class BrokerMachine(RuleBasedStateMachine):
                 requires_duplicate_detection=duplicates and path == QUEUE,
                 duplicate_detection_history_time_window=timedelta(seconds=20),
                 enable_dead_lettering_on_message_expiration=expired,
+                forward_dead_lettered_messages_to=(
+                    GRAVES if forwards and path == SESSIONS else None
+                ),
             )
             self.namespace.ask(c.CreateEntity(description))
         self._create_topic()

@@ -65,7 +65,11 @@ ROOT = SharedAccessKey(name="root", claims=(Claim.MANAGE,), primary="p" * 16, se
 QUEUES: dict[str, dict[str, Any]] = {
     "plain": {"max_delivery_count": 3},
     "duplicates": {"requires_duplicate_detection": True},
-    "sessions": {"requires_session": True, "max_delivery_count": 2},
+    "sessions": {
+        "requires_session": True,
+        "max_delivery_count": 2,
+        "forward_dead_lettered_messages_to": "plain",
+    },
     "expiring": {
         "default_message_time_to_live": MINUTE,
         "enable_dead_lettering_on_message_expiration": True,

@@ -384,6 +384,7 @@ class Maker:
             "enable_dead_lettering_on_message_expiration": self.chance(0.5),
             "requires_session": self.chance(0.2),
             "forward_to": target,
+            "forward_dead_lettered_messages_to": self.one(None, None, None, *PATHS, *TOPICS),
         }
         kind = self.random.random()
         settings = {name: value for name, value in settings.items() if value != "\0"}

@@ -97,6 +97,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
         timedelta(seconds=20), timedelta(days=7)
     ),
     "forward_to": st.none() | NAME,
+    "forward_dead_lettered_messages_to": st.none() | NAME,
     "status": st.sampled_from(EntityStatus),
     "user_metadata": REASON,
     "path": NAME,

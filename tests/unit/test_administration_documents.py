@@ -66,6 +66,7 @@ RECEIVED = {
     "enable_dead_lettering_on_message_expiration": st.booleans(),
     "requires_session": st.booleans(),
     "forward_to": st.sampled_from([None, "target", "a/b"]),
+    "forward_dead_lettered_messages_to": st.sampled_from([None, "target", "a/b"]),
 }
 SENT = {
     "max_size_in_megabytes": st.integers(1, 81_920),

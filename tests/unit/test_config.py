@@ -382,10 +382,12 @@ def test_a_subscription_without_its_topic_is_a_mistake(
 def test_a_queue_can_forward_to_an_entity_of_the_same_file(
     read: Read, namespace: EmbeddedNamespace
 ) -> None:
-    apply(read("[[queue]]\npath = 'a'\nforward_to = 'b'\n[[topic]]\npath = 'b'"), namespace)
+    settings = "forward_to = 'b'\nforward_dead_lettered_messages_to = 'c'"
+    targets = "[[topic]]\npath = 'b'\n[[queue]]\npath = 'c'"
+    apply(read(f"[[queue]]\npath = 'a'\n{settings}\n{targets}"), namespace)
     found = namespace.ask(GetEntity("a"))
     assert isinstance(found, QueueDescription)
-    assert found.forward_to == "b"
+    assert (found.forward_to, found.forward_dead_lettered_messages_to) == ("b", "c")
 
 
 def test_a_file_that_was_mended_is_carried_out_whole(

@@ -107,6 +107,16 @@ def queue(found: dict[str, Any]) -> dict[str, Any]:
     return properties
 
 
+def test_the_target_of_dead_letters_is_read(tmp_path: Path) -> None:
+    changed = namespace()
+    queue(changed)["ForwardDeadLetteredMessagesTo"] = "carts"
+    [found] = read(tmp_path, config(changed))
+    descriptions = {one.description.path: one.description for one in found.config.entities}
+    orders = descriptions["orders"]
+    assert isinstance(orders, QueueDescription)
+    assert orders.forward_dead_lettered_messages_to == "carts"
+
+
 def rule(found: dict[str, Any]) -> dict[str, Any]:
     properties: dict[str, Any] = found["Topics"][0]["Subscriptions"][0]["Rules"][1]["Properties"]
     return properties
@@ -123,8 +133,8 @@ def rule(found: dict[str, Any]) -> dict[str, Any]:
         (lambda it: queue(it).update(MaxDeliveryCount=0), "queue 'orders'.*max_delivery_count"),
         (lambda it: queue(it).update(RequiresSession="maybe"), "RequiresSession.*'maybe'"),
         (
-            lambda it: queue(it).update(ForwardDeadLetteredMessagesTo="carts"),
-            "ForwardDeadLetteredMessagesTo is 'carts'",
+            lambda it: queue(it).update(ForwardDeadLetteredMessagesTo="two words"),
+            "queue 'orders'.*forward_dead_lettered_messages_to 'two words'",
         ),
         (lambda it: it["Queues"][0].update(Name="two words"), "queue 'two words'.*not a valid"),
         (lambda it: it["Queues"][0].update(Extra=1), "queue 'orders'.*unknown 'Extra'"),

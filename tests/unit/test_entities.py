@@ -90,6 +90,7 @@ received = {
     "enable_dead_lettering_on_message_expiration": st.booleans(),
     "requires_session": st.booleans(),
     "forward_to": st.none() | paths,
+    "forward_dead_lettered_messages_to": st.none() | paths,
 }
 filters = st.one_of(
     st.builds(SqlFilter, sql, bags),

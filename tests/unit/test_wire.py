@@ -112,6 +112,7 @@ ENTITY = (
         status=STATUS,
         default_message_time_to_live=LIFE,
         forward_to=NAME,
+        forward_dead_lettered_messages_to=st.none() | NAME,
     )
     | st.builds(TopicDescription, path=NAME, status=STATUS, user_metadata=st.none() | PATH)
     | st.builds(SubscriptionDescription, topic_path=NAME, name=NAME, requires_session=st.booleans())

@@ -4,7 +4,8 @@
        |--SCHEDULED--> SCHEDULED --ACTIVATED--> GONE (and ACTIVE under a new number)
        |--PARKED--> TRANSFERRING --FORWARDED--> GONE (and enqueued in the forward target)
 
-A dead-lettered message is GONE here and ACTIVE in the dead-letter queue, in one commit.
+A dead-lettered message is GONE here and ACTIVE in the dead-letter queue, in one commit. If dead
+letters are forwarded, it is TRANSFERRING there until the end of the turn.
 States are small integers, so that a queue needs one byte per message and steps whole vectors.
 """
 
@@ -78,7 +79,7 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.LEASED, Cause.DEAD_LETTERED): State.GONE,
     (State.LEASED, Cause.LAPSED): State.ACTIVE,
     (State.TRANSFERRING, Cause.FORWARDED): State.GONE,
-    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # forwarding was disabled
+    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # it is not forwarded
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 

@@ -52,6 +52,7 @@ _HELP = {
     "enable_express": "No effect, for compatibility: every message is durable.",
     "support_ordering": "No effect, for compatibility: messages stay in order.",
     "forward_to": "Queue or topic to which every message is forwarded.",
+    "forward_dead_lettered_messages_to": "Queue or topic to which dead letters are forwarded.",
     "status": "Which operations the entity accepts.",
     "user_metadata": "Any text.",
 }

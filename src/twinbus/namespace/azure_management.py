@@ -295,7 +295,7 @@ def _value(name: str, value: Any) -> Any:
         return _BY_STATUS.get(str(getattr(value, "value", value)), t.EntityStatus.DISABLED)
     if name == "max_delivery_count":
         return min(int(value), MAX_MAX_DELIVERY_COUNT)
-    if name == "forward_to":  # the service returns it as a URL
+    if name in t.FORWARDING:  # the service returns it as a URL
         return str(value).rpartition("://")[2].partition("/")[2] if "://" in value else value
     return value
 

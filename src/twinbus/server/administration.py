@@ -77,6 +77,7 @@ _ERROR_TYPE: Final = "application/xml;charset=utf-8"
 _RESOURCES: Final = {"queues": c.EntityKind.QUEUE, "topics": c.EntityKind.TOPIC}
 _SUPPLEMENTS: Final = {  # header with a second token: the setting that names its target entity
     "servicebussupplementaryauthorization": "forward_to",
+    "servicebusdlqsupplementaryauthorization": "forward_dead_lettered_messages_to",
 }
 
 

@@ -217,12 +217,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             (self.transport.resume_reading if may_read else self.transport.pause_reading)()
 
     def _deliver(self, request: Any, value: Any) -> None:
-        """Accept a reply; the thread that ran the turn calls this."""
-        turns = self._door.turns
-        if get_ident() == turns.thread:
-            self._answer(request, value)
+        """Accept a reply; the thread that ran the turn calls this.
+
+        If that fails, the connection ends: its client would wait for the reply for ever.
+        """
+        door, answer = self._door, partial(self._answer, request, value)
+        if get_ident() == door.turns.thread:
+            door.isolated(self, answer)
         else:
-            turns.call_in_loop(partial(self._answer, request, value))
+            door.turns.call_in_loop(partial(door.isolated, self, answer))
 
     def _check_reader(self, now: int) -> None:
         """End a connection whose client reads too slowly.

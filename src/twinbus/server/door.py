@@ -187,23 +187,19 @@ class Door(Closable):
         """Check connections for timeouts and expired tokens."""
         strangers = [one for one in self.attendance.strangers if isinstance(one, ClientConnection)]
         for connection in [*self.attendance.clients, *strangers]:
-            try:
-                connection.tick()
-            except Exception:  # noqa: BLE001 - an error in one connection must not stop the others
-                _log.exception("A connection failed because of an internal error and is closed")
-                connection.abort()
+            self.isolated(connection, connection.tick)
 
     def _after_turn(self) -> None:
         """Write the replies of a turn."""
         if self.keys.version != self._keys_version:
             self._keys_version = self.keys.version
             for connection in [*self.attendance.clients]:
-                self._isolated(connection, connection.tick)
+                self.isolated(connection, connection.tick)
         replying, self._replying = self._replying, set()
         for connection in replying:
-            self._isolated(connection, connection.flush)
+            self.isolated(connection, connection.flush)
 
-    def _isolated(self, connection: ClientConnection, work: Callable[[], object]) -> None:
+    def isolated(self, connection: ClientConnection, work: Callable[[], object]) -> None:
         """Call `work` for a connection; if it raises, only this connection ends."""
         try:
             work()
@@ -229,7 +225,7 @@ class Door(Closable):
     def _wake_crowded(self, key: str) -> None:
         self._waking.discard(key)
         for connection in self.attendance.crowded_of(key):
-            self._isolated(connection, connection.flush)
+            self.isolated(connection, connection.flush)
 
     # -- accepting -----------------------------------------------------------------------------
 

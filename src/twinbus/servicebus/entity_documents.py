@@ -122,6 +122,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting
     "EnableExpress": ("enable_express", _BOOLEAN),
     "SupportOrdering": ("support_ordering", _BOOLEAN),
     "ForwardTo": ("forward_to", _TARGET),
+    "ForwardDeadLetteredMessagesTo": ("forward_dead_lettered_messages_to", _TARGET),
     "UserMetadata": ("user_metadata", _TEXT),
 }
 FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
@@ -238,19 +239,11 @@ def _check_false(name: str, text: str, _: int) -> None:
         raise InvalidArgumentError(f"{name} is true, which this broker does not support; use false")
 
 
-def _refuse_dead_letter_target(name: str, text: str, _: int) -> None:
-    raise InvalidArgumentError(
-        f"{name} is {shown(text)}; dead-letter queues of this broker cannot forward. Remove the "
-        "setting, and receive from the dead-letter queue"
-    )
-
-
 _ALWAYS: Final[Mapping[str, Callable[[str, str, int], None]]] = {
     "MaxMessageSizeInKilobytes": _check_size,
     "IsAnonymousAccessible": _check_false,
     "EnableSubscriptionPartitioning": _check_false,
     "FilteringMessagesBeforePublishing": _check_false,
-    "ForwardDeadLetteredMessagesTo": _refuse_dead_letter_target,
 }
 
 

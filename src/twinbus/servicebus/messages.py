@@ -414,7 +414,8 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
     """Return a delivered message with the values that the broker added, except its lock token.
 
     `is_dead` says that the message comes from a dead-letter queue: the reason and the description
-    are then not returned as application properties.
+    are then not returned as application properties. The same holds for a forwarded dead letter,
+    which has the source of its death.
     """
     delivered = AmqpMessage(payload)
     annotations = delivered.message_annotations or {}
@@ -429,7 +430,7 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
         sent = _as_sent(delivered, header, own)
         native = {name: getattr(sent, name) for name in APPLICATION_FIELDS}
     death: list[str | None] = [None, None]
-    if is_dead:
+    if is_dead or "x-opt-deadletter-source" in annotations:
         death = [_text(native["application_properties"].pop(name, None)) for name in _DEATH]
     enqueued = moment_of(annotations.get("x-opt-enqueued-time"))
     life = native["time_to_live"]

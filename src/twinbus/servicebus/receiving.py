@@ -2,6 +2,7 @@
 
 The client's credit becomes receives that wait at the queue. A reply is delivered as far as the link
 and its session have room. The rest waits here, and no further receive starts until it is delivered.
+It counts under the key of the client, and is released at once if the key has no room for it.
 When the link ends, messages that wait here are released. Delivered messages stay locked until their
 lock expires, because SDKs may settle them on another link.
 
@@ -91,6 +92,7 @@ class Receiving:
         self._deleted: deque[list[Buffer]] = deque()  # to be written
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
+        self._ready_bytes = 0  # their size, as the connection counts it; 0: not counted
         self._is_ended = False
         self._error: MessagingError | None = None  # ends the link when all deleted are written
         self._has_looked = False  # an immediate receive was made since the client began to drain
@@ -116,7 +118,7 @@ class Receiving:
         if self._deletes:
             self._delete_ready()
         while self._ready and link.may_send and not self._is_unread():
-            self._deliver(self._ready.popleft())
+            self._deliver()
         self._release_ready()
         if self._ready or self._deleted or self._is_deleting or self._asked is not None:
             return
@@ -137,8 +139,27 @@ class Receiving:
     def _release_ready(self) -> None:
         """Release messages for which the client withdrew its credit, so that others get them."""
         if self._ready and self._link.credit <= 0:
-            self._settle([*self._ready], Disposition.RELEASE)
-            self._ready.clear()
+            self._give_up_ready()
+
+    def _keep_ready(self) -> None:
+        """Count the messages that wait here under the key; release them if it has no room."""
+        size = sum([message.size for message in self._ready])
+        if self._work.may_keep(size):
+            self._count_ready(size)
+        else:
+            self._give_up_ready()
+
+    def _give_up_ready(self) -> None:
+        self._settle([*self._ready], Disposition.RELEASE)
+        self._clear_ready()
+
+    def _clear_ready(self) -> None:
+        self._ready.clear()
+        self._count_ready(0)
+
+    def _count_ready(self, size: int) -> None:
+        self._work.kept_bytes += size - self._ready_bytes
+        self._ready_bytes = size
 
     def _delete_ready(self) -> None:
         """Have the broker delete the messages that can be written now; release the others."""
@@ -160,8 +181,7 @@ class Receiving:
             self._work.ask(self.path, command, partial(self._take_deleted, chosen, contents))
         elif self._error is not None and not self._is_deleting and not self._deleted:
             self.stop(self._error)
-        self._settle([*self._ready], Disposition.RELEASE)
-        self._ready.clear()
+        self._give_up_ready()
 
     def _take_deleted(
         self, messages: list[BrokeredMessage], contents: list[list[Buffer]], value: Any
@@ -206,8 +226,14 @@ class Receiving:
             return
         self._ready.extend(messages_in(value))
         self.pump()
+        if self._ready:
+            self._keep_ready()
 
-    def _deliver(self, message: BrokeredMessage) -> None:
+    def _deliver(self) -> None:
+        """Deliver the first message that is ready."""
+        message = self._ready.popleft()
+        if self._ready_bytes:
+            self._count_ready(self._ready_bytes - message.size)
         assert message.lock_token is not None  # every receive locks
         try:
             self._link.send(write_message(message), tag=message.lock_token.bytes_le)
@@ -298,7 +324,7 @@ class Receiving:
             self._work.finish(self.path, ReleaseSession(self.path, self.session))
         else:
             self._settle([*self._ready], Disposition.RELEASE)
-        self._ready.clear()
+        self._clear_ready()
 
 
 def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:

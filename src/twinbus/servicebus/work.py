@@ -24,6 +24,7 @@ from twinbus.limits import (
     MAX_ADDRESS_CHARACTERS,
     MAX_AMQP_LINKS,
     MAX_OPEN_REQUESTS,
+    MAX_RECEIVE_BYTES,
     MAX_UNANSWERED_BYTES,
     MAX_UNREAD_BYTES,
     SERVICE_BUS_DEFERRED_REQUESTS,
@@ -143,6 +144,7 @@ class Work:
         self._open = 0  # number of unanswered requests
         self._open_bytes = 0  # size of the messages in unanswered requests
         self._waiting = 0  # number of unanswered requests that may wait at a queue
+        self.kept_bytes = 0  # of messages that wait at links until the client can get them
         self._fetching = 0  # maximum size of the replies to the other unanswered requests
         self._deferred: deque[LinkRequest] = deque()  # wait until there is room for their replies
         self._refused: list[tuple[str, Command[Any]]] = []  # by a busy broker; `finish` them later
@@ -278,8 +280,15 @@ class Work:
 
     @property
     def reply_bytes(self) -> int:
-        """How many bytes of replies are unread or expected."""
-        return self._fetching + self._unread_bytes()
+        """How many bytes of replies are unread or expected, or wait at links."""
+        return self._fetching + self._unread_bytes() + self.kept_bytes
+
+    def may_keep(self, size: int) -> bool:
+        """Return whether messages may wait at a link until the client can get them.
+
+        They may wait for long, so they leave the key enough room for any other reply.
+        """
+        return self._guard.has_reply_room(self.reply_bytes, size + MAX_RECEIVE_BYTES)
 
     @property
     def request_bytes(self) -> int:
@@ -291,10 +300,10 @@ class Work:
         more = request.reply_bytes
         if not more and not request.waits:
             return True
-        used = self.reply_bytes
+        used = self._fetching + self._unread_bytes()
         if more and used and used + more > MAX_UNREAD_BYTES:
             return False
-        return self._guard.has_reply_room(used, more)
+        return self._guard.has_reply_room(self.reply_bytes, more)
 
     def _hand_over(self, request: LinkRequest) -> None:
         self._fetching += request.reply_bytes

@@ -12,6 +12,7 @@ from twinbus.entities import (
     EntityDescription,
     SubscriptionDescription,
     TopicDescription,
+    forward_targets,
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError
 from twinbus.limits import MAX_FORWARD_HOPS
@@ -112,10 +113,11 @@ class Directory:
 
     def check_forwarding(self, description: EntityDescription) -> None:
         """Refuse a forward target that is missing, forms a cycle, or makes a chain too long."""
-        forward_to = getattr(description, "forward_to", None)
-        if forward_to is None:
+        targets = forward_targets(description)
+        if not targets:
             return
-        self.entity(forward_to)
+        for target in targets:
+            self.entity(target)
         steps = {path: self._next(entity.description) for path, entity in self._entities.items()}
         steps[description.path.lower()] = self._next(description)
         if isinstance(description, SubscriptionDescription):
@@ -124,13 +126,12 @@ class Directory:
             _follow(path, steps, ())
 
     def _next(self, description: EntityDescription) -> set[str]:
-        """Return the entities to which messages of an entity go."""
+        """Return the entities to which messages or dead letters of an entity go."""
         if isinstance(description, TopicDescription):
             topic = self.find(description.path)
             subscriptions = topic.subscriptions.values() if isinstance(topic, Topic) else ()
             return {subscription.description.path.lower() for subscription in subscriptions}
-        forward_to = getattr(description, "forward_to", None)
-        return set() if forward_to is None else {forward_to.lower()}
+        return {target.lower() for target in forward_targets(description)}
 
 
 def _follow(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:

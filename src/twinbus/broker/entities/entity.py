@@ -66,12 +66,15 @@ class Entity:
         self.description = description
         self.queue.settings = settings = settings_of(description)
         # The number of its message stores, their size (subscriptions share that of their topic),
-        # the idle time after which it is deleted, and its forward target.
+        # the idle time after which it is deleted, and its forward targets.
         self.stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
         megabytes = getattr(description, "max_size_in_megabytes", None)
         self.max_bytes = NEVER_US if megabytes is None else megabytes * MEGABYTE * self.stores
         self.idle_us = to_us(description.auto_delete_on_idle)
         self.forward_to: str | None = getattr(description, "forward_to", None)
+        self.forward_dead_letters_to: str | None = getattr(
+            description, "forward_dead_lettered_messages_to", None
+        )
         self.is_backlog = is_backlog_path(description.path)
         # Whether messages go directly to its queue, without further decisions.
         self.is_plain = (

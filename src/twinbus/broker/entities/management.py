@@ -13,6 +13,7 @@ from twinbus.broker.store.commit import Commit, Effect, Fact
 from twinbus.entities import (
     BACKLOG_INFIX,
     DEFAULT_RULE,
+    FORWARDING,
     EntityDescription,
     QueueDescription,
     RuleDescription,
@@ -250,15 +251,16 @@ class Management:
 
         The answer is the same whether or not the target exists.
         """
-        target = getattr(description, "forward_to", None)
-        if target is None or target == getattr(current, "forward_to", None):
-            return
-        if not principal.may(Claim.SEND, target):
-            raise UnauthorizedError(
-                f"forwarding to {target} needs the claim send there; use a key that has it",
-                claim=Claim.SEND.value,
-                path=target,
-            )
+        for setting in FORWARDING:
+            target = getattr(description, setting, None)
+            if target is None or target == getattr(current, setting, None):
+                continue
+            if not principal.may(Claim.SEND, target):
+                raise UnauthorizedError(
+                    f"forwarding to {target} needs the claim send there; use a key that has it",
+                    claim=Claim.SEND.value,
+                    path=target,
+                )
 
     def _check_growth(
         self, description: EntityDescription, current: EntityDescription, principal: Principal

@@ -483,7 +483,11 @@ class Queue:
     def bury(
         self, at: Indices, cause: Cause, death: Death, commit: Commit, *, counted: bool = False
     ) -> None:
-        """Move messages to the dead-letter queue; a caller's reason counts for the quota."""
+        """Move messages to the dead-letter queue; a caller's reason counts for the quota.
+
+        If dead letters are forwarded, they are parked there and go on at the end of the turn: their
+        death must not fail because the record with their copies is refused.
+        """
         if not len(at):
             return
         if self.dead_letter is None:
@@ -494,6 +498,9 @@ class Queue:
         changes: dict[str, Any] = {"death": self.shared.deaths.number(death, commit.kept)}
         if counted:
             changes["size"] = self.waiting.get("size", at) + death.size
+        if self.dead_letter.resend is not None:
+            changes["state"] = State.TRANSFERRING
+            self.shared.parked[self.dead_letter.entity] = self.dead_letter
         self._move(at, cause, self.dead_letter, changes, commit)
 
     def _move(
@@ -504,15 +511,15 @@ class Queue:
         names = ("enqueued", "size", "batch", "row", "failures")
         columns: dict[str, Any] = {name: get(name, at) for name in names}
         sessions = get("session", at) if target is self else -1
-        columns |= {"session": sessions, **changes}
+        columns |= {"session": sessions, "state": State.ACTIVE, **changes}
         commit.must_sync = True  # the new number must not be visible before it is durable
         commit.kept.gone(self.entity, get("sequence", at), cause)
         self.waiting.step(at, cause)
         sequence = target.allocate(len(at))
-        rows = Rows(sequence=sequence, state=State.ACTIVE, **columns)
+        rows = Rows(sequence=sequence, **columns)
         first = target.waiting.add(rows)
         moved = np.arange(first, first + len(at))
-        target._note_places(commit.kept, moved, State.ACTIVE)  # noqa: SLF001 - same class
+        target._note_places(commit.kept, moved, columns["state"])  # noqa: SLF001 - same class
         target.touch()
         if target.settings.requires_session:
             target.sessions.add(target.waiting.get("session", moved).tolist(), sequence)
@@ -639,7 +646,7 @@ class Queue:
         self._expire(old, commit)
         if now >= self.retry_at:
             self.retry_at = NEVER_US
-            self._resend_parked(now, commit)
+            self.resend_parked(now, commit)
         self._dismiss(now, commit)
 
     def _activate(self, at: Indices, now: int, commit: Commit) -> None:
@@ -656,14 +663,22 @@ class Queue:
         columns = {"enqueued": get("due", at), "expires": get("expires", at)}
         self._move(at, Cause.ACTIVATED, self, columns, commit)
 
-    def _resend_parked(self, now: int, commit: Commit) -> None:
-        at = self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
+    def resend_parked(self, now: int, commit: Commit) -> None:
+        """Forward the parked messages, or keep them if this queue no longer forwards."""
         if self.resend is not None:
-            self.resend(at, Cause.FORWARDED, now, commit)
-        else:  # forwarding was disabled: this queue is their destination
-            self.waiting.step(at, Cause.ENQUEUED)
-            self._note_states(at, commit)
-            self._stir(at)
+            self.resend(self.parked(), Cause.FORWARDED, now, commit)
+        else:
+            self.keep_parked(self.parked(), commit)
+
+    def parked(self) -> Indices:
+        """Return the parked messages."""
+        return self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
+
+    def keep_parked(self, at: Indices, commit: Commit) -> None:
+        """Make parked messages deliverable here: this queue is their destination."""
+        self.waiting.step(at, Cause.ENQUEUED)
+        self._note_states(at, commit)
+        self._stir(at)
 
     def look_again(self, cause: Cause, now: int) -> None:
         """Continue with the other messages to be forwarded in the next turn."""
@@ -678,6 +693,7 @@ class Queue:
             self.retry_at = now + FORWARD_RETRY_US
         else:
             self.waiting.set_due(at, now + FORWARD_RETRY_US)
+        self.touch()  # sets the alarm
 
     def _expire(self, at: Indices, commit: Commit) -> None:
         if not len(at):

@@ -29,6 +29,8 @@ class Shared:
     nonce: Callable[[], str]  # returns names that cannot be guessed
     rule_failures: RuleFailures
     touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since they were served
+    # Dead-letter queues with messages that were parked in this turn and go on at its end.
+    parked: "dict[int, Queue]" = field(default_factory=dict)
     open_receives: int = 0  # number of waiting requests
     waits: Counter[str] = field(default_factory=Counter)  # number of waiting requests by principal
     waits_at: dict[int, int] = field(default_factory=dict)  # by waiting request: number of a queue

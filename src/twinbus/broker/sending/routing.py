@@ -1,10 +1,11 @@
 """Routing: decides which queues get the rows of a batch that was sent to an entity.
 
 A topic gives copies to its subscriptions; an entity with `forward_to` forwards everything. Rows
-that their forward target cannot accept are parked in the forwarding queue and retried.
+that their forward target cannot accept are parked in the forwarding queue and retried. Dead letters
+that are forwarded are parked in their dead-letter queue until the end of the turn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,16 +59,19 @@ class Outbound:
     pieces: list[pa.RecordBatch]
     sizes: list[Int64s]  # of the messages of each piece
     placements: list[Placement] = field(default_factory=list)
+    deaths: Numbers | None = None  # why each row died before; None: no row did
 
     def batch(self) -> pa.RecordBatch:
         """Return all rows as one batch."""
         return self.pieces[0] if len(self.pieces) == 1 else pa.concat_batches(self.pieces)
 
-    def add(self, changed: pa.RecordBatch) -> Numbers:
-        """Add changed copies; return their rows."""
+    def add(self, changed: pa.RecordBatch, rows: Numbers) -> Numbers:
+        """Add changed copies of rows; return their rows."""
         first = sum(piece.num_rows for piece in self.pieces)
         self.pieces.append(changed)
         self.sizes.append(sizes(changed))
+        if self.deaths is not None:
+            self.deaths = np.concatenate([self.deaths, self.deaths[rows]])
         return np.arange(first, first + changed.num_rows, dtype=np.int32)
 
 
@@ -101,9 +105,9 @@ class Router:
         """Return the entity of a path, or None."""
         return self._directory.find(path)
 
-    def _room(self, entity: Entity) -> int:
-        """Return the free bytes of an entity's forward target; below zero: it accepts nothing."""
-        target = self._directory.find(entity.forward_to or "")
+    def _room(self, path: str | None) -> int:
+        """Return the free bytes of a forward target; below zero: it accepts nothing."""
+        target = self._directory.find(path or "")
         if target is None or not target.description.status.allows_send:
             return -1
         return target.room
@@ -121,10 +125,7 @@ class Router:
             self._arrive(queue, rows, life, outbound)
         elif hops >= MAX_FORWARD_HOPS:
             death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
-            assert queue.dead_letter is not None
-            outbound.placements.append(
-                Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death)
-            )
+            outbound.placements.append(_dead(queue, rows, life, death))
         elif self._can_forward(entity, rows, outbound):
             target = self._directory.entity(entity.forward_to)
             self.route(target, rows, life, outbound, hops + 1)
@@ -136,7 +137,7 @@ class Router:
         if entity.queue.waiting.count(State.TRANSFERRING):
             return False
         size = np.concatenate(outbound.sizes)[rows]
-        return int(size.sum()) <= self._room(entity)
+        return int(size.sum()) <= self._room(entity.forward_to)
 
     def _fan_out(
         self, topic: Topic, rows: Numbers, life: Int64s, outbound: Outbound, hops: int
@@ -187,7 +188,8 @@ class Router:
             )
             self._bury(subscription, copy.rule, rows[copy.rows[~fits]], why, outbound)
         if fits.any():
-            yield outbound.add(changed.filter(pa.array(fits))), copy.rows[fits]
+            at = copy.rows[fits]
+            yield outbound.add(changed.filter(pa.array(fits)), rows[at]), at
 
     def _left(
         self,
@@ -221,23 +223,17 @@ class Router:
         if not described.enable_dead_lettering_on_filter_evaluation_exceptions:
             return
         queue = subscription.queue
-        assert queue.dead_letter is not None
         death = Death(RULE_FAILED, f"rule {rule.description.name}: {why}", queue.path)
         life = np.full(len(rows), NEVER_US)
-        outbound.placements.append(Placement(queue.dead_letter, rows, Cause.ENQUEUED, life, death))
+        outbound.placements.append(_dead(queue, rows, life, death))
 
     def _arrive(self, queue: Queue, rows: Numbers, life: Int64s, outbound: Outbound) -> None:
         if queue.settings.requires_session:
             sessions = outbound.batch().column("session_id").take(pa.array(rows))
             missing = sessions.is_null().to_numpy(zero_copy_only=False)
             if missing.any():
-                assert queue.dead_letter is not None
                 death = Death(SESSION_ID_MISSING, "the queue requires a session_id", queue.path)
-                outbound.placements.append(
-                    Placement(
-                        queue.dead_letter, rows[missing], Cause.ENQUEUED, life[missing], death
-                    )
-                )
+                outbound.placements.append(_dead(queue, rows[missing], life[missing], death))
                 rows, life = rows[~missing], life[~missing]
         if len(rows):
             outbound.placements.append(Placement(queue, rows, Cause.ENQUEUED, life))
@@ -253,11 +249,11 @@ class Router:
         batch = outbound.batch()
         size = outbound.sizes[0] if len(outbound.sizes) == 1 else np.concatenate(outbound.sizes)
         rows = [self._rows(placement, size, due, now, commit) for placement in outbound.placements]
-        target = (
-            _only_target(outbound.placements[0], rows[0], batch.num_rows)
-            if len(rows) == 1
-            else None
-        )
+        target = None
+        if outbound.deaths is not None:
+            rows = _with_deaths(outbound.placements, rows, outbound.deaths)
+        elif len(rows) == 1:
+            target = _only_target(outbound.placements[0], rows[0], batch.num_rows)
         commit.add_batch(batch, target)
         for placement, staged in zip(outbound.placements, rows, strict=True):
             queue = placement.queue
@@ -270,6 +266,8 @@ class Router:
                 queue.note_staged(staged.sequence, placement.cause, commit)
             if placement.cause is Cause.PARKED:
                 queue.retry_at = now + FORWARD_RETRY_US
+                if queue.dead_letter is None:
+                    self._shared.parked[queue.entity] = queue
         return [staged.sequence for staged in rows]
 
     def _rows(
@@ -303,31 +301,74 @@ class Router:
     def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
         """Forward messages that waited in a topic or a forwarding queue."""
         queue = entity.queue
-        get = queue.waiting.get
-        total = np.cumsum(get("size", at), dtype=np.int64)
-        if cause is Cause.FORWARDED:
-            fits = total <= self._room(entity)
-            queue.retry_at = NEVER_US if fits.all() else now + FORWARD_RETRY_US
-            at, total = at[fits], total[fits]
+        if cause is not Cause.FORWARDED:
+            self._send_on(queue, at, cause, entity.description.path, now, commit)
+            return
+        fits = self._fits(queue, at, entity.forward_to)
+        queue.retry_at = NEVER_US if fits.all() else now + FORWARD_RETRY_US
+        self._send_on(queue, at[fits], cause, entity.forward_to or "", now, commit)
+
+    def resend_dead_letters(
+        self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit
+    ) -> None:
+        """Forward dead letters; those that the target does not accept stay in their queue."""
+        queue, target = entity.queue.dead_letter, entity.forward_dead_letters_to
+        assert queue is not None
+        fits = self._fits(queue, at, target)
+        queue.retry_at = NEVER_US
+        queue.keep_parked(at[~fits], commit)
+        self._send_on(queue, at[fits], cause, target or "", now, commit)
+
+    def _fits(self, queue: Queue, at: Indices, target: str | None) -> npt.NDArray[np.bool_]:
+        """Return which messages, in their order, the target of forwarding accepts."""
+        total = np.cumsum(queue.waiting.get("size", at), dtype=np.int64)
+        fits: npt.NDArray[np.bool_] = total <= self._room(target)
+        return fits
+
+    def _send_on(
+        self, queue: Queue, at: Indices, cause: Cause, path: str, now: int, commit: Commit
+    ) -> None:
+        """Send messages of a queue to an entity, as many as one batch may have."""
         if not len(at):
             return
+        get = queue.waiting.get
+        total = np.cumsum(get("size", at), dtype=np.int64)
         step = max(1, int(np.searchsorted(total, MAX_BATCH_BYTES)))
         if step < len(at):
             at = at[:step]
             queue.look_again(cause, now)
         batch = self._shared.bodies.fetch(get("batch", at), get("row", at))
         outbound = Outbound([batch], [get("size", at).astype(np.int64)])
+        deaths = get("death", at)
+        if deaths.max() >= 0:
+            outbound.deaths = deaths
         left = get("expires", at)
         life = np.where(left == NEVER_US, NEVER_US, np.maximum(left - now, 0))
         rows = np.arange(len(at), dtype=np.int32)
-        if cause is Cause.FORWARDED:
-            self.route(self._directory.entity(entity.forward_to or ""), rows, life, outbound, 1)
-        else:
-            self.route(entity, rows, life, outbound)
+        hops = 1 if cause is Cause.FORWARDED else 0
+        self.route(self._directory.entity(path), rows, life, outbound, hops)
         self.stage(outbound, None, now, commit)
         commit.must_sync = True
         commit.tentative.gone(queue.entity, get("sequence", at), cause)
         commit.effects.append(_SentOn(queue, at, cause, now))
+
+
+def _dead(queue: Queue, rows: Numbers, life: Int64s, death: Death) -> Placement:
+    """Return the placement of rows that die on their way into a queue."""
+    dead_letter = queue.dead_letter
+    assert dead_letter is not None
+    cause = Cause.ENQUEUED if dead_letter.resend is None else Cause.PARKED
+    return Placement(dead_letter, rows, cause, life, death)
+
+
+def _with_deaths(
+    placements: Sequence[Placement], staged: Sequence[Rows], deaths: Numbers
+) -> list[Rows]:
+    """Return staged rows with the deaths that they had before, unless they have died again."""
+    return [
+        rows if placement.death is not None else rows._replace(death=deaths[placement.rows])
+        for placement, rows in zip(placements, staged, strict=True)
+    ]
 
 
 def _too_much(outbound: Outbound) -> str:

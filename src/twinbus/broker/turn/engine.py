@@ -465,6 +465,10 @@ class Engine:
         if now >= self._next_check:
             self._check_one(now)
         self._finish(commit, requests)
+        while self.namespace.shared.parked:  # dead letters, and those that die on their way
+            commit = self._new_commit()
+            self.namespace.forward_dead_letters(now, commit)
+            self._finish(commit, ())
         while self.namespace.shared.touched:  # messages became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)

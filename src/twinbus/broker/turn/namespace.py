@@ -364,6 +364,21 @@ class BrokerNamespace:
         commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
         return True
 
+    def forward_dead_letters(self, now: int, commit: Commit) -> None:
+        """Forward the dead letters that were parked in this turn.
+
+        If that fails, they stay in their dead-letter queue.
+        """
+        parked, self.shared.parked = self.shared.parked, {}
+        for queue in parked.values():
+            if self.directory.queue_numbered(queue.entity) is not queue:
+                continue  # its entity was deleted in this turn
+            failure = self._alone(partial(queue.resend_parked, now, commit), commit)
+            if failure is not None:
+                self._note_failure(failure, f"forwarding messages of {queue.path}")
+                queue.keep_parked(queue.parked(), commit)
+            queue.touch()
+
     def count_memory(self) -> None:
         """Count the memory of all queues, after they were read from the log."""
         for queue in self.directory.queues():
@@ -409,13 +424,15 @@ class BrokerNamespace:
         """Register an entity that is new or has new settings."""
         entity.queue.resend = None
         if isinstance(entity, Topic) or entity.forward_to is not None:
-            entity.queue.resend = lambda at, cause, now, commit: self._router.resend(
-                entity, at, cause, now, commit
-            )
+            entity.queue.resend = partial(self._router.resend, entity)
+        if entity.queue.dead_letter is not None:
+            forwards = entity.forward_dead_letters_to is not None
+            resend = partial(self._router.resend_dead_letters, entity) if forwards else None
+            entity.queue.dead_letter.resend = resend
         self.accessed(entity, max(entity.accessed_us, entity.updated_us))
-        if entity.queue.waiting.count(State.TRANSFERRING):
-            entity.queue.retry_at = entity.accessed_us
         for queue in entity.queues:
+            if queue.waiting.count(State.TRANSFERRING):
+                queue.retry_at = entity.accessed_us
             self.name_origins(queue, entity.birth)
             queue.touch()
             self._arm(queue)

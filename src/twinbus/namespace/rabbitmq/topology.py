@@ -334,6 +334,7 @@ _REFUSED_SETTINGS = {
     "requires_duplicate_detection": Capability.DUPLICATE_DETECTION,
     "enable_partitioning": Capability.PARTITIONING,
     "forward_to": Capability.FORWARDING,
+    "forward_dead_lettered_messages_to": Capability.FORWARDING,
 }
 
 
