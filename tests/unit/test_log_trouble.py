@@ -126,6 +126,27 @@ def test_a_record_that_a_dead_process_did_not_sync_is_durable_after_the_next_sta
     assert found_in(after) == ["a", "b"]
 
 
+def test_the_name_of_a_segment_that_a_dead_process_began_is_durable_after_the_next_start(
+    tmp_path: Path,
+) -> None:
+    home, after = tmp_path / "home", tmp_path / "after"
+    power = PowerSupply(1)
+    disk = PowerCutStorage(home, power)
+    log = started(home, disk)
+    log.append(saying("a"))
+    power.fail_in(5, applies_last=False)  # create, write, sync, rename, and no sync of the name
+    with pytest.raises(PowerFailure):
+        log.append(saying("not written"))
+    log.crash()
+    power.restore()
+    again = Log(home, disk)
+    assert heard(list(again.replay())) == ["a"]
+    again.append(saying("b"))
+    again.crash()
+    disk.cut(after, kept=0)
+    assert found_in(after) == ["a", "b"]
+
+
 def test_a_start_whose_last_record_cannot_be_made_durable_is_refused(tmp_path: Path) -> None:
     disk = PowerCutStorage(tmp_path, PowerSupply(1))
     log = Log(tmp_path, disk)

@@ -129,8 +129,7 @@ class Log:
             self._mend(newest, 0, header_of(newest))
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
-            if self.last_record != self.seen_record:  # LOCK contains only durable records
-                self._make_durable(self._active())
+            self._make_durable(self._active())
         self._is_replayed = True
         self._keep_reserve()
 
@@ -139,11 +138,13 @@ class Log:
 
         The process before this one may have died between the write and the sync, or the sync may
         have failed: then the record can be read until the power fails, but no later sync writes it.
+        A record whose number is in LOCK is durable.
         """
         record = newest.mapped(newest.size)[newest.last : newest.size]
         try:
-            self._storage.write(self._descriptor, newest.last, [memoryview(record)])
-            self._storage.sync(self._descriptor)
+            if self.last_record != self.seen_record:
+                self._storage.write(self._descriptor, newest.last, [memoryview(record)])
+                self._storage.sync(self._descriptor)
             self._storage.sync_directory(self.directory)
         except OSError as error:
             raise StoreUnavailableError(
