@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.contracts.pairing_words import (
@@ -380,6 +381,17 @@ def test_many_threads_lose_and_double_nothing_while_an_entity_fails_over(tmp_pat
         assert len(pair.heard(FailedOver)) == 1
         found = pair.primary.take() + pair.diverted()
         assert sorted(found) == sorted(f"{w}/{n}" for w in range(8) for n in range(40))
+
+
+@pytest.mark.parametrize("form", ["single", "batch", "columns"])
+def test_diverted_messages_travel_in_the_form_of_their_send(local: Pair, form: str) -> None:
+    """Few message objects travel as rows, which is what makes a single send cheap."""
+    local.begin(failover_interval=AT_ONCE)
+    local.fail_over()
+    sent_before = len(local.secondary.tap.sends())
+    FORMS[form](local.sender())
+    kinds = {type(send.messages) for send in local.secondary.tap.sends()[sent_before:]}
+    assert kinds == {pa.RecordBatch if form == "columns" else list}
 
 
 # -- which failures count --------------------------------------------------------------------------

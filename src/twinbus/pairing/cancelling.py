@@ -13,7 +13,7 @@ Senders call from any thread; the ticker calls `finish`.
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,14 @@ from twinbus.errors import (
     UnsupportedCapabilityError,
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
-from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState, to_messages
+from twinbus.message import (
+    APPLICATION_FIELDS,
+    BrokeredMessage,
+    MessageState,
+    as_batch,
+    has_values,
+    to_messages,
+)
 from twinbus.pairing.backlog import NOWHERE_KNOWN, number_in_backlog, place_in_backlog, restored
 from twinbus.pairing.board import Board
 from twinbus.protocol.capabilities import Capability
@@ -79,11 +86,18 @@ class Cancellations:
         self._can_remove = Capability.RANGES in secondary.namespace.capabilities
 
     def remember(
-        self, path: str, batch: pa.RecordBatch, queue: int, receipt: SendReceipt, *, was_tried: bool
+        self,
+        path: str,
+        messages: Sequence[BrokeredMessage] | pa.RecordBatch,
+        queue: int,
+        receipt: SendReceipt,
+        *,
+        was_tried: bool,
     ) -> SendReceipt:
         """Return the receipt of a diverted send, with the numbers that cancel its messages."""
-        if batch.column("scheduled_enqueue_time_utc").null_count == batch.num_rows:
+        if not has_values(messages, "scheduled_enqueue_time_utc"):
             return receipt
+        batch = as_batch(messages)  # fingerprints need the values as columns store them
         self._forget(self._primary.clock.wall_us())
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
