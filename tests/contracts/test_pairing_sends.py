@@ -62,6 +62,7 @@ from twinbus.limits import MAX_MESSAGE_BYTES, OPERATION_TIMEOUT
 from twinbus.namespace.server import ServerNamespace
 from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
 from twinbus.pairing.health import HealthState
+from twinbus.protocol.capabilities import Capability
 from twinbus.testing import Fault
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -602,6 +603,7 @@ def test_marking_takes_the_path_of_an_entity(local: Pair, path: Any) -> None:
 def test_a_send_whose_reply_was_lost_and_that_is_diverted_is_home_once(
     pair: Pair, form: Callable[[MessageSender], None]
 ) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down(ORDERS, Fault.REPLY_LOST)
     form(pair.sender())
@@ -629,6 +631,7 @@ def test_pipelined_sends_that_are_diverted_one_by_one_after_a_lost_reply_are_hom
 
 
 def test_a_scheduled_send_whose_reply_was_lost_is_home_once(pair: Pair) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down(ORDERS, Fault.REPLY_LOST)
     pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
@@ -637,6 +640,7 @@ def test_a_scheduled_send_whose_reply_was_lost_is_home_once(pair: Pair) -> None:
 
 
 def test_sends_of_the_same_client_after_a_lost_reply_are_not_mistaken_for_it(pair: Pair) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)
     pair.begin(failover_interval=AT_ONCE)
     sender = pair.sender()
     sender.send(message("before"))
