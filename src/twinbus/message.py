@@ -523,9 +523,11 @@ def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
     }
 
 
-def sizes(batch: pa.RecordBatch) -> Int64s:
+def sizes(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Int64s:
     """Return the size of each message, as the module docstring defines it."""
-    return sizes_of(columns_in_use(batch), batch.num_rows)
+    if isinstance(messages, pa.RecordBatch):
+        return sizes_of(columns_in_use(messages), messages.num_rows)
+    return np.array([message.size for message in messages], np.int64)
 
 
 def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
@@ -629,6 +631,18 @@ def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
         return bool(pc.all(pc.equal(messages.column(at), _PING).fill_null(False)).as_py())
     kinds = [message.content_type for message in messages]
     return bool(kinds) and all(kind == PING_CONTENT_TYPE for kind in kinds)
+
+
+def has_values(messages: Sequence[BrokeredMessage] | pa.RecordBatch, field_name: str) -> bool:
+    """Whether a message has a value in a field that is a column of the same name."""
+    if isinstance(messages, pa.RecordBatch):
+        return bool(messages.column(field_name).null_count < messages.num_rows)
+    return any(getattr(message, field_name) is not None for message in messages)
+
+
+def as_batch(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages in either form as one batch of MESSAGE_SCHEMA."""
+    return conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
 
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -49,6 +49,8 @@ from twinbus.protocol.commands import (
     Send,
 )
 from twinbus.server.door import Door
+from twinbus.syphon.carrier import Carrier, Range
+from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.testing import Fault, FaultyNamespace, Mover
 
 R = TypeVar("R")
@@ -344,12 +346,23 @@ class Pair:
 
     def bring_home(self) -> None:
         """Do as a syphon does: deliver everything in the backlog, each message known by origin."""
-        self.secondary.need(Capability.RANGES)
+        if Capability.RANGES not in self.secondary.inner.capabilities:
+            self._bring_home_under_lock()
+            return
         mover = Mover(self.primary.inner, self.secondary.inner)
         for queue in self.pairing.backlog_queues():
             while mover.move(queue.path):
                 pass
         assert not mover.dead_lettered
+
+    def _bring_home_under_lock(self) -> None:
+        secondary = self.secondary.inner
+        carrier = LockedCarrier(Carrier(self.primary.inner, secondary), secondary, MANY)
+        for queue in self.pairing.backlog_queues():
+            origin, _ = queue_origin(secondary, queue.path)
+            [carried] = carrier.carry(queue.path, [Range.under_lock(origin)])
+            assert not carried.failures
+            assert not carried.poison
 
 
 @contextmanager

@@ -252,6 +252,7 @@ def test_when_no_queue_is_left_nothing_is_diverted(
 def test_a_message_is_in_one_backlog_queue_though_the_reply_of_the_first_was_lost(
     pair: Pair,
 ) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(ORDERS, "first")
     pair.break_backlog(0, fault=Fault.REPLY_LOST)
@@ -367,6 +368,7 @@ def test_a_message_that_was_tried_gets_no_alias_of_what_it_had_not(pair: Pair) -
 
 
 def test_a_time_to_live_without_end_comes_home_without_end(pair: Pair) -> None:
+    pair.primary.need(Capability.RANGES)  # a Service Bus reports such a life as None
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     pair.send("a", time_to_live=timedelta.max)
@@ -396,6 +398,7 @@ def test_messages_for_many_entities_share_one_queue(pair: Pair) -> None:
 def test_a_diverted_message_comes_home_as_it_was_sent(
     pair: Pair, form: Callable[[MessageSender], None]
 ) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)  # else the syphon adds its origin
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     form(pair.sender())
@@ -406,6 +409,7 @@ def test_a_diverted_message_comes_home_as_it_was_sent(
 
 
 def test_columns_with_every_field_are_diverted_as_messages_are(pair: Pair) -> None:
+    pair.primary.need(Capability.TRANSFER_MEMORY)  # else the syphon adds its origin
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     original = full_message(pair)

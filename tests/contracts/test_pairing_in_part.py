@@ -73,6 +73,24 @@ def test_a_diverted_batch_is_what_the_primary_did_not_accept(
     assert local.primary.take() == ["a", "b"]
 
 
+def test_with_preserve_order_the_rest_of_a_batch_stays_behind_its_accepted_beginning(
+    local: Pair,
+) -> None:
+    local.begin(failover_interval=AT_ONCE, preserve_order=True)
+    accept_in_part(local.primary, ORDERS, (0, 1), CommunicationError)
+    send(local)
+    local.sender().send(message("f"))
+    local.bring_home()
+    assert local.primary.take() == [*TEXTS, "f"]
+
+
+def test_the_refused_messages_of_a_batch_arrive_behind_its_accepted_ones(local: Pair) -> None:
+    """What the order page says about engines that accept each message of a batch by itself."""
+    accept_in_part(local.primary, ORDERS, (0, 2, 4), TransientError)
+    send(local)
+    assert local.primary.take() == ["a", "c", "e", "b", "d"]
+
+
 def test_a_backlog_queue_that_fails_keeps_what_it_accepted(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE, backlog_queue_count=2)
     local.break_down()

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from tests.contracts.pairing_words import (
     AT_ONCE,
@@ -10,8 +11,10 @@ from tests.contracts.pairing_words import (
     HOUR,
     INVOICES,
     NEWS,
+    OF_EVERY_TYPE,
     ORDERS,
     PRIMARY,
+    TICK,
     Pair,
     backlog,
     bodies,
@@ -19,13 +22,15 @@ from tests.contracts.pairing_words import (
     messages,
 )
 from twinbus import MessagingFactory
-from twinbus.errors import MessageNotFoundError
+from twinbus.errors import MessageNotFoundError, UnsupportedCapabilityError
+from twinbus.limits import OPERATION_TIMEOUT
 from twinbus.message import MessageState
+from twinbus.namespace.azure_messages import from_sdk
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReleaseRange
 from twinbus.testing import Fault, Mover
 
-NEEDS = Capability.RANGES  # of the secondary, to cancel what was diverted
+DAY = timedelta(days=1)
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
@@ -50,6 +55,7 @@ def test_a_scheduled_message_diverted_in_an_outage_appears_when_its_time_has_com
 def test_a_scheduled_message_diverted_in_an_outage_can_be_cancelled(
     pair: Pair, is_failed_over: bool
 ) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     if is_failed_over:
@@ -63,6 +69,7 @@ def test_a_scheduled_message_diverted_in_an_outage_can_be_cancelled(
 
 
 def test_it_can_be_cancelled_while_the_primary_is_still_down(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
@@ -73,6 +80,7 @@ def test_it_can_be_cancelled_while_the_primary_is_still_down(pair: Pair) -> None
 def test_the_send_that_failed_over_can_be_cancelled_while_the_primary_is_still_down(
     pair: Pair,
 ) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     sender = pair.sender()
@@ -82,6 +90,7 @@ def test_the_send_that_failed_over_can_be_cancelled_while_the_primary_is_still_d
 
 
 def test_one_of_several_diverted_messages_is_cancelled_alone(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     sender = pair.sender()
@@ -108,6 +117,7 @@ def test_it_can_be_cancelled_after_it_has_gone_home(pair: Pair) -> None:
 
 
 def test_cancelling_a_diverted_message_twice_is_refused(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
@@ -127,6 +137,7 @@ def test_a_number_of_another_entity_cancels_nothing(pair: Pair) -> None:
 
 
 def test_numbers_of_the_primary_and_of_the_backlog_are_cancelled_together(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     sender = pair.sender()
     later = pair.clock.now() + HOUR
@@ -142,6 +153,7 @@ def test_numbers_of_the_primary_and_of_the_backlog_are_cancelled_together(pair: 
 def test_cancelling_a_message_the_primary_took_though_its_reply_was_lost_cancels_both(
     pair: Pair,
 ) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down(ORDERS, Fault.REPLY_LOST)
     sender = pair.sender()
@@ -153,6 +165,7 @@ def test_cancelling_a_message_the_primary_took_though_its_reply_was_lost_cancels
 
 
 def test_a_scheduled_batch_of_columns_can_be_cancelled_too(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(NEWS)
     client = pair.primary.factory.create_topic_client(NEWS)
@@ -162,6 +175,7 @@ def test_a_scheduled_batch_of_columns_can_be_cancelled_too(pair: Pair) -> None:
 
 
 def test_cancelling_a_diverted_message_leaves_another_of_the_same_id_alone(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     later = pair.clock.now() + HOUR
     sender = pair.sender()
@@ -189,6 +203,7 @@ def test_of_two_messages_of_one_id_that_went_home_the_right_one_is_cancelled(pai
 
 
 def test_a_diverted_message_whose_reply_was_lost_can_be_cancelled(pair: Pair) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(backlog_queue_count=1, failover_interval=AT_ONCE)
     pair.fail_over()
     pair.secondary.faults.inject(Fault.REPLY_LOST, backlog(0), times=1)
@@ -208,10 +223,95 @@ def test_a_diverted_message_can_be_cancelled_by_another_process(local: Pair) -> 
     assert local.diverted() == ["first"]
 
 
+# -- found at home, and secondaries that cannot remove a single message ----------------------------
+
+
+def bring_home_meanwhile(pair: Pair) -> None:
+    """Let a syphon run while a cancel pauses before its next try."""
+    runs = [pair.bring_home]
+
+    def run_once() -> None:
+        if runs:
+            runs.pop()()
+
+    pair.clock.on_advance(run_once)
+
+
+def test_it_is_found_at_home_whatever_the_engine_does_to_its_times_and_properties(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    rich = message("1", time_to_live=99 * DAY + TICK, application_properties=OF_EVERY_TYPE)
+    (number,) = pair.sender().schedule(rich, pair.clock.now() + HOUR + 1234 * TICK)
+    pair.bring_home()
+    pair.heal()
+    pair.sender().cancel_scheduled(number)
+    assert bodies(pair.primary.peek()) == ["first"]
+
+
+def test_a_message_with_amqp_sections_is_found_at_home(pair: Pair) -> None:
+    """A Service Bus returns the sections in another encoding."""
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    due = pair.clock.now() + HOUR
+    annotated = AmqpAnnotatedMessage(value_body={"a": 1}, annotations={"x-opt-own": 3})
+    (number,) = pair.sender().schedule(from_sdk(annotated).scheduled(due), due)
+    pair.bring_home()
+    pair.heal()
+    pair.sender().cancel_scheduled(number)
+    assert bodies(pair.primary.peek()) == ["first"]
+
+
+@pytest.mark.parametrize("is_failed_over", [False, True], ids=["at failover", "failed over"])
+def test_a_cancel_waits_for_a_syphon_that_is_bringing_the_message_home(
+    pair: Pair, is_failed_over: bool
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down()
+    if is_failed_over:
+        pair.send("first")
+    (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    pair.heal()
+    bring_home_meanwhile(pair)
+    pair.sender().cancel_scheduled(number)
+    assert "later" not in [*pair.diverted(), *bodies(pair.primary.peek())]
+    with pytest.raises(MessageNotFoundError):
+        pair.sender().cancel_scheduled(number)
+
+
+def test_a_copy_that_the_primary_accepted_before_the_diversion_does_not_come_back(
+    pair: Pair,
+) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.break_down(ORDERS, Fault.REPLY_LOST)
+    (number,) = pair.sender().schedule(message("later"), pair.clock.now() + HOUR)
+    pair.heal()
+    bring_home_meanwhile(pair)
+    pair.sender().cancel_scheduled(number)
+    pair.bring_home()
+    assert (pair.diverted(), pair.primary.peek()) == ([], [])
+
+
+def test_messages_that_no_syphon_brings_home_share_the_time_of_one_operation(pair: Pair) -> None:
+    if Capability.RANGES in pair.secondary.inner.capabilities:
+        pytest.skip("the secondary removes the messages")
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over()
+    numbers = pair.sender().schedule(messages("1", "2", "3"), pair.clock.now() + HOUR)
+    pair.heal()
+    began = pair.clock.now()
+    with pytest.raises(UnsupportedCapabilityError, match="brought it home"):
+        pair.sender().cancel_scheduled(numbers)
+    assert pair.clock.now() - began <= OPERATION_TIMEOUT
+    assert sorted(pair.diverted()) == ["1", "2", "3", "first"]
+
+
 # -- lost replies, and a syphon at work ------------------------------------------------------------
 
 
 def test_a_cancel_whose_reply_was_lost_succeeds(pair: Pair) -> None:
+    pair.primary.need(Capability.REPEAT_MEMORY)
     sender = pair.sender()
     first, second = sender.schedule(messages("a", "b"), pair.clock.now() + HOUR)
     pair.primary.faults.inject(Fault.REPLY_LOST, ORDERS, times=1)
@@ -226,6 +326,7 @@ def test_a_cancel_whose_reply_was_lost_succeeds(pair: Pair) -> None:
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
 def test_cancelling_a_diverted_message_survives_a_lost_reply(pair: Pair, lost: int) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     sender = pair.sender()
@@ -250,6 +351,7 @@ def lease_backlog(pair: Pair) -> RangeLease:
 def test_a_message_leased_by_a_syphon_that_dies_is_cancelled_when_its_lease_ends(
     pair: Pair,
 ) -> None:
+    pair.secondary.need(Capability.RANGES)
     pair.begin(failover_interval=AT_ONCE)
     pair.break_down()
     sender = pair.sender()

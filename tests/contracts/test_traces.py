@@ -18,9 +18,6 @@ from twinbus.errors import EntityNotFoundError
 from twinbus.limits import MAX_TRACED_CONTEXTS
 from twinbus.message import to_batch
 from twinbus.pairing.health import HealthState
-from twinbus.protocol.capabilities import Capability
-from twinbus.syphon.carrier import Carrier, Range
-from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.tracing import TracedPeer
 
 NOW = timedelta(0)
@@ -80,26 +77,13 @@ def receiver(pair: Pair, path: str = ORDERS) -> MessageReceiver:
     return pair.primary.factory.create_message_receiver(path)
 
 
-def bring_home(pair: Pair) -> None:
-    """Carry the backlog home as a worker of the syphon does on this engine."""
-    secondary = pair.secondary.inner
-    if Capability.RANGES in secondary.capabilities:
-        pair.bring_home()
-        return
-    carrier = LockedCarrier(Carrier(pair.primary.inner, secondary), secondary, 1000)
-    for queue in pair.pairing.backlog_queues():
-        origin, _ = queue_origin(secondary, queue.path)
-        [carried] = carrier.carry(queue.path, [Range.under_lock(origin)])
-        assert not carried.failures
-
-
 def test_a_diverted_message_has_one_trace_from_its_send_to_its_settlement(
     pair: Pair, traces: Traces
 ) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(ORDERS)
     pair.heal()
-    bring_home(pair)
+    pair.bring_home()
     with receiver(pair) as orders:
         received = orders.receive(NOW)
         assert received is not None

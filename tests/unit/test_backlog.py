@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,13 +22,16 @@ from twinbus.pairing.backlog import ALIASES as RESERVED
 from twinbus.pairing.backlog import (
     check_divertible,
     diverted,
+    diverted_messages,
     number_in_backlog,
     place_in_backlog,
     restored,
+    to_backlog,
 )
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Origin
+from twinbus.protocol.rows import encode_rows
 
 PATH, SESSION = "x-ms-path", "x-ms-sessionid"
 LIFE, SCHEDULE = "x-ms-timetolive", "x-ms-scheduledenqueuetimeutc"
@@ -49,6 +53,12 @@ def held(message: BrokeredMessage, origin: Origin | None = None) -> BrokeredMess
     """Return a message as a backlog queue holds it."""
     (found,) = to_messages(diverted(to_batch([message]), "orders", origin))
     return found
+
+
+def as_bytes(messages: list[BrokeredMessage]) -> bytes:
+    """Return messages as they travel and as a log stores them."""
+    rows, bodies = encode_rows(messages)
+    return msgspec.msgpack.encode(rows) + b"".join(bodies)
 
 
 def origin_of(source: str | None, first: int, count: int) -> Origin | None:
@@ -139,6 +149,39 @@ def test_a_message_that_was_not_tried_gets_aliases_of_what_it_had_and_no_more(
         expected |= {SCHEDULE} if before.scheduled_enqueue_time_utc is not None else set()
         added = set(after.application_properties) - set(before.application_properties)
         assert added == expected
+
+
+@replayed_at_length
+@given(batches, paths, origins)
+def test_message_objects_and_columns_are_diverted_to_the_same_bytes(
+    sent: list[BrokeredMessage], path: str, source: str | None
+) -> None:
+    origin = origin_of(source, 5, len(sent))
+    of_objects = diverted_messages(sent, path, origin)
+    of_columns = to_messages(diverted(to_batch(sent), path, origin))
+    assert as_bytes(of_objects) == as_bytes(of_columns)
+    assert sizes(of_objects).tolist() == sizes(to_batch(of_columns)).tolist()
+
+
+@pytest.mark.parametrize("life", [timedelta.max, timedelta(microseconds=1)])
+def test_the_ends_of_a_life_are_diverted_to_the_same_bytes(life: timedelta) -> None:
+    sent = [one(time_to_live=life)]
+    found = to_messages(diverted(to_batch(sent), "orders"))
+    assert as_bytes(diverted_messages(sent, "orders")) == as_bytes(found)
+
+
+@pytest.mark.parametrize(("count", "is_columns"), [(0, False), (16, False), (17, True)])
+def test_a_few_objects_stay_objects_and_more_become_columns(count: int, is_columns: bool) -> None:
+    sent = [one() for _ in range(count)]
+    assert isinstance(to_backlog(sent, "orders"), pa.RecordBatch) is is_columns
+    assert isinstance(to_backlog(to_batch(sent), "orders"), pa.RecordBatch)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_a_message_object_that_has_a_reserved_property_is_refused(name: str) -> None:
+    sent = [one(), one(application_properties={"own": 1, name: "mine"})]
+    with pytest.raises(InvalidArgumentError, match=f"message 1 .*{name}"):
+        diverted_messages(sent, "orders")
 
 
 @pytest.mark.parametrize("name", ALIASES)
@@ -294,10 +337,12 @@ def test_the_check_refuses_exactly_what_grows_beyond_the_limit(
     small = to_batch([one(session_id=session)])
     growth = int(sizes(diverted(small, path, ORIGIN))[0])
     room = MAX_MESSAGE_BYTES - growth
-    check_divertible(to_batch([one(session_id=session, body=bytes(room))]), path, ORIGIN)
-    with pytest.raises(MessageSizeExceededError, match="head-room") as caught:
-        check_divertible(to_batch([one(session_id=session, body=bytes(room + 1))]), path, ORIGIN)
-    assert (caught.value.size, caught.value.limit) == (MAX_MESSAGE_BYTES + 1, MAX_MESSAGE_BYTES)
+    fits, too_large = ([one(session_id=session, body=bytes(n))] for n in (room, room + 1))
+    for form in (list, to_batch):
+        check_divertible(form(fits), path, ORIGIN)
+        with pytest.raises(MessageSizeExceededError, match="head-room") as caught:
+            check_divertible(form(too_large), path, ORIGIN)
+        assert (caught.value.size, caught.value.limit) == (MAX_MESSAGE_BYTES + 1, MAX_MESSAGE_BYTES)
 
 
 def test_the_check_names_the_message_at_fault() -> None:

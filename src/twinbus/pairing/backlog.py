@@ -12,12 +12,15 @@ entity. So these fields travel as application properties:
      the primary was tried)        x-twinbus-number                int
 
 With the last two the primary recognises a message that it accepted although its reply was lost. The
-original fields are cleared; all others are unchanged. `diverted` and `restored` are pure functions
-on whole batches: senders call the first in any thread, the syphon calls the second.
+original fields are cleared; all others are unchanged. A few message objects are diverted as objects
+(`diverted_messages`), because they travel as rows; all other messages are diverted as columns
+(`diverted`). Both produce equal messages. All functions are pure: senders call `to_backlog` in any
+thread, which chooses between the two, and the syphon calls `restored` on whole batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus import compute as pc
+from twinbus.clock import from_us, moment_us, to_us
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
@@ -34,12 +38,16 @@ from twinbus.limits import (
     FEW_MESSAGES,
     MAX_BACKLOG_QUEUES,
     MAX_MESSAGE_BYTES,
+    ROWS_AS_ROWS,
 )
 from twinbus.message import (
+    APPLICATION_FIELDS,
     MESSAGE_SCHEMA,
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
     BrokeredMessage,
+    application_values,
+    as_batch,
     byte_lengths,
     conform,
     map_offsets,
@@ -89,6 +97,52 @@ def place_in_backlog(number: int) -> tuple[int, int]:
 # -- diverting -------------------------------------------------------------------------------------
 
 
+def to_backlog(
+    messages: Sequence[BrokeredMessage] | pa.RecordBatch, path: str, origin: Origin | None = None
+) -> Sequence[BrokeredMessage] | pa.RecordBatch:
+    """Return messages in the format of a backlog queue; `origin` if the primary was tried.
+
+    As many objects as travel as rows stay objects; more are cheaper as columns.
+    """
+    if isinstance(messages, pa.RecordBatch) or len(messages) > ROWS_AS_ROWS:
+        return diverted(as_batch(messages), path, origin)
+    return diverted_messages(messages, path, origin)
+
+
+def diverted_messages(
+    messages: Sequence[BrokeredMessage], path: str, origin: Origin | None = None
+) -> list[BrokeredMessage]:
+    """Return message objects in the format of a backlog queue, equal to those of `diverted`."""
+    check_reserved(messages)
+    found = []
+    for row, message in enumerate(messages):
+        values = list(application_values(message))
+        properties = dict(values[_PROPERTIES_AT])
+        for at, alias, stored in _ALIASED_FIELDS:
+            if values[at] is not None:
+                properties[alias] = stored(values[at])
+                values[at] = None
+        if origin is not None:
+            properties[SENDER] = origin.source
+            properties[NUMBER] = int(origin.numbers[row])
+        properties[PATH] = path
+        values[_PROPERTIES_AT] = properties
+        found.append(BrokeredMessage(*values))
+    return found
+
+
+_PROPERTIES_AT = APPLICATION_FIELDS.index("application_properties")
+_STORED: Mapping[str, Callable[[Any], Any]] = {  # type of an alias -> its value as columns store it
+    "str": str,
+    "timedelta": lambda life: timedelta(microseconds=to_us(life)),
+    "datetime": lambda moment: from_us(moment_us(moment)),
+}
+_ALIASED_FIELDS = tuple(
+    (APPLICATION_FIELDS.index(name), alias, _STORED[ALIASES[alias]])
+    for name, alias in ALIASED_COLUMNS.items()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Additions:
     """One property to add to some rows of a batch."""
@@ -135,9 +189,11 @@ def _replaced(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBa
     return batch.set_column(_AT[name], MESSAGE_SCHEMA.field(name), column)
 
 
-def check_divertible(batch: pa.RecordBatch, path: str, origin: Origin) -> None:
+def check_divertible(
+    messages: Sequence[BrokeredMessage] | pa.RecordBatch, path: str, origin: Origin
+) -> None:
     """Refuse messages that could not be diverted: too large, or with a reserved property."""
-    grown = sizes(diverted(batch, path, origin))
+    grown = sizes(to_backlog(messages, path, origin))
     if len(grown) and grown.max() > MAX_MESSAGE_BYTES:
         raise no_head_room(int(grown.argmax()), int(grown.max()), MAX_MESSAGE_BYTES)
 

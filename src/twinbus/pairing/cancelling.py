@@ -3,8 +3,10 @@
 The receipt of a diverted send contains a negative number per message, which encodes the backlog
 queue and the sequence number. `Cancellations` removes such a message from its backlog queue under a
 lease, so that no syphon moves it at the same time. If the syphon has brought the message home, or
-the primary was tried before the message was diverted, it is searched at the primary by all its
-fields, because a message id need not be unique. Of two equal messages, either may be cancelled.
+the primary was tried before the message was diverted, it is searched at the primary by all fields
+that every engine returns unchanged, because a message id need not be unique. Of two equal messages,
+either may be cancelled. A secondary without ranges cannot remove a single message: there the cancel
+waits for a syphon to bring the message home, for as long as one operation may take.
 
 A cancellation that the primary cannot execute during the outage is executed after its return.
 Senders call from any thread; the ticker calls `finish`.
@@ -13,7 +15,7 @@ Senders call from any thread; the ticker calls `finish`.
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +34,14 @@ from twinbus.errors import (
     UnsupportedCapabilityError,
 )
 from twinbus.limits import MAX_RECEIVE_MESSAGES, REMEMBERED_SCHEDULES
-from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, MessageState, to_messages
+from twinbus.message import (
+    TEXT_COLUMNS,
+    BrokeredMessage,
+    MessageState,
+    as_batch,
+    has_values,
+    to_messages,
+)
 from twinbus.pairing.backlog import NOWHERE_KNOWN, number_in_backlog, place_in_backlog, restored
 from twinbus.pairing.board import Board
 from twinbus.protocol.capabilities import Capability
@@ -47,6 +56,7 @@ from twinbus.protocol.commands import (
     SendReceipt,
     SettleRange,
 )
+from twinbus.protocol.origins import ORIGIN_PROPERTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +65,17 @@ class _Schedule:
 
     path: str
     message_id: str | None
-    fingerprint: bytes  # hash of all its fields
+    fingerprint: bytes  # hash of the fields that every engine returns unchanged
     due: int  # its scheduled time, in microseconds
     was_tried: bool  # the primary was tried first, and may have accepted the message as well
 
     def is_of(self, message: BrokeredMessage) -> bool:
-        """Whether `message` equals the diverted message in every field that applications set."""
+        """Whether `message` equals the diverted message in every compared field."""
         same_id = message.message_id == self.message_id
         return same_id and _fingerprint(message) == self.fingerprint
+
+
+_SOMEWHERE = (NOWHERE_KNOWN, 1)  # the place of a message in a backlog that cannot be browsed
 
 
 class Cancellations:
@@ -79,11 +92,18 @@ class Cancellations:
         self._can_remove = Capability.RANGES in secondary.namespace.capabilities
 
     def remember(
-        self, path: str, batch: pa.RecordBatch, queue: int, receipt: SendReceipt, *, was_tried: bool
+        self,
+        path: str,
+        messages: Sequence[BrokeredMessage] | pa.RecordBatch,
+        queue: int,
+        receipt: SendReceipt,
+        *,
+        was_tried: bool,
     ) -> SendReceipt:
         """Return the receipt of a diverted send, with the numbers that cancel its messages."""
-        if batch.column("scheduled_enqueue_time_utc").null_count == batch.num_rows:
+        if not has_values(messages, "scheduled_enqueue_time_utc"):
             return receipt
+        batch = as_batch(messages)  # fingerprints need the values as columns store them
         self._forget(self._primary.clock.wall_us())
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
@@ -114,14 +134,16 @@ class Cancellations:
         at_primary = [number for number in command.sequence_numbers if number >= 0]
         if at_primary:
             self._primary.ask(CancelScheduled(command.path, at_primary, command.origin))
+        deadline = self._primary.clock.now_us() + self._secondary.timeout_us
         for number in command.sequence_numbers:
             if number < 0:
-                self._cancel_diverted(command.path, number)
+                self._cancel_diverted(command.path, number, deadline)
 
-    def _cancel_diverted(self, path: str, number: int) -> None:
+    def _cancel_diverted(self, path: str, number: int, deadline: int) -> None:
         """Cancel a message in the backlog, and at the primary if it may be there.
 
-        If the primary may have the message and cannot be asked, its part is postponed.
+        If the primary may have the message and cannot be asked, its part is postponed. `deadline`
+        bounds the wait for messages that a syphon must bring home first, all of them together.
         """
         known = self._schedules.get(number)
         if known is not None and not _is_for(known.path, path):
@@ -132,20 +154,14 @@ class Cancellations:
         is_gone = self._remove_from_backlog(path, index, sequence)  # retries while it is leased
         if known is not None and (known.was_tried or not is_gone):
             try:
-                is_gone |= self._cancel_at_primary(known)
+                if self._can_remove:
+                    is_gone |= self._cancel_at_primary(known)
+                else:
+                    is_gone = self._cancel_when_home(known, number, deadline)
             except MessagingError:
                 if not is_gone or len(self._postponed) >= REMEMBERED_SCHEDULES:
                     raise
                 self._postponed.append(known)
-        if not is_gone and not self._can_remove:
-            raise UnsupportedCapabilityError(
-                f"scheduled message {number} to {path} cannot be cancelled now: it was diverted, "
-                "and the secondary cannot remove a single message from a backlog queue (that needs "
-                f"{Capability.RANGES.value}). Cancel it again when the syphon has brought it home",
-                path=path,
-                sequence_number=number,
-                capability=Capability.RANGES.name,
-            )
         if not is_gone:
             raise MessageNotFoundError(
                 f"scheduled message {number} to {path} is no longer in the backlog: it was already "
@@ -157,8 +173,56 @@ class Cancellations:
             )
         self._schedules.pop(number, None)
 
+    def _cancel_when_home(self, known: _Schedule, number: int, deadline: int) -> bool:
+        """Cancel a message that only a syphon can take out of the backlog; return whether it was.
+
+        Each try looks into the backlog before the primary: a message that leaves the backlog
+        between the two looks is at the primary already. If the primary accepted the message before
+        it was diverted, the copy in the backlog must not arrive after the cancel. A primary that
+        remembers repeated sends drops that copy; with any other primary, the cancel waits for it.
+        """
+        remembers = Capability.REPEAT_MEMORY in self._primary.namespace.capabilities
+        copy_is_harmless = remembers or not known.was_tried
+        place: tuple[int, int] | None = None
+        is_cancelled = False
+        for failures in itertools.count(1):
+            place = self._find_in_backlog(known) if place is None else self._still_at(place)
+            is_cancelled |= self._cancel_at_primary(known)
+            if not place[1] or (is_cancelled and copy_is_harmless):
+                return is_cancelled
+            if not self._pause(failures, deadline):
+                break
+        raise UnsupportedCapabilityError(
+            f"scheduled message {number} to {known.path} cannot be cancelled now: it was diverted, "
+            "and the secondary cannot remove a single message from a backlog queue (that needs "
+            f"{Capability.RANGES.value}). Cancel it again when the syphon has brought it home",
+            path=known.path,
+            sequence_number=number,
+            capability=Capability.RANGES.name,
+        )
+
+    def _still_at(self, place: tuple[int, int]) -> tuple[int, int]:
+        """Return the place of a message in the backlog if it is still there; zeros if not."""
+        index, sequence = place
+        if place == _SOMEWHERE:
+            return place
+        page = _once(self._secondary)(Peek(self._board.queues[index], sequence, 1))
+        is_there = page.num_rows and page.column("sequence_number")[0].as_py() == sequence
+        return place if is_there else (0, 0)
+
+    def _pause(self, failures: int, deadline: int) -> bool:
+        """Sleep before another try; return False if the retry policy allows none."""
+        courier, clock = self._secondary, self._primary.clock
+        pause = courier.policy.backoff_us(failures, courier.random.random())
+        if failures == courier.policy.max_tries or clock.now_us() + pause >= deadline:
+            return False
+        clock.sleep_us(pause)
+        return True
+
     def _find_in_backlog(self, known: _Schedule) -> tuple[int, int]:
         """Return the backlog queue and sequence number of a message; zeros if it is in none."""
+        if Capability.BROWSING not in self._secondary.namespace.capabilities:
+            return _SOMEWHERE
         for index, queue in self._board.queues.items():
             for page in pages(_once(self._secondary), queue):
                 found = restored(page)
@@ -176,17 +240,14 @@ class Cancellations:
         queue = self._board.queues.get(index)
         if queue is None or not sequence or not self._can_remove:
             return False
-        courier, clock = self._secondary, self._primary.clock
-        removal = _Removal(courier, queue, sequence, path)
-        deadline = clock.now_us() + courier.timeout_us
+        removal = _Removal(self._secondary, queue, sequence, path)
+        deadline = self._primary.clock.now_us() + self._secondary.timeout_us
         for failures in itertools.count(1):
             try:
                 return removal.try_once()
             except (RangeUnavailableError, StaleEpochError):
-                pause = courier.policy.backoff_us(failures, courier.random.random())
-                if failures == courier.policy.max_tries or clock.now_us() + pause >= deadline:
+                if not self._pause(failures, deadline):
                     raise
-                clock.sleep_us(pause)
         raise AssertionError("unreachable")
 
     def _cancel_at_primary(self, known: _Schedule) -> bool:
@@ -275,7 +336,18 @@ def _is_for(found: str | None, path: str) -> bool:
 
 
 def _fingerprint(message: BrokeredMessage) -> bytes:
-    names = [name for name in APPLICATION_FIELDS if name != "application_properties"]
-    fields = [getattr(message, name) for name in names]
-    shown = repr((fields, sorted(message.application_properties.items(), key=str)))
+    """Return a hash of the fields that every engine returns unchanged.
+
+    A Service Bus limits a time to live, encodes the AMQP sections again, and keeps milliseconds of
+    a schedule. Where the engine does not recognise repeated messages, the syphon adds their origin.
+    """
+    texts = [getattr(message, name) for name in TEXT_COLUMNS]
+    due = message.scheduled_enqueue_time_utc
+    due_ms = None if due is None else moment_us(due) // 1000
+    properties = {
+        name: value
+        for name, value in message.application_properties.items()
+        if name != ORIGIN_PROPERTY
+    }
+    shown = repr((message.body, texts, due_ms, sorted(properties.items(), key=str)))
     return xxhash.xxh3_128_digest(shown.encode())

@@ -15,7 +15,8 @@ are home (`homing.py`).
 Senders call the route from any thread; it keeps its state on the board.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -33,8 +34,8 @@ from twinbus.errors import (
     ServerBusyError,
 )
 from twinbus.limits import NEVER_US, SWITCH_STEP_US
-from twinbus.message import conform, sizes, to_batch
-from twinbus.pairing.backlog import check_divertible, check_reserved, diverted, no_head_room
+from twinbus.message import BrokeredMessage, has_values, sizes
+from twinbus.pairing.backlog import check_divertible, check_reserved, no_head_room, to_backlog
 from twinbus.pairing.board import Board, Permit
 from twinbus.pairing.cancelling import Cancellations
 from twinbus.pairing.failures import counts_at_once, says_unavailable
@@ -49,14 +50,15 @@ class _Diversion:
     """A send that is being diverted."""
 
     path: str
-    batch: pa.RecordBatch  # the messages in the format of a backlog queue
+    messages: Sequence[BrokeredMessage] | pa.RecordBatch  # in the format of a backlog queue
     remainder: Remainder  # those that no backlog queue has accepted yet
     deadline: int
     only: str  # the backlog queue of the entity, if the messages may not go to another
 
     def to(self, queue: str) -> Send:
         """Return the send to a queue; its origin lets the secondary recognise a repeated send."""
-        return replace(self.remainder.command, path=queue)
+        left = self.remainder.command
+        return Send(queue, left.messages, left.origin)
 
 
 class _PrimaryTries:
@@ -174,7 +176,7 @@ class PairedRoute:
     def _check(self, command: Send) -> None:
         """Refuse messages that could not be diverted; checked on healthy sends as well."""
         if self._check_head_room and command.origin is not None:
-            check_divertible(_columns(command), command.path, command.origin)
+            check_divertible(command.messages, command.path, command.origin)
         else:
             check_reserved(command.messages)
 
@@ -219,27 +221,25 @@ class PairedRoute:
             permit = self._await_permit(command.path)
             if permit is None:
                 return self._send_to_primary(command, lane)
-        columns = _columns(command)
         if permit is None:
-            diversion = self._diversion(command, columns, was_tried=was_tried)
+            diversion = self._diversion(command, was_tried=was_tried)
             receipt, queue = self._send_to_any_queue(diversion, lane)
         else:
-            receipt = self._send_to_own_queue(command, columns, permit, was_tried=was_tried)
+            receipt = self._send_to_own_queue(command, permit, was_tried=was_tried)
             queue = lane.backlog_queue = permit.queue
-        self._board.count_diverted(command.path, columns.num_rows)
+        self._board.count_diverted(command.path, len(command.messages))
         return self.cancellations.remember(
-            command.path, columns, queue, receipt, was_tried=was_tried
+            command.path, command.messages, queue, receipt, was_tried=was_tried
         )
 
-    def _diversion(
-        self, command: Send, columns: pa.RecordBatch, *, was_tried: bool, only: str = ""
-    ) -> _Diversion:
-        self._check_supported(columns)
+    def _diversion(self, command: Send, *, was_tried: bool, only: str = "") -> _Diversion:
         is_numbered = was_tried or self._always_numbers
-        batch = diverted(columns, command.path, command.origin if is_numbered else None)
+        origin = command.origin if is_numbered else None
+        messages = to_backlog(command.messages, command.path, origin)
+        self._check_supported(command.messages)
         deadline = self._primary.clock.now_us() + self._secondary.timeout_us
-        remainder = Remainder(Send(command.path, batch, command.origin))
-        return _Diversion(command.path, batch, remainder, deadline, only)
+        remainder = Remainder(Send(command.path, messages, command.origin))
+        return _Diversion(command.path, messages, remainder, deadline, only)
 
     def _send_to_any_queue(self, diversion: _Diversion, lane: Lane) -> tuple[SendReceipt, int]:
         """Send to the client's backlog queue; if that queue fails, to another one.
@@ -289,14 +289,12 @@ class PairedRoute:
             self._primary.life.check()
         return None
 
-    def _send_to_own_queue(
-        self, command: Send, columns: pa.RecordBatch, permit: Permit, *, was_tried: bool
-    ) -> SendReceipt:
+    def _send_to_own_queue(self, command: Send, permit: Permit, *, was_tried: bool) -> SendReceipt:
         """Send to the backlog queue of the entity; if that queue fails, raise."""
         queue, clock = self._board.queues[permit.queue], self._primary.clock
         receipt: SendReceipt | None = None
         try:
-            diversion = self._diversion(command, columns, was_tried=was_tried, only=queue)
+            diversion = self._diversion(command, was_tried=was_tried, only=queue)
             while receipt is None:
                 left = max(diversion.deadline - clock.now_us(), 0)
                 try:
@@ -312,11 +310,11 @@ class PairedRoute:
         finally:
             self._board.end_diversion(command.path, permit, receipt)
 
-    def _check_supported(self, columns: pa.RecordBatch) -> None:
+    def _check_supported(self, messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> None:
         """Refuse messages that the primary could not accept when they are brought home."""
-        for column, (capability, what) in _NEEDED.items():
-            is_used = columns.column(column).null_count < columns.num_rows
-            if is_used and capability not in self._primary.namespace.capabilities:
+        capabilities = self._primary.namespace.capabilities
+        for field_name, (capability, what) in _NEEDED.items():
+            if capability not in capabilities and has_values(messages, field_name):
                 raise self._about_primary(unsupported("the primary", capability, what))
 
     def _await_gate(self, queue: str, diversion: _Diversion, error: ServerBusyError) -> None:
@@ -330,7 +328,7 @@ class PairedRoute:
     def _check_refusal(self, diversion: _Diversion, error: MessagingError) -> None:
         """Raise if a backlog queue that refused a send is not what is at fault."""
         if isinstance(error, MessageSizeExceededError):
-            grown, limit = sizes(diversion.batch), error.facts.get("limit")
+            grown, limit = sizes(diversion.messages), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:
                 raise no_head_room(int(grown.argmax()), int(grown.max()), limit) from error
         if isinstance(error, InvalidArgumentError):
@@ -344,7 +342,7 @@ class PairedRoute:
         """Return the error with the cause at the primary and the cause in the backlog."""
         path, only = diversion.path, diversion.only
         primary = self._board.cause_of(path)
-        left, count = len(diversion.remainder.command.messages), diversion.batch.num_rows
+        left, count = len(diversion.remainder.command.messages), len(diversion.messages)
         which = "the messages" if left == count else f"{left} of {count} messages"
         refused = "no backlog queue accepted its messages"
         if only:
@@ -365,12 +363,7 @@ class PairedRoute:
         return error
 
 
-_NEEDED = {  # column -> what a primary needs to accept it
+_NEEDED = {  # field of a message -> what a primary needs to accept it
     "session_id": (Capability.SESSIONS, "a message with a session_id"),
     "scheduled_enqueue_time_utc": (Capability.SCHEDULING, "a scheduled message"),
 }
-
-
-def _columns(command: Send) -> pa.RecordBatch:
-    messages = command.messages
-    return conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)

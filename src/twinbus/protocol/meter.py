@@ -83,10 +83,7 @@ def load_of(value: object) -> Load:
 def load_of_exchange(command: c.Command[Any], reply: object) -> Load:
     """Return the load of a command and its reply, for a client."""
     if isinstance(command, c.Send):
-        messages = command.messages
-        if isinstance(messages, pa.RecordBatch):
-            return load_of_sizes(sizes(messages))
-        return load_of_sizes(np.array([message.size for message in messages], np.int64))
+        return load_of_sizes(sizes(command.messages))
     if isinstance(command, c.Settle | c.RenewLocks):
         return load_of_settled(len(command.lock_tokens))
     if isinstance(command, c.CancelScheduled):

@@ -68,8 +68,7 @@ from twinbus.message import (
     TEXT_COLUMNS,
     BrokeredMessage,
     application_values,
-    conform,
-    to_batch,
+    as_batch,
 )
 from twinbus.plain import Kinds, Plain
 from twinbus.protocol import commands as c
@@ -487,8 +486,7 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 def with_columns(send: c.Send) -> c.Send:
     """Return a send of many messages with an Arrow batch; refuse one that cannot be sent."""
-    messages = send.messages
-    batch = conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
+    batch = as_batch(send.messages)
     if batch.get_total_buffer_size() > MAX_FRAME_BYTES:
         batch = pa.concat_batches([batch])  # a slice would encode the buffers of the complete batch
     size = batch.get_total_buffer_size()

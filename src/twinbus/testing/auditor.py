@@ -28,9 +28,8 @@ from twinbus.limits import PING_CONTENT_TYPE, SECOND_US
 from twinbus.message import (
     APPLICATION_FIELDS,
     BrokeredMessage,
-    conform,
+    as_batch,
     sizes,
-    to_batch,
     to_messages,
 )
 from twinbus.namespace.contract import Namespace
@@ -143,7 +142,7 @@ class Watched:
         self.inner.close()
 
     def _note(self, command: Send, future: "Future[Any]") -> None:
-        batch = _batch_of(command)
+        batch = as_batch(command.messages)
         if batch.column("content_type").to_pylist()[0] == PING_CONTENT_TYPE:
             return
         self.sends += 1
@@ -158,7 +157,7 @@ class Watched:
 def expected_operations(command: Command[Any], reply: Any) -> dict[Stage, int]:
     """Return the operations that a request of a pairing or a syphon costs by the formulas."""
     if isinstance(command, Send):
-        batch = _batch_of(command)
+        batch = as_batch(command.messages)
         stage = Stage.SEND
         if set(batch.column("content_type").to_pylist()) == {PING_CONTENT_TYPE}:
             stage = Stage.PING
@@ -178,11 +177,6 @@ def expected_operations(command: Command[Any], reply: Any) -> dict[Stage, int]:
     if isinstance(command, LeaseRange) and reply is None:
         return {Stage.IDLE_POLL: 1}
     return {}
-
-
-def _batch_of(command: Send) -> pa.RecordBatch:
-    messages = command.messages
-    return conform(messages) if isinstance(messages, pa.RecordBatch) else to_batch(messages)
 
 
 @dataclass(frozen=True, slots=True)

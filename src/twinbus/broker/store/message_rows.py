@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
-from twinbus.message import BrokeredMessage, Int64s, to_batch
+from twinbus.message import BrokeredMessage, Int64s, sizes, to_batch
 from twinbus.protocol.rows import decode_rows, encode_rows, split_rows
 
 _MAGIC = b"ROWS"
@@ -64,7 +63,7 @@ class MessageRows:
 
     def sizes(self) -> Int64s:
         """Return the sizes of the messages."""
-        return np.array([message.size for message in self.messages], np.int64)
+        return sizes(self.messages)
 
     def batch(self) -> pa.RecordBatch:
         """Return the messages as columns."""
