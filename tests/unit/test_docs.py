@@ -10,6 +10,7 @@ from typing import Any
 import click
 import paired_send
 import pytest
+import rooms
 import sequences
 import state_machines
 
@@ -18,7 +19,7 @@ from twinbus.cost.prices import load_sheet
 from twinbus.server.config import read_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(kind: str) -> list[Any]:
@@ -61,14 +62,14 @@ KINDS = {
     "yaml": "tests/scenarios/test_monitoring.py",
     "text": "",
 }
-FENCE = re.compile(r"^```(.*)\n.*?^```$", re.DOTALL | re.MULTILINE)
-NOT_RUN = re.compile(r"<!-- not run: (.*?) -->(.{0,6})", re.DOTALL)
+FENCE = re.compile(r"^```([^\n]*)\n.*?^```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r"^<!-- not run: ([^\n]*?) -->(.{0,6})", re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_of_the_docs_is_of_a_kind_that_a_test_runs(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert {kind.partition("\n")[0] for kind in FENCE.findall(text)} <= set(KINDS)
+    assert set(FENCE.findall(text)) <= set(KINDS)
     for reason, block in NOT_RUN.findall(text):
         assert len(reason) > 10, "the comment says why tests cannot run the block"
         assert block == "\n```sh", f"the comment is not before a shell block: {reason}"
@@ -108,6 +109,7 @@ def test_every_command_of_the_docs_exists_with_the_options_that_are_shown(block:
 
 DRAWN = {
     paired_send.TARGET: paired_send.picture(),
+    rooms.TARGET: rooms.picture(),
     **sequences.pictures(),
     **state_machines.pictures(),
 }
