@@ -80,6 +80,8 @@ API_MODULES = (
 )
 
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+SHORT_CODE = re.compile(r"(?<!`)`([\w.:/-]*-[\w.:/-]*)`(?![`{])")  # a browser breaks it at hyphens
+SHORT_CODE_LENGTH = 22
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -155,7 +157,13 @@ def site_text(page: SitePage, targets: dict[Path, str]) -> str:
 
 
 def _relinked(text: str, page: SitePage, targets: dict[Path, str]) -> str:
-    return LINK.sub(lambda link: link[1] + resolve(page, link[2], targets) + link[3], text)
+    whole = SHORT_CODE.sub(_whole, text)
+    return LINK.sub(lambda link: link[1] + resolve(page, link[2], targets) + link[3], whole)
+
+
+def _whole(code: re.Match[str]) -> str:
+    """Return code with a mark for the style sheet, if a line of a phone has room for it."""
+    return code[0] + ("{ .whole }" if len(code[1]) <= SHORT_CODE_LENGTH else "")
 
 
 def _plain_fence(fence: str) -> str:

@@ -10,6 +10,10 @@ from playwright.sync_api import Browser, Page, expect
 
 PHONE, DESK = 400, 1400
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+WIDE_CODE = """[...document.querySelectorAll("pre > code")]
+    .filter((code) => code.scrollWidth > code.clientWidth).length"""
+SPLIT_NAMES = """[...document.querySelectorAll("code.whole")]
+    .filter((code) => code.getClientRects().length > 1).length"""
 BROKEN_PICTURES = "[...document.images].filter((image) => !image.naturalWidth).length"
 
 
@@ -40,6 +44,18 @@ def test_no_page_scrolls_sideways_or_misses_a_picture(browser: Browser, site: Pa
             assert page.evaluate(SIDEWAYS) <= 0, path
             page.set_viewport_size({"width": DESK, "height": 900})
             assert page.evaluate(SIDEWAYS) <= 0, path
+
+
+@pytest.mark.parametrize("name", ["index", "performance", "tutorial"])
+def test_a_desk_shows_code_whole_and_a_phone_splits_no_option(
+    browser: Browser, site: Path, name: str
+) -> None:
+    with opened(browser, scripts=False) as page:
+        page.set_viewport_size({"width": DESK, "height": 900})
+        page.goto((site / f"{name}.html").as_uri())
+        assert page.evaluate(WIDE_CODE) == 0
+        page.set_viewport_size({"width": PHONE, "height": 900})
+        assert page.evaluate(SPLIT_NAMES) == 0
 
 
 def test_the_search_works_without_a_server(browser: Browser, site: Path) -> None:

@@ -9,21 +9,19 @@ import re
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
 import twinbus
+from tests.releases.environment import Environment, link_packages
 from tests.scenarios.pages import blocks_of, on_free_ports
 from twinbus.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ROOT / "requirements"
-PIN = re.compile(r"^([A-Za-z0-9_.-]+)==", re.MULTILINE)
+BACKEND = ("hatchling", "packaging", "pathspec", "pluggy", "trove-classifiers")
 SEND_AND_RECEIVE = """
 from pathlib import Path
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
@@ -51,66 +49,9 @@ for name in EXTRAS:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with both distributions."""
-    folder = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    [found] = built.glob("*.whl")
+def source(built: Path) -> Path:
+    [found] = built.glob("*.tar.gz")
     return found
-
-
-def link_requirements(name: str, target: Path) -> None:
-    """Link the packages of a requirements file into a folder."""
-    target.mkdir(exist_ok=True)
-    for pin in PIN.findall((REQUIREMENTS / f"{name}.txt").read_text()):
-        try:
-            found = distribution(pin)
-        except PackageNotFoundError:  # pinned for other systems or Pythons
-            continue
-        tops = {Path(str(file)).parts[0] for file in found.files or ()} - {"..", "__pycache__"}
-        for top in tops:
-            link = target / top
-            if not link.exists():
-                link.symlink_to(Path(str(found.locate_file(top))).resolve())
-
-
-class Environment:
-    """A virtual environment with the wheel and nothing else."""
-
-    def __init__(self, folder: Path, wheel: Path) -> None:
-        self.folder = folder
-        venv.create(folder, with_pip=False, symlinks=True)
-        python = str(folder / "bin" / "python")
-        pip = [sys.executable, "-m", "pip", "--python", python, "install"]
-        offline = ["--quiet", "--no-index", "--no-deps", "--disable-pip-version-check"]
-        subprocess.run([*pip, *offline, str(wheel)], check=True, capture_output=True)
-
-    def run(self, extra: str, *command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder, where what the extra pins is installed as well.
-
-        Several extras are joined by a plus.
-        """
-        packages = self.folder / f"packages-{extra}"
-        for name in extra.split("+"):
-            link_requirements(name, packages)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
-        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env={**kept, "PATH": path, "PYTHONPATH": str(packages), "TMPDIR": str(folder)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +79,33 @@ def test_an_extra_brings_its_part_and_no_other(
     found = installed.run(extra, "python", "-c", WHICH_EXTRAS, *EXTRAS[extra], folder=tmp_path)
     expected = {name for name, modules in EXTRAS.items() if set(modules) <= set(EXTRAS[extra])}
     assert set(found.stdout.split()) == expected, found.stderr
+
+
+@pytest.mark.parametrize("extra", [*sorted(EXTRAS), "all"])
+def test_pip_finds_every_requirement_of_an_extra_among_its_pinned_packages(
+    installed: Environment, extra: str, tmp_path: Path
+) -> None:
+    pinned = extra if extra != "all" else "azure+otel+rabbitmq+server+spark"
+    resolved = installed.resolve(f"twinbus[{extra}]", pinned, folder=tmp_path)
+    assert resolved.returncode == 0, resolved.stdout + resolved.stderr
+
+
+def test_pip_misses_a_requirement_that_is_not_pinned(
+    installed: Environment, tmp_path: Path
+) -> None:
+    missed = installed.resolve("twinbus[server]", "cli", folder=tmp_path)
+    assert missed.returncode == 1
+    assert "No matching distribution found for cryptography" in missed.stderr
+
+
+def test_the_source_distribution_installs_what_the_wheel_installs(
+    source: Path, installed: Environment, tmp_path: Path
+) -> None:
+    link_packages(BACKEND, tmp_path / "backend")
+    built_here = Environment(tmp_path / "venv", source, backend=tmp_path / "backend")
+    assert built_here.package_files() == installed.package_files()
+    sent = built_here.run("runtime", "python", "-c", SEND_AND_RECEIVE, folder=tmp_path)
+    assert (sent.stdout, sent.stderr) == ("b'two coffees'\n", "")
 
 
 def test_with_the_server_extra_the_readme_works_as_it_is_written(
@@ -174,18 +142,19 @@ def test_with_the_server_and_spark_extras_the_demo_loses_nothing_and_draws_its_s
     assert [one.name for one in tmp_path.iterdir()] == ["outage.html"], "it cleans up"
 
 
-def test_both_distributions_have_what_they_need_and_nothing_else(built: Path, wheel: Path) -> None:
+def test_both_distributions_have_what_they_need_and_nothing_else(source: Path, wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {
         "twinbus",
         f"twinbus-{twinbus.__version__}.dist-info",
     }
     assert {"twinbus/py.typed", "twinbus/cost/prices/zero.toml"} <= set(names)
-    [source] = built.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         tops = {Path(name).parts[1] for name in archive.getnames() if len(Path(name).parts) > 1}
-    assert {"src", "tests", "docs", "deploy", "README.md", "pyproject.toml"} <= tops
-    assert not {".venv", "build", "dist", ".git"} & tops
+    folders = {"src", "tests", "bench", "docs", "deploy", "examples", "requirements"}
+    pages = {path.name for path in ROOT.glob("*.md")}
+    settings = {"pyproject.toml", "Makefile", ".dockerignore", ".gitignore", "PKG-INFO"}
+    assert tops == folders | pages | settings
 
 
 def test_the_metadata_is_complete(wheel: Path) -> None:
@@ -198,14 +167,28 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
     assert "Keeps applications sending" in metadata
 
 
-def test_a_shell_can_complete_commands(tmp_path: Path) -> None:
-    asked = {"_TWINBUS_COMPLETE": "bash_complete", "COMP_WORDS": "twinbus sy", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", "from twinbus.cli import main; main()"],
-        env={**os.environ, **asked},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == ["plain,syphon"]
+@pytest.mark.parametrize(
+    ("shell", "word", "expected", "registers"),
+    [
+        ("bash", "1", "plain,syphon", "complete "),
+        ("zsh", "1", "plain\nsyphon\n", "compdef "),
+        ("fish", "sy", "plain,syphon\t", "complete "),
+    ],
+    ids=["bash", "zsh", "fish"],
+)
+def test_a_shell_can_complete_commands(
+    shell: str, word: str, expected: str, registers: str, tmp_path: Path
+) -> None:
+    def asked(**variables: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", "from twinbus.cli import main; main()"],
+            env={**os.environ, **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    shown = {"COMP_WORDS": "twinbus sy", "COMP_CWORD": word}
+    assert asked(_TWINBUS_COMPLETE=f"{shell}_complete", **shown).startswith(expected)
+    assert registers in asked(_TWINBUS_COMPLETE=f"{shell}_source")

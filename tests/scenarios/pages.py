@@ -1,4 +1,8 @@
-"""Runs the code blocks of a page of the docs, as a reader would."""
+"""Runs the code blocks of a page of the docs, as a reader would.
+
+A comment before a block that tests cannot run says why: `<!-- not run: needs root -->`. Every other
+block of a page is run.
+"""
 
 import os
 import re
@@ -8,15 +12,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"^(?:<!-- not run: ([^\n]+) -->\n)?```(sh|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
 _TROUBLE = re.compile(r"Traceback|\bERROR\b")
 _SHELL = "set -eumo pipefail\ntrap 'kill $(jobs -p) 2> /dev/null || true' EXIT\n"
+_SERVE = re.compile(r"(?<=twinbus serve )(\S+)(.*)")
+_PORTS = re.compile(r" --(?:port \d+|admin-port \d+|emulator-ports)")
+_IN_FRONT = re.compile(r"^(twinbus serve [^&\n]*)$", re.MULTILINE)
+_ABSOLUTE = re.compile(r"(?<![\w.])/(?=(?:var/lib|srv|tmp)/)")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block that a reader runs; blocks marked as setup are not among them."""
+    """A block of a page."""
 
+    reason: str  # why tests do not run it; empty: they do
     kind: str
     text: str
 
@@ -27,8 +38,14 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """Return the blocks of a page, in order."""
-    return [Block(*found) for found in _BLOCK.findall(page.read_text(encoding="utf-8"))]
+    """Return the blocks of a page that tests run, in order."""
+    found = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [block for block in (Block(*parts) for parts in found) if not block.reason]
+
+
+def script_of(page: Path) -> str:
+    """Return the shell blocks of a page as one script."""
+    return "\n".join(block.text for block in blocks_of(page) if block.kind == "sh")
 
 
 def bash(script: str) -> list[str]:
@@ -41,13 +58,29 @@ def on_free_ports(script: str) -> str:
 
     A server keeps its port over the blocks of a page, because its connection string names it.
     """
-    ports = {name: (_free_port(), _free_port()) for name in re.findall(r"serve \./(\w+)", script)}
+    names = {directory for directory, _ in _SERVE.findall(script)}
+    ports = {name: f" --port {_free_port()} --admin-port {_free_port()}" for name in names}
+    return _SERVE.sub(
+        lambda found: found[1] + ports[found[1]] + _PORTS.sub("", found[2]),
+        script,
+    )
 
-    def with_ports(found: re.Match[str]) -> str:
-        port, admin_port = ports[found[1]]
-        return f"serve ./{found[1]} --port {port} --admin-port {admin_port}"
 
-    return re.sub(r"serve \./(\w+)(?: --port \d+ --admin-port \d+)?", with_ports, script)
+def in_background(script: str) -> str:
+    """Return a script that goes on when a server is ready that a reader leaves in front."""
+    wait = "until grep -q ready {0}; do kill -0 $!; sleep 0.1; done"
+    names = (f"in-front-{number}.txt" for number in range(100))
+
+    def started(found: re.Match[str]) -> str:
+        name = next(names)
+        return f"{found[1]} > {name} &\n{wait.format(name)}"
+
+    return _IN_FRONT.sub(started, script)
+
+
+def below(folder: Path, script: str) -> str:
+    """Return a script whose absolute paths of a machine are in a folder."""
+    return _ABSOLUTE.sub(f"{folder}/", script)
 
 
 def _free_port() -> int:

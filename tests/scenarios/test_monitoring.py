@@ -19,6 +19,7 @@ from tests.scenarios.server_process import ORDERS, Server
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy, errors
 from twinbus import SendAvailabilityPairedNamespaceOptions as PairingOptions
 from twinbus.entities import EntityStatus
+from twinbus.limits import DEFAULT_PORT
 from twinbus.pairing.metrics import PairingCollector
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -140,3 +141,13 @@ def test_every_alert_says_what_is_wrong_and_how_urgent_it_is() -> None:
         assert rule["annotations"]["summary"]
     page = (DEPLOY.parent / "docs" / "operations" / "monitor.md").read_text()
     assert [name for name in alerts() if f"`{name}`" not in page] == []
+
+
+def test_the_configuration_of_the_page_names_the_port_and_the_rules() -> None:
+    page = (DEPLOY.parent / "docs" / "operations" / "monitor.md").read_text()
+    [block] = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    shown = yaml.safe_load(block)
+    assert shown["scrape_configs"][0]["static_configs"][0]["targets"] == [
+        f"localhost:{DEFAULT_PORT}"
+    ]
+    assert all((DEPLOY / name).exists() for name in shown["rule_files"])

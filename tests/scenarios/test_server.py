@@ -165,6 +165,31 @@ def test_options_that_cannot_be_are_refused_by_name(
 # -- stopping --------------------------------------------------------------------------------------
 
 
+ANOTHER_THREAD_TAKES_IT = """
+import signal, threading
+from twinbus.cli.serve import _Signals
+signals = _Signals()
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
+print("ready", flush=True)
+signals.wait_for_stop([lambda: print("reloaded", flush=True)])
+"""
+
+
+def test_a_signal_that_the_system_hands_to_another_thread_is_heeded(tmp_path: Path) -> None:
+    waits = [sys.executable, "-c", ANOTHER_THREAD_TAKES_IT]
+    with subprocess.Popen(waits, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout.readline() == "reloaded\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_while_clients_wait_and_nothing_acknowledged_is_lost(
     server: Server, number: signal.Signals

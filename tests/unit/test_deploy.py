@@ -19,8 +19,18 @@ SYSTEMD_ANALYZE = shutil.which("systemd-analyze")
 
 def unit_command(name: str) -> list[str]:
     """Return what a unit starts."""
-    text = (DEPLOY / name).read_text()
-    [line] = re.findall(r"^ExecStart=\S+/twinbus (.+)$", text, re.MULTILINE)
+    return started_by((DEPLOY / name).read_text())
+
+
+def page_command() -> list[str]:
+    """Return what the short unit of the page about servers starts."""
+    page = (ROOT / "docs" / "how-to" / "run-a-server.md").read_text()
+    [unit] = re.findall(r"^```ini\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return started_by(unit)
+
+
+def started_by(unit: str) -> list[str]:
+    [line] = re.findall(r"^ExecStart=\S+/twinbus (.+)$", unit, re.MULTILINE)
     return shlex.split(line.replace("$TWINBUS_OPTIONS", options_of_the_page()))
 
 
@@ -45,9 +55,10 @@ def container_command() -> list[str]:
     [
         unit_command("twinbus@.service"),
         unit_command("twinbus-syphon.service"),
+        page_command(),
         container_command(),
     ],
-    ids=["server", "syphon", "container"],
+    ids=["server", "syphon", "page", "container"],
 )
 def test_what_is_started_is_a_command_with_options_that_it_has(command: list[str]) -> None:
     started = root.commands[command[0]]

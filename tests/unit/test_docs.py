@@ -1,4 +1,7 @@
-"""What the docs show works: Python blocks are run, commands of shell blocks exist."""
+"""What the docs show works: Python blocks are run, commands of shell blocks exist.
+
+`tests/scenarios/test_pages.py` runs the shell blocks, except those with a reason before them.
+"""
 
 import re
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Any
 import click
 import paired_send
 import pytest
+import rooms
 import sequences
 import state_machines
 
@@ -15,7 +19,7 @@ from twinbus.cost.prices import load_sheet
 from twinbus.server.config import read_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks_of(kind: str) -> list[Any]:
@@ -46,6 +50,35 @@ def test_configurations_and_price_sheets_of_the_docs_are_read(block: str, tmp_pa
         read_config(file)
 
 
+# A kind of block, and the test that runs or reads it. `text` is output, or a drawing.
+KINDS = {
+    "sh": "tests/scenarios/test_pages.py",
+    "python": "tests/unit/test_docs.py",
+    "python spark": "tests/spark/test_docs.py",
+    "python rabbitmq": "tests/rabbitmq/test_docs.py",
+    "py": "tests/interop/test_docs.py",
+    "toml": "tests/unit/test_docs.py",
+    "ini": "tests/unit/test_deploy.py",
+    "yaml": "tests/scenarios/test_monitoring.py",
+    "text": "",
+}
+FENCE = re.compile(r"^```([^\n]*)\n.*?^```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r"^<!-- not run: ([^\n]*?) -->(.{0,6})", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_of_the_docs_is_of_a_kind_that_a_test_runs(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert set(FENCE.findall(text)) <= set(KINDS)
+    for reason, block in NOT_RUN.findall(text):
+        assert len(reason) > 10, "the comment says why tests cannot run the block"
+        assert block == "\n```sh", f"the comment is not before a shell block: {reason}"
+
+
+def test_the_tests_that_run_the_blocks_exist() -> None:
+    assert [file for file in KINDS.values() if not (ROOT / file).exists()] == []
+
+
 COMMAND = re.compile(r"(?:^|[|&(])[ \t]*(?:\w+=\S+ )*twinbus ([^|&;#<>)\n]*)", re.MULTILINE)
 
 
@@ -60,7 +93,7 @@ def test_commands_are_found_in_a_script() -> None:
     assert commands_of(script) == [["send", "q", "tea"], ["report", "--page", "p.html"]]
 
 
-@pytest.mark.parametrize("block", blocks_of("sh(?: setup)?"))
+@pytest.mark.parametrize("block", blocks_of("sh"))
 def test_every_command_of_the_docs_exists_with_the_options_that_are_shown(block: str) -> None:
     for words in commands_of(block):
         command: click.Command = root
@@ -76,6 +109,7 @@ def test_every_command_of_the_docs_exists_with_the_options_that_are_shown(block:
 
 DRAWN = {
     paired_send.TARGET: paired_send.picture(),
+    rooms.TARGET: rooms.picture(),
     **sequences.pictures(),
     **state_machines.pictures(),
 }

@@ -4,11 +4,11 @@ import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -211,28 +211,32 @@ def _in_url(host: str) -> str:
 
 
 class _Signals:
-    """Records signals from the start on, so that none ends the process while the server starts."""
+    """Records signals from the start on, so that none ends the process while the server starts.
+
+    The system may hand a signal to any thread, and Python runs its handler when the main thread
+    runs Python code again. A main thread that waits for a lock would not: it waits for a pipe, into
+    which Python writes at each signal. The handlers take no lock: one may interrupt another.
+    """
 
     def __init__(self) -> None:
-        self._arrived = threading.Event()
         self._stops = self._reloads = False
+        self._woken, waking = os.pipe()
+        os.set_blocking(waking, False)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)  # a full pipe wakes as well
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_stop)
         signal.signal(signal.SIGHUP, self._note_reload)
 
     def _note_stop(self, *_: object) -> None:
         self._stops = True
-        self._arrived.set()
 
     def _note_reload(self, *_: object) -> None:
         self._reloads = True
-        self._arrived.set()
 
     def wait_for_stop(self, reloads: Sequence[Callable[[], None]]) -> None:
         """Return when the process must stop; call `reloads`, which must not block, for SIGHUP."""
         while not self._stops:
-            self._arrived.wait()
-            self._arrived.clear()
+            os.read(self._woken, PIPE_BUF)
             if self._reloads:
                 self._reloads = False
                 for reload in reloads:
