@@ -446,6 +446,7 @@ RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-
 RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it
 RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # if the broker reported more messages
 RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a consumer
+RABBITMQ_UNATTENDED_S: Final = 0.02  # without a caller; then a thread reads notifications
 RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
 
 # Self-healing

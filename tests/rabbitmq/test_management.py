@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld
 from twinbus import NamespaceManager
 from twinbus.entities import EntityStatus, QueueDescription, TopicDescription
@@ -19,6 +20,14 @@ from twinbus.errors import (
 )
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import CreateEntity, DeleteEntity, GetEntity, Send, UpdateEntity
+from twinbus.testing.rabbitmq import RabbitBroker
+
+# Has a dead-letter worker start for a queue that was deleted; returns when the supervisor ended.
+END_DEAD_LETTER_WORKERS = """
+Ended = monitor(process, rabbit_fifo_dlx_sup),
+supervisor:start_child(rabbit_fifo_dlx_sup, [rabbit_misc:r(<<"/">>, queue, <<"deleted">>)]),
+receive {'DOWN', Ended, process, _, _} -> ok end.
+"""
 
 
 def test_a_description_comes_back_as_it_was_created(world: RabbitWorld) -> None:
@@ -165,3 +174,11 @@ def test_a_ping_to_a_topic_reaches_nobody(world: RabbitWorld) -> None:
     world.ask(Send("news", [ping]))
     with pytest.raises(MessagingError):
         world.ask(Send("nowhere", [ping]))
+
+
+def test_a_node_of_these_tests_restarts_the_supervisor_of_its_dead_letter_workers(
+    world: RabbitWorld, broker: RabbitBroker
+) -> None:
+    broker.node.evaluate(END_DEAD_LETTER_WORKERS)
+    until(lambda: "undefined" not in broker.node.evaluate("whereis(rabbit_fifo_dlx_sup)."), 20)
+    world.ask(CreateEntity(QueueDescription(path="orders")))

@@ -8,7 +8,6 @@ import pytest
 
 pytest.importorskip("pika")
 
-from pika import spec
 
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
@@ -124,8 +123,7 @@ def test_after_a_refusal_the_next_message_goes_over_a_new_channel() -> None:
         send = Dispatch("orders", range(1), lambda _to_topic: [], results.append)
         send.next, send.unconfirmed = 1, 1
         old._unconfirmed[1] = _Unconfirmed(send, 3, 0)
-        nack = spec.Basic.Nack(delivery_tag=1)
-        old._confirmed(SimpleNamespace(method=nack))
+        old._confirmed(1, False, False)
         return old, publisher._routes["orders"]
 
     old, new = asyncio.run(story())

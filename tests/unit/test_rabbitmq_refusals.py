@@ -78,6 +78,7 @@ REPLIES = [
     (530, "NOT_ALLOWED - vhost gone not found", EntityNotFoundError, "not accepted"),
     (530, "NOT_ALLOWED - vhost 'v' is down", CommunicationError, "not accepted"),
     (530, "NOT_ALLOWED - access to vhost 'v' refused", UnauthorizedError, "not accepted"),
+    (506, "RESOURCE_ERROR - Stream not found for queue", CommunicationError, "not accepted"),
     (540, "NOT_IMPLEMENTED - whatever", MessagingError, "not accepted"),
     (541, "INTERNAL_ERROR", CommunicationError, "unknown"),
 ]

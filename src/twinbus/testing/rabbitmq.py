@@ -25,6 +25,20 @@ STOP_S = 20
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 GUEST = "guest"  # user and password that every broker begins with
+# RabbitMQ 3.10 never restarts the supervisor of its dead-letter workers. The supervisor gives up
+# when a worker starts after its queue was deleted, which can happen on a busy machine. From then on
+# the node closes the connection (541, without a text) of everyone who declares a queue with
+# at-least-once dead-lettering. So every node here restarts it.
+GUARD = """
+spawn(fun Guard() ->
+    timer:sleep(200),
+    case is_pid(whereis(rabbit_sup)) andalso whereis(rabbit_fifo_dlx_sup) of
+        undefined -> catch supervisor:restart_child(rabbit_sup, rabbit_fifo_dlx_sup);
+        _ -> ok
+    end,
+    Guard()
+end).
+"""
 
 
 def missing() -> str | None:
@@ -80,6 +94,8 @@ class Node:
         config.write_text("\n".join(lines) + "\n")
         plugins = folder / "plugins"
         plugins.write_text("[].\n")
+        guard = folder / "guard"
+        guard.write_text(GUARD)
         # Other nodes detect a hanging node within 30 s; with RabbitMQ's default, within 75 s.
         loopback = "-kernel inet_dist_use_interface {127,0,0,1} -kernel net_ticktime 20"
         self._environment: Mapping[str, str] = {
@@ -98,7 +114,7 @@ class Node:
             # Few schedulers, and none that spins: several nodes share few cores here.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 f"-start_epmd false {loopback} -kernel net_ticktime {TICK_S} "
-                "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
+                f"+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none -run file eval {guard}"
             ),
             "RABBITMQ_CTL_ERL_ARGS": f"-start_epmd false {loopback}",
             # `exec` replaces the script by the server: killing the child kills the server.

@@ -13,7 +13,6 @@ from typing import Any
 
 import pika
 from pika import exceptions, spec
-from pika.adapters.asyncio_connection import AsyncioConnection
 
 from twinbus.backoff import Backoff
 from twinbus.connection import ConnectionString
@@ -26,34 +25,10 @@ from twinbus.limits import (
     RABBITMQ_RECONNECT_US,
     SECOND_US,
 )
+from twinbus.namespace.rabbitmq.framing import FramedConnection, OnConfirm
 from twinbus.namespace.rabbitmq.refusals import unreachable
 
 _BACKOFF = Backoff(RABBITMQ_RECONNECT_US, RABBITMQ_MAX_RECONNECT_US)
-
-
-class _GatheringConnection(AsyncioConnection):  # type: ignore[misc]
-    """Writes all frames of one turn of the loop at once; pika writes each frame separately.
-
-    A message has three frames. A system call for each would cost more than everything else.
-    """
-
-    _frames: list[bytes]
-
-    def _adapter_emit_data(self, data: bytes) -> None:
-        frames = self.__dict__.setdefault("_frames", [])
-        if not frames:
-            self.ioloop.call_soon(self._write_frames)
-        frames.append(data)
-
-    def _write_frames(self) -> None:
-        frames, self._frames = self._frames, []
-        if frames and self._transport is not None:
-            super()._adapter_emit_data(b"".join(frames))
-
-    def _adapter_disconnect_stream(self) -> None:
-        self.__dict__.setdefault("_frames", [])
-        self._write_frames()
-        super()._adapter_disconnect_stream()
 
 
 class BrokerChannel:
@@ -66,6 +41,11 @@ class BrokerChannel:
         self._waiting: set[asyncio.Future[Any]] = set()
         self._on_end: list[Callable[[BaseException], None]] = []
         channel.add_on_close_callback(self._closed)
+
+    @property
+    def number(self) -> int:
+        """The number of the channel on its connection."""
+        return int(self.pika.channel_number)
 
     @property
     def is_open(self) -> bool:
@@ -103,6 +83,15 @@ class BrokerChannel:
         self.pika.basic_publish("", queue, body, properties)
         return bool(await self.answer_to(confirmed))
 
+    async def confirm(self, callback: OnConfirm) -> None:
+        """Switch the channel to confirms, which the callback gets."""
+        await self.call("confirm_delivery", _do_nothing)
+        self.pika.connection.confirms[self.number] = callback
+
+    def publish(self, method: bytes, properties: Any, body: bytes) -> None:
+        """Publish a message; `method` is the result of `publish_method`."""
+        self.pika.connection.publish(self.number, method, properties, body)
+
     def on_end(self, callback: Callable[[BaseException], None]) -> None:
         """Register a callback for the end of the channel."""
         self._on_end.append(callback)
@@ -114,6 +103,7 @@ class BrokerChannel:
 
     def _closed(self, _channel: Any, reason: BaseException) -> None:
         self.ended = reason
+        self.pika.connection.confirms.pop(self.number, None)
         for reply in list(self._waiting):
             if not reply.done():
                 reply.set_exception(reason)
@@ -149,6 +139,16 @@ class BrokerConnection:
     def frame_bytes(self) -> int:
         """The largest frame that the broker accepts."""
         return int(self._connection.params.frame_max) if self._connection is not None else 0
+
+    def gather(self) -> None:
+        """Keep frames until `write`."""
+        if self._connection is not None:
+            self._connection.is_gathering = True
+
+    def write(self) -> None:
+        """Write the frames that were kept."""
+        if self._connection is not None:
+            self._connection.write_frames()
 
     async def open_channel(self) -> BrokerChannel:
         """Return a new channel; connect first if necessary."""
@@ -218,7 +218,7 @@ class BrokerConnection:
             if not opened.done():
                 opened.set_exception(unreachable(error, f"{host}:{port}"))
 
-        connection = _GatheringConnection(
+        connection = FramedConnection(
             self._parameters(host, port),
             on_open_callback=set_open,
             on_open_error_callback=set_error,
@@ -227,7 +227,11 @@ class BrokerConnection:
         )
         connection.add_on_connection_blocked_callback(self._blocked)
         connection.add_on_connection_unblocked_callback(self._unblocked)
-        return await opened
+        try:
+            return await opened
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
 
     def _parameters(self, host: str, port: int) -> Any:
         settings = self._settings
@@ -336,5 +340,5 @@ def _again(error: MessagingError) -> MessagingError:
     return again
 
 
-def _do_nothing() -> None:
+def _do_nothing(*_arguments: Any) -> None:
     """Do nothing."""

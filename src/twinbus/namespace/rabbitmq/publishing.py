@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pika import exceptions, spec
+from pika import exceptions
 
 from twinbus.errors import (
     MessageSizeExceededError,
@@ -38,6 +38,7 @@ from twinbus.limits import (
 )
 from twinbus.loglines import LineRate
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
+from twinbus.namespace.rabbitmq.framing import publish_method
 from twinbus.namespace.rabbitmq.messages import PUBLICATION, Publication, check_frame
 from twinbus.namespace.rabbitmq.refusals import (
     NOT_ACCEPTED,
@@ -263,6 +264,7 @@ class _PublishingRoute:
         self._unconfirmed: dict[int, _Unconfirmed] = {}  # by publication number, in order
         self._bytes = 0  # size of the unconfirmed messages
         self._number = 0  # of the last publication on the channel
+        self._method = b""  # the first frame of a publication to a queue
         self._is_refused = False  # the broker has refused a message: a new channel is needed
         self._explaining: set[asyncio.Task[None]] = set()
         self._unmatched = LineRate(LOG_INTERVAL_US)
@@ -326,12 +328,12 @@ class _PublishingRoute:
                 check_frame(publication, self._connection.frame_bytes)
             dispatch.publications = publications
         publication = dispatch.publications[dispatch.next]
-        exchange = self.path if is_topic else ""
-        key = publication.properties.type or "" if is_topic else self.path
+        method = self._method
+        if is_topic:
+            key = publication.properties.type or ""
+            method = publish_method(channel.number, self.path, key)
         publication.properties.headers[PUBLICATION] = self._number + 1
-        channel.pika.basic_publish(
-            exchange, key, publication.body, publication.properties, mandatory=True
-        )
+        channel.publish(method, publication.properties, publication.body)
         self._number += 1
         size = len(publication.body)
         self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, dispatch.next)
@@ -348,21 +350,20 @@ class _PublishingRoute:
             kind = await get_entity(self._connection, self.path)
             channel = await self._connection.open_channel()
             channel.pika.add_on_return_callback(self._returned)
-            await channel.call("confirm_delivery", self._confirmed)
+            await channel.confirm(self._confirmed)
         except Exception as error:  # noqa: BLE001 - pika raises many types; the callers get it
             self._preparing = None
             self.fail_waiting(refusal_of(error, self.path))
             return
         self._preparing = None
         self._kind, self._channel, self._number = kind, channel, 0
+        self._method = publish_method(channel.number, "", self.path)
         channel.on_end(self._ended)
         self._pump()
 
     # -- called by pika ------------------------------------------------------------------------
 
-    def _confirmed(self, frame: Any) -> None:
-        tag, is_multiple = frame.method.delivery_tag, frame.method.multiple
-        is_ack = isinstance(frame.method, spec.Basic.Ack)
+    def _confirmed(self, tag: int, is_multiple: bool, is_ack: bool) -> None:  # noqa: FBT001
         self._publisher.confirmed_at = asyncio.get_running_loop().time()
         numbers = [tag]
         if is_multiple:

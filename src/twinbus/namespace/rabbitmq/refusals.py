@@ -24,6 +24,7 @@
     406 PRECONDITION_FAILED, unsettled for too long  MessageLockLostError       not accepted
     406 PRECONDITION_FAILED, other arguments         EntityAlreadyExistsError   not accepted
     406 PRECONDITION_FAILED, in use                  InvalidOperationError      not accepted
+    506 RESOURCE_ERROR, stream not found yet         CommunicationError         not accepted
     406, 501 to 540, any other text                  MessagingError             not accepted
     541 INTERNAL_ERROR                               CommunicationError         unknown
     no channel left on the connection                QuotaExceededError         not accepted
@@ -98,6 +99,12 @@ _ROWS = (
     ),
     _Row(406, "in use", InvalidOperationError, "delete the subscriptions of the topic first"),
     _Row(320, "", CommunicationError, "the broker is closing its connections", UNKNOWN),
+    _Row(
+        506,
+        "stream not found",
+        CommunicationError,
+        "another program is creating the stream now; try again",
+    ),
     _Row(530, "not found", EntityNotFoundError, "create the virtual host, or correct its name"),
     _Row(530, "is down", CommunicationError, "restart the virtual host or its node"),
     _Row(530, "refused", UnauthorizedError, "give the user permissions in the virtual host"),

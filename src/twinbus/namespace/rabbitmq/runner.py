@@ -36,7 +36,7 @@ from twinbus.namespace.rabbitmq.messages import Publication, published
 from twinbus.namespace.rabbitmq.probing import Prober
 from twinbus.namespace.rabbitmq.publishing import Dispatch, Publisher, with_accepted
 from twinbus.namespace.rabbitmq.receiving import LockKeeper
-from twinbus.namespace.rabbitmq.refusals import refusal_of
+from twinbus.namespace.rabbitmq.refusals import lost, refusal_of
 from twinbus.namespace.rabbitmq.topology import (
     NAME,
     Topology,
@@ -67,7 +67,7 @@ CAPABILITIES = frozenset({Capability.MANAGEMENT})
 class RabbitJob:
     """A request in progress, with the task or send that executes it; it can be withdrawn."""
 
-    __slots__ = ("dispatch", "is_answered", "request", "task", "timer", "value")
+    __slots__ = ("dispatch", "is_answered", "on_end", "request", "task", "timer", "value")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -76,16 +76,17 @@ class RabbitJob:
         self.timer: asyncio.TimerHandle | None = None
         self.is_answered = False
         self.value: Any = None
+        self.on_end: Callable[[RabbitJob], None] = _do_nothing
 
     def answer(self, value: Any) -> None:
         """Complete the request with its reply."""
-        self._end()
         self.value = value
+        self.end()
         self.request.answer(value)
 
     def fail(self, error: MessagingError) -> None:
         """Complete the request with an error."""
-        self._end()
+        self.end()
         self.request.fail(error)
 
     def with_accepted(self, error: MessagingError) -> MessagingError:
@@ -94,10 +95,16 @@ class RabbitJob:
             return error
         return with_accepted(error, list(self.dispatch.accepted))
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Note that the command is complete, or that nobody waits for it."""
         self.is_answered = True
         if self.timer is not None:
             self.timer.cancel()
+        self.on_end(self)
+
+
+def _do_nothing(_job: RabbitJob) -> None:
+    """Do nothing, in place of the loop."""
 
 
 class CommandRunner:
@@ -108,6 +115,7 @@ class CommandRunner:
         self._sends = BrokerConnection(settings, "sends")
         self._receives = BrokerConnection(settings, "receives and management")
         self._pings = BrokerConnection(settings, "pings")
+        self._connections = (self._sends, self._receives, self._pings)
         self._publisher = Publisher(self._sends)
         self._keeper = LockKeeper(self._receives)
         self._topology = Topology(self._receives)
@@ -141,6 +149,9 @@ class CommandRunner:
         except Exception as error:  # noqa: BLE001 - pika raises many types; the caller gets it
             path = getattr(job.request.command, "path", "")
             job.fail(refusal_of(error, path if isinstance(path, str) else ""))
+        except BaseException:  # the thread that runs the loop was interrupted
+            job.fail(lost())
+            raise
         finally:
             self._jobs.discard(job)
 
@@ -155,12 +166,21 @@ class CommandRunner:
             if undo is not None:
                 self.begin(RabbitJob(Request(undo)), None)
         elif job.dispatch is not None:
-            job.is_answered = True
+            job.end()
             self._publisher.withdraw(job.dispatch)
         elif job.task is not None:
             job.task.cancel()
 
     # -- sends ---------------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Keep the frames of sends until `write`."""
+        self._sends.gather()
+
+    def write(self) -> None:
+        """Write frames that are waiting, without another turn of the loop."""
+        for connection in self._connections:
+            connection.write()
 
     def _begin_send(self, job: RabbitJob, command: Send) -> None:
         messages = _messages_of(command)
@@ -284,14 +304,19 @@ class CommandRunner:
         except TimeoutError:
             pass
         self._publisher.fail_all(closed)
-        ends = [connection.close() for connection in (self._sends, self._receives, self._pings)]
+        ends = [connection.close() for connection in self._connections]
         try:
             async with asyncio.timeout(patience):
                 await asyncio.gather(*ends, return_exceptions=True)
         except TimeoutError:  # the broker does not answer: do not wait any longer
-            for connection in (self._sends, self._receives, self._pings):
-                connection.cut()
+            self.cut()
             await asyncio.sleep(0)  # lets pika close the sockets
+
+    def cut(self) -> None:
+        """Abort the connections; the next commands open new ones."""
+        for connection in self._connections:
+            connection.drop()
+            connection.cut()
 
 
 _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
