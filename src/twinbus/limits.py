@@ -212,6 +212,7 @@ CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by 
 DESTINATION_BUDGET_S: Final = 5.0  # of its sends in one range: a slow one delays others no longer
 TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
+TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one a single message
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch; a kill repeats at most these
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
@@ -284,6 +285,7 @@ REPORT_TRIES: Final = 5  # of a report whose files were merged or deleted while 
 LONG_RUN: Final = 16  # shorter intervals are expanded to one row per number
 RUN_BUCKET_BITS: Final = 10  # long intervals are joined by buckets of 1024 sequence numbers
 BROADCAST_ROWS: Final = 1_000_000  # sent to every task: 100 MB; more are shuffled
+LOCAL_ROWS: Final = 100_000  # of a report, in the driver's memory: 20 MB; more stay in Spark
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
 PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent
@@ -471,6 +473,8 @@ assert MIN_RETRY_INTERVAL <= DEFAULT_RETRY_INTERVAL <= MAX_RETRY_INTERVAL
 assert MIN_SYPHON_LEASE <= SYPHON_LEASE <= MAX_LEASE_DURATION
 assert CARRIED_BYTES <= MAX_RECEIVE_BYTES
 assert RANGE_MESSAGES <= MAX_LEASE_MESSAGES
+assert TRIAL_MESSAGES < 2**TRIAL_ROUND
+assert CARRY_TIMEOUT.total_seconds() >= TRIAL_TIMEOUT_S
 assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
 assert HELD_RANGES <= MAX_LEASES

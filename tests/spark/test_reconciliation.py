@@ -12,11 +12,15 @@ from pyspark.sql import SparkSession
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
+from twinbus.cost import frames
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
+from twinbus.cost.reconciliation import Reconciliation
 from twinbus.cost.report import ReportSettings, make_report
 from twinbus.cost.report_page import report_page
+from twinbus.cost.survey import survey
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
+from twinbus.limits import LOCAL_ROWS
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 
@@ -333,3 +337,52 @@ def test_files_that_are_merged_while_spark_reads_them_count_once(
     assert any("was merged or deleted meanwhile" in text for text in told)
     assert [(row.status, row.messages) for row in report.statuses] == [("waiting", 4)]
     assert [row.operations for row in report.stages] == [4]
+
+
+def write_suspects(books: Books) -> None:
+    """Write ledgers with a missing, a doubled and two messages that never came home."""
+    for first, message_id in enumerate(("missing", "twice", "home"), start=1):
+        books.message("contoso", "accepted", first, message_id, record=first)
+    books.message("contoso", "accepted", 4, "twice", record=4)
+    books.message("contoso", "completed", 2, last=4, record=5)
+    books.inventory("contoso", record=6, at=NOON + 60 * SECOND)
+    for first, message_id in enumerate(("home", "lost", "silent"), start=1):
+        books.message("backup", "accepted", first, message_id, path=BACKLOG, record=first)
+    books.message("backup", "completed", 1, last=3, path=BACKLOG, record=4)
+    books.transfer("home", 1, NOON)
+    books.transfer("lost", 2, NOON)
+
+
+SUSPECTS = {
+    ("missing", "missing"),
+    ("twice", "doubled"),
+    ("lost", "not home"),
+    ("silent", "not home"),
+}
+
+
+@pytest.mark.parametrize("local_rows", [LOCAL_ROWS, 0])
+def test_few_suspects_in_the_driver_and_many_in_spark_are_found_alike(
+    spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch, local_rows: int
+) -> None:
+    monkeypatch.setattr(frames, "LOCAL_ROWS", local_rows)
+    write_suspects(books)
+    report = books.report(spark)
+    assert named(report) == SUSPECTS
+    assert report.suspect_count == len(SUSPECTS)
+
+
+def test_the_search_for_messages_that_are_not_home_reads_each_ledger_once(
+    spark: SparkSession, books: Books
+) -> None:
+    write_suspects(books)
+    surveyed = survey(books.write())
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    messages = frames.frame(session, surveyed, LedgerKind.MESSAGES)
+    transfers = frames.frame(session, surveyed, LedgerKind.TRANSFERS)
+    with Reconciliation(messages, surveyed.ledgers) as found:
+        suspects = found.suspects(transfers, messages)
+        assert suspects is not None
+        plan = suspects._jdf.queryExecution().executedPlan().toString()
+    assert plan.count("FileScan") == len(surveyed.files[LedgerKind.MESSAGES])

@@ -79,7 +79,7 @@ def test_a_destination_is_tried_again_in_its_first_range_by_one_queue() -> None:
     assert book.next_due(0) == SECOND_US
     assert book.tasks(SECOND_US - 1) == []
     [task] = book.tasks(SECOND_US)
-    assert (task.queue, epochs([task]), task.on_trial) == ("a", [[1]], {"orders": 1})
+    assert (task.queue, epochs([task]), task.on_trial) == ("a", [[1]], {"orders": (1, 1)})
 
 
 def test_when_it_flows_again_all_go() -> None:

@@ -1,21 +1,22 @@
 """A destination that hangs or is slow holds up the others for a short time only."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twinbus import BrokeredMessage, QueueDescription
-from twinbus.limits import TRIAL_MESSAGES
+from twinbus.limits import CARRY_TIMEOUT, TRIAL_MESSAGES, TRIAL_ROUND, TRIAL_TIMEOUT_S
 from twinbus.message import to_batch
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import diverted
 from twinbus.protocol.commands import Command, CreateEntity, LeaseRange, Send, SettleRange
 from twinbus.syphon import carrier as carrying
-from twinbus.syphon.carrier import Carrier, Range
+from twinbus.syphon.carrier import Carrier, Range, Trial
 
 BACKLOG = "contoso/x-servicebus-transfer/0"
 SLOW, QUICK = "slow", "quick"
@@ -79,14 +80,14 @@ def test_a_destination_on_trial_gets_a_few_messages_and_little_time(
     assert lease is not None
     leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
     carrier = Carrier(primary, secondary)
-    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: lease.epoch})
+    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: Trial(lease.epoch, 1)})
     assert primary.sends == [TRIAL_MESSAGES]
     assert carried.kept == {SLOW: MANY}
     assert carried.failures[SLOW].code == "OperationTimeout"
     assert carried.moved[QUICK][0] == MANY
 
     primary.hangs = False
-    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: lease.epoch})
+    [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: Trial(lease.epoch, 1)})
     assert primary.sends == [TRIAL_MESSAGES, TRIAL_MESSAGES, MANY - TRIAL_MESSAGES]
     assert carried.moved[SLOW][0] == MANY
 
@@ -149,3 +150,85 @@ def test_a_slow_destination_is_set_aside_for_the_next_batch_without_a_failure(
         assert not carried.failures
     assert not carried.kept
     assert slow.now_s <= 27.0
+
+
+class Sluggish(Hanging):
+    """A namespace whose sends to one queue take some seconds of a manual clock."""
+
+    def __init__(self, inner: Namespace, seconds_of: Callable[[int], float]) -> None:
+        super().__init__(inner)
+        self._seconds_of = seconds_of
+        self.now_s = 0.0
+
+    def submit(self, command: Command[Any]) -> "Future[Any]":
+        if not isinstance(command, Send):
+            return self._inner.submit(command)
+        self.sends.append(len(command.messages))
+        return _Reply(self, command, self._seconds_of(len(command.messages)))
+
+    def wait(self, command: Command[Any], seconds: float, timeout: float) -> Any:
+        self.now_s += min(seconds, timeout)
+        if seconds > timeout:
+            raise TimeoutError
+        return self._inner.ask(command)
+
+
+class _Reply(Future[Any]):
+    def __init__(self, namespace: Sluggish, command: Command[Any], seconds: float) -> None:
+        super().__init__()
+        self._wait = partial(namespace.wait, command, seconds)
+
+    def result(self, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        if not self.done():
+            self.set_result(self._wait(timeout))
+        return super().result(timeout)
+
+
+@pytest.mark.parametrize(
+    ("seconds_of", "trials"),
+    [
+        pytest.param(lambda messages: 0.03 * messages, 2, id="3 s for 100 messages"),
+        pytest.param(lambda messages: 0.3 + messages, 7, id="a second for each message"),
+        pytest.param(lambda _: 3.0, TRIAL_ROUND, id="3 s for any send"),
+        pytest.param(lambda _: 9.9, TRIAL_ROUND, id="nearly the time of any send"),
+    ],
+)
+def test_a_destination_that_is_too_slow_for_a_trial_leaves_it_within_a_round(
+    primary: Hanging,
+    secondary: EmbeddedNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds_of: Callable[[int], float],
+    trials: int,
+) -> None:
+    slow = Sluggish(primary, seconds_of)
+    primary.hangs = False
+    monkeypatch.setattr(carrying, "_monotonic_s", lambda: slow.now_s)
+    divert(secondary, SLOW)
+    lease = secondary.ask(LeaseRange(BACKLOG, "test", 10_000))
+    assert lease is not None
+    leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
+    carrier = Carrier(slow, secondary)
+    for number in range(1, trials + 1):
+        [carried] = carrier.carry(BACKLOG, [leased], on_trial={SLOW: Trial(lease.epoch, number)})
+        assert (SLOW in carried.moved) == (number == trials)
+
+
+def test_a_destination_that_hangs_gets_little_time_in_all_trials_of_a_round_but_the_last(
+    primary: Hanging, secondary: EmbeddedNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Sluggish(primary, lambda _: 3600.0)
+    monkeypatch.setattr(carrying, "_monotonic_s", lambda: slow.now_s)
+    divert(secondary, SLOW)
+    lease = secondary.ask(LeaseRange(BACKLOG, "test", 10_000))
+    assert lease is not None
+    leased = Range(lease.epoch, lease.first, lease.last, lease.origin)
+    carrier = Carrier(slow, secondary)
+    spent = []
+    for number in range(1, 2 * TRIAL_ROUND + 1):
+        began = slow.now_s
+        carrier.carry(BACKLOG, [leased], on_trial={SLOW: Trial(lease.epoch, number)})
+        spent.append(slow.now_s - began)
+    a_round = [TRIAL_TIMEOUT_S] * (TRIAL_ROUND - 1) + [CARRY_TIMEOUT.total_seconds()]
+    assert spent == pytest.approx(2 * a_round)
+    assert slow.sends == 2 * [100, 50, 25, 12, 6, 3, 1, 1]

@@ -59,6 +59,7 @@ class Account:
     gap_record: int | None = None  # the last record of a gap in the ledger
     stock: tuple[int, int] | None = None  # time and record of its last inventory
     voids: tuple[tuple[int, int], ...] = ()  # ranges of records that were lost with the log
+    losses: frozenset[tuple[int, int]] = frozenset()  # its complete log: time, last record
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ def accounts_of(messages: DataFrame) -> dict[str, Account]:
                 account.stock = max(account.stock or (0, 0), (row["at"], row["record"]))
             case _:
                 account.voids = tuple({*account.voids, (row["first"], row["last"])})
+                if row["first"] == 1:
+                    account.losses |= {(row["at"], row["last"])}
     return found
 
 

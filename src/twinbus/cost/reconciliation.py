@@ -24,12 +24,15 @@ Places are numbers. Message ids are looked up only for the few places that are r
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
-from pyspark.sql import Column, DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 
+from twinbus.cost.frames import Settled, local_frame
 from twinbus.cost.places import (
     PLACE,
     Account,
@@ -48,9 +51,8 @@ from twinbus.cost.places import (
     unaccepted,
 )
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
-from twinbus.ledger import ACCEPTED, DELETED, EXISTS, GAP, MOVED, RESTORED
+from twinbus.ledger import ACCEPTED, DELETED, EXISTS, GAP, MOVED
 from twinbus.lifetimes import Closable
-from twinbus.limits import BROADCAST_ROWS
 
 WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
 MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
@@ -58,6 +60,7 @@ DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
 WRONG = (MISSING, PRESENT_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST)
 COMPLETED = "completed"
 SUSPECT_COLUMNS = ("ledger", "path", "sequence_number", "message_id", "status", "accepted")
+_WRONG, _REPEATED, _LEFT = range(3)  # why the id of a place is looked up
 _NOT_A_COPY = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # has left
 _DEAD_LETTER_END = re.escape(DEAD_LETTER_SUFFIX.lower()) + "$"
 
@@ -72,21 +75,17 @@ def is_dead_letter(path: Column) -> Column:
     return f.lower(path).endswith(DEAD_LETTER_SUFFIX.lower())
 
 
-def lost_logs(messages: DataFrame) -> DataFrame:
-    """Return the ledgers whose complete log was lost; `last` is the number of its last record."""
-    is_complete = (f.col("event") == RESTORED) & (f.col("first") == 1)
-    return messages.where(is_complete).select("ledger", "at", "last").distinct().orderBy("at")
-
-
 class Reconciliation(Closable):
     """The reconciliation of ledgers of messages; closing it frees what Spark has persisted."""
 
     def __init__(self, messages: DataFrame, ledgers: Sequence[str]) -> None:
         self._ledgers = ledgers
         self._persisted: list[DataFrame] = []
+        self._settled: list[Settled] = []
         self._accounts = accounts_of(messages)
         self._rows = current_rows(messages, self._accounts, ledgers)
         self._queues = queues_of(self._rows)
+        self._facts = self._queue_frame()
         self._intervals = PlaceIntervals.of(self._rows, self._accounts)
         self._persisted.append(self._intervals.long)
         self._counts: Counter[tuple[int, str]] = Counter()
@@ -104,16 +103,31 @@ class Reconciliation(Closable):
         """Free what Spark has persisted."""
         for frame in self._persisted:
             frame.unpersist()
+        for settled in self._settled:
+            settled.close()
 
     def _persist(self, frame: DataFrame) -> DataFrame:
         self._persisted.append(frame.persist())
         return frame
 
+    def _settle(self, rows: DataFrame) -> Settled:
+        self._settled.append(Settled.of(rows))
+        return self._settled[-1]
+
+    def lost_logs(self) -> list[tuple[str, int, int]]:
+        """Return ledgers whose complete log was lost, when, and the number of its last record."""
+        found = [
+            (ledger, at, last)
+            for ledger, account in self._accounts.items()
+            for at, last in account.losses
+        ]
+        return sorted(found, key=lambda loss: (loss[1], loss))
+
     # -- status ------------------------------------------------------------------------------------
 
     def _with_status(self, places: DataFrame) -> DataFrame:
         """Return places with their status, persisted."""
-        joined = places.join(f.broadcast(self._queue_frame()), "queue", "left")
+        joined = places.join(f.broadcast(self._facts), "queue", "left")
         names = (*PLACE, "accepted_record", "identity", "ended", "ends_joined", "stands_joined")
         return self._persist(joined.select(*names, _status().alias("status")))
 
@@ -126,7 +140,7 @@ class Reconciliation(Closable):
             stock_record = account.stock[1] if account.stock is not None else None
             own = (queue.path, queue.is_deleted, queue.first_accepted, queue.first_record)
             rows.append((key, ledger, *own, account.gap_record, stock_record))
-        return self._rows.sparkSession.createDataFrame(rows, _QUEUE_DDL)
+        return local_frame(self._rows.sparkSession, rows, _QUEUE_FACTS)
 
     def _count(self, places: DataFrame) -> None:
         rows = (
@@ -168,25 +182,22 @@ class Reconciliation(Closable):
         rows = self._rows.where(f.col("event") == ACCEPTED)
         return rows.withColumn("sequence_number", f.col("first"))
 
-    def _named(self, places: DataFrame, count: int) -> DataFrame:
+    def _named(self, places: Settled) -> DataFrame:
         """Return places with ledger, path, message id and time of acceptance."""
-        keys = places.select(*PLACE)
-        few = f.broadcast(keys) if count <= BROADCAST_ROWS else keys
         names = (
             self._accepted()
-            .join(few, list(PLACE), "left_semi")
+            .join(places.broadcast.select(*PLACE), list(PLACE), "left_semi")
             .groupBy(*PLACE)
             .agg(f.max("message_id").alias("message_id"), f.min("at").alias("accepted"))
         )
-        paths = self._queue_frame().select("queue", "ledger", "path")
-        return places.join(names, list(PLACE), "left").join(f.broadcast(paths), "queue", "left")
+        paths = f.broadcast(self._facts.select("queue", "ledger", "path"))
+        return places.rows.join(names, list(PLACE), "left").join(paths, "queue", "left")
 
     def _find_returned(self) -> DataFrame | None:
         """Find messages that were lost with a log and were accepted again; return their places."""
-        count = self._number_of(LOST)
-        if not count:
+        if not self._number_of(LOST):
             return None
-        lost = self._named(self._places.where(f.col("status") == LOST), count)
+        lost = self._named(self._settle(self._places.where(f.col("status") == LOST)))
         message = ["ledger", "path", "message_id"]
         ids = lost.where(f.col("message_id").isNotNull()).select(*message).distinct()
         again = self._accepted().where(~is_void()).join(ids, message, "left_semi")
@@ -202,31 +213,38 @@ class Reconciliation(Closable):
 
     def suspects(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
         """Return the messages that are not accounted for, with ids; None if there are none."""
-        wrong, repeated = self._wrong_places(), self._repeated()
-        named = self._named_at_once(wrong, repeated)
-        parts = [named.where(~f.col("is_repeated"))] if wrong is not None and named else []
-        if repeated is not None and named:
-            parts.append(_doubled(named.where("is_repeated")))
-        not_home = self._not_home(transfers, at_home)
-        if not_home is not None:
-            parts.append(not_home)
+        named = self._named_at_once(
+            {
+                _WRONG: self._wrong_places(),
+                _REPEATED: self._repeated(),
+                _LEFT: self._left(transfers),
+            }
+        )
+        parts = []
+        if _WRONG in named:
+            parts.append(named[_WRONG])
+        if _REPEATED in named:
+            parts.append(_doubled(named[_REPEATED]))
+        if transfers is not None or _LEFT in named:
+            not_home = self._not_home(at_home, transfers, named.get(_LEFT))
+            parts += [] if not_home is None else [not_home]
         found = [part.select(*SUSPECT_COLUMNS) for part in parts]
-        return reduce(lambda first, second: first.unionByName(second), found) if found else None
+        return reduce(DataFrame.unionByName, found) if found else None
 
-    def _named_at_once(
-        self, wrong: DataFrame | None, repeated: DataFrame | None
-    ) -> DataFrame | None:
-        """Look up the ids of both data frames in one pass over the ledgers."""
-        parts = [
-            part.withColumn("is_repeated", f.lit(part is repeated))
-            for part in (wrong, repeated)
-            if part is not None
-        ]
+    def _named_at_once(self, groups: Mapping[int, DataFrame | None]) -> dict[int, DataFrame]:
+        """Look up the ids of all groups in one pass over the ledgers."""
+        parts = {
+            group: places.withColumn("group", f.lit(group))
+            for group, places in groups.items()
+            if places is not None
+        }
         if not parts:
-            return None
-        places = reduce(lambda first, second: first.unionByName(second), parts)
-        places = self._persist(places)
-        return self._persist(self._named(places, places.count()))
+            return {}
+        places = self._settle(reduce(DataFrame.unionByName, parts.values()))
+        if not places.count:
+            return {}
+        named = self._settle(self._named(places)).rows
+        return {group: named.where(f.col("group") == group) for group in parts}
 
     def _wrong_places(self) -> DataFrame | None:
         if not self._number_of(*WRONG):
@@ -248,19 +266,39 @@ class Reconciliation(Closable):
             & ~f.col("queue").isin(*others)
         )
         record = f.col("accepted_record")
-        repeated = self._persist(
+        repeated = self._settle(
             places.groupBy("identity")
             .agg(f.min(record).alias("first_record"), f.max(record).alias("last_record"))
             .where(f.col("first_record") < f.col("last_record"))
             .select("identity")
         )
-        count = repeated.count()
-        if not count:
+        if not repeated.count:
             return None
-        few = f.broadcast(repeated) if count <= BROADCAST_ROWS else repeated
-        return places.join(few, "identity", "left_semi")
+        return places.join(repeated.broadcast, "identity", "left_semi").select(*places.columns)
 
-    def _not_home(self, transfers: DataFrame | None, at_home: DataFrame) -> DataFrame | None:
+    def _left(self, transfers: DataFrame | None) -> DataFrame | None:
+        """Return the places of messages that left the backlog without a row of a transfer."""
+        queues = {
+            queue
+            for (queue, status), count in self._counts.items()
+            if count and status == COMPLETED and _is_of_backlog(self._queues[queue])
+        }
+        if not queues:
+            return None
+        left = self._places.where(f.col("queue").isin(*queues) & (f.col("status") == COMPLETED))
+        if transfers is None:
+            return left
+        paths = self._facts.select("queue", f.lower("path").alias("path_key"))
+        rows = transfers.select(f.lower("queue").alias("path_key"), "sequence_number")
+        return (
+            left.join(f.broadcast(paths), "queue")
+            .join(rows, ["path_key", "sequence_number"], "left_anti")
+            .select(*left.columns)
+        )
+
+    def _not_home(
+        self, at_home: DataFrame, transfers: DataFrame | None, left: DataFrame | None
+    ) -> DataFrame | None:
         """Return messages that left the backlog, but that their entity never accepted.
 
         Only entities that store messages are checked: a topic stores none, and passes a message to
@@ -269,22 +307,14 @@ class Reconciliation(Closable):
         deleted there. A message that left the backlog without a row in the ledger of transfers
         counts as home if any queue outside of the backlog has its id.
         """
-        left = {
-            queue: count
-            for (queue, status), count in self._counts.items()
-            if status == COMPLETED and _is_of_backlog(self._queues[queue])
-        }
-        parts = []
-        if transfers is not None:
-            parts.append(Homes(at_home).missing_of(transfers))
-        if left:
-            is_left = f.col("queue").isin(*left) & (f.col("status") == COMPLETED)
-            silent = self._named(self._places.where(is_left), sum(left.values()))
-            parts.append(Homes(at_home).missing_without_transfer(silent, transfers))
-        if not parts:
+        homes = Homes(at_home)
+        if not homes.coverage:
             return None
-        found = reduce(lambda first, second: first.unionByName(second), parts)
-        return found.withColumn("status", f.lit(NOT_HOME)).select(*SUSPECT_COLUMNS).distinct()
+        due = [] if transfers is None else [homes.due_of(transfers)]
+        if left is not None:
+            due.append(homes.due_anywhere(left))
+        missing = homes.without(self._settle(reduce(DataFrame.unionByName, due)))
+        return missing.withColumn("status", f.lit(NOT_HOME)).select(*SUSPECT_COLUMNS).distinct()
 
 
 def _is_of_backlog(queue: QueueFacts) -> bool:
@@ -310,6 +340,19 @@ def _doubled(repeated: DataFrame) -> DataFrame:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The time in which the ledgers contain every message of an entity, in microseconds."""
+
+    until: int
+    gap_end: int | None
+
+    def with_other(self, other: "Coverage") -> "Coverage":
+        """Return the time that both cover."""
+        gap_ends = [end for end in (self.gap_end, other.gap_end) if end is not None]
+        return Coverage(min(self.until, other.until), max(gap_ends, default=None))
+
+
 class Homes:
     """The entities in which messages of the backlog are searched."""
 
@@ -317,51 +360,90 @@ class Homes:
         event, path = f.col("event"), f.col("path")
         home = f.regexp_replace(f.lower("path"), _DEAD_LETTER_END, "").alias("home")
         accepted = at_home.where((event == ACCEPTED) & ~is_backlog(path))
-        self._accepted = accepted.select("ledger", home, "message_id")
-        gap_end = f.max(f.when(event == GAP, f.col("at"))).alias("gap_end")
-        until = at_home.groupBy("ledger").agg(f.max("at").alias("until"), gap_end)
-        exist = at_home.where((event == EXISTS) & ~is_backlog(path)).select("ledger", home)
-        every = self._accepted.select("ledger", "home").unionByName(exist).distinct()
-        by_home = every.join(until, "ledger").groupBy("home")
-        self._coverage = by_home.agg(
-            f.min("until").alias("until"), f.max("gap_end").alias("gap_end")
+        self._accepted = accepted.select(
+            home.alias("entity"), f.col("message_id").alias("accepted_id")
         )
-        self._is_covered = f.col("gap_end").isNull() | (f.col("accepted") > f.col("gap_end"))
+        rows = (
+            at_home.groupBy("ledger", "path")
+            .agg(
+                f.unix_micros(f.max("at")).alias("until"),
+                f.unix_micros(f.max(f.when(event == GAP, f.col("at")))).alias("gap_end"),
+                f.max(event.isin(ACCEPTED, EXISTS)).alias("stores"),
+            )
+            .select("ledger", home, "until", "gap_end", (f.col("stores") & ~is_backlog(path)))
+            .collect()
+        )
+        self.coverage = _coverage_of(rows)
 
-    def missing_of(self, transfers: DataFrame) -> DataFrame:
-        """Return the moved messages that their destination never accepted."""
-        at_home = self._accepted.select("home", "message_id").distinct()
+    def due_of(self, transfers: DataFrame) -> DataFrame:
+        """Return the moved messages that their destination must have accepted."""
+        session = transfers.sparkSession
+        covered = [(home, own.until, own.gap_end) for home, own in self.coverage.items()]
+        is_covered = f.col("gap_end").isNull() | (f.unix_micros("accepted") > f.col("gap_end"))
         return (
             transfers.where((f.col("result") == MOVED) & f.col("message_id").isNotNull())
             .withColumn("home", f.lower("path"))
-            .join(f.broadcast(self._coverage), "home")
-            .where((f.col("moved") <= f.col("until")) & self._is_covered)
-            .join(at_home, ["home", "message_id"], "left_anti")
-            .select("ledger", "path", "sequence_number", "message_id", "accepted")
+            .join(f.broadcast(local_frame(session, covered, _COVERAGE)), "home")
+            .where((f.unix_micros("moved") <= f.col("until")) & is_covered)
+            .select(*_DUE)
         )
 
-    def missing_without_transfer(self, left: DataFrame, transfers: DataFrame | None) -> DataFrame:
-        """Return messages that left the backlog without a transfer row and are in no entity."""
-        left = left.where(f.col("message_id").isNotNull())
-        if transfers is not None:
-            lines = transfers.select(f.lower("queue").alias("path_key"), "sequence_number")
-            left = left.withColumn("path_key", f.lower("path")).join(
-                lines, ["path_key", "sequence_number"], "left_anti"
-            )
-        everywhere = self._coverage.agg(
-            f.min("until").alias("until"), f.max("gap_end").alias("gap_end")
+    def due_anywhere(self, left: DataFrame) -> DataFrame:
+        """Return the messages that some entity must have accepted; their `home` is null."""
+        every = reduce(Coverage.with_other, self.coverage.values())
+        is_due = f.col("message_id").isNotNull() & (f.col("ended") <= every.until)
+        if every.gap_end is not None:
+            is_due &= f.unix_micros("accepted") > every.gap_end
+        return left.where(is_due).withColumn("home", f.lit(None).cast("string")).select(*_DUE)
+
+    def without(self, due: Settled) -> DataFrame:
+        """Return the messages that no entity, or not their own, has accepted.
+
+        The ledgers are reduced to the messages that are searched before the search: their other
+        rows are read once and are not shuffled if the searched messages fit into every task.
+        """
+        is_it = (f.col("message_id") == f.col("accepted_id")) & (
+            f.col("home").isNull() | (f.col("home") == f.col("entity"))
         )
-        return (
-            left.withColumn("ended", f.timestamp_micros("ended"))
-            .join(f.broadcast(everywhere), (f.col("ended") <= f.col("until")) & self._is_covered)
-            .join(self._accepted.select("message_id").distinct(), "message_id", "left_anti")
-            .select("ledger", "path", "sequence_number", "message_id", "accepted")
-        )
+        keys = due.broadcast.select("home", "message_id")
+        found = self._accepted.join(keys, is_it, "left_semi")
+        return due.rows.join(found, is_it, "left_anti")
 
 
-_QUEUE_DDL = (
-    "queue bigint, ledger string, path string, gone boolean, first_accepted bigint, "
-    "first_record bigint, gap_record bigint, stock_record bigint"
+def _coverage_of(rows: Iterable[Row]) -> dict[str, Coverage]:
+    """Return the coverage of each entity: that of all ledgers which have it."""
+    ledgers: dict[str, list[Coverage]] = {}
+    entities: dict[str, set[str]] = {}
+    for ledger, home, until, gap_end, stores in rows:
+        ledgers.setdefault(ledger, []).append(Coverage(until, gap_end))
+        if stores:
+            entities.setdefault(home, set()).add(ledger)
+    whole = {ledger: _latest(parts) for ledger, parts in ledgers.items()}
+    return {
+        home: reduce(Coverage.with_other, (whole[name] for name in names))
+        for home, names in entities.items()
+    }
+
+
+def _latest(parts: Sequence[Coverage]) -> Coverage:
+    """Return the coverage of a ledger from those of its paths."""
+    gap_ends = [part.gap_end for part in parts if part.gap_end is not None]
+    return Coverage(max(part.until for part in parts), max(gap_ends, default=None))
+
+
+_DUE = ("ledger", "path", "sequence_number", "message_id", "accepted", "home")
+_COVERAGE = pa.schema([("home", pa.string()), ("until", pa.int64()), ("gap_end", pa.int64())])
+_QUEUE_FACTS = pa.schema(
+    [
+        ("queue", pa.int64()),
+        ("ledger", pa.string()),
+        ("path", pa.string()),
+        ("gone", pa.bool_()),
+        ("first_accepted", pa.int64()),
+        ("first_record", pa.int64()),
+        ("gap_record", pa.int64()),
+        ("stock_record", pa.int64()),
+    ]
 )
 
 

@@ -26,7 +26,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
-from twinbus.cost import reconciliation
 from twinbus.cost.answers import (
     DayOperations,
     DelayStep,
@@ -41,7 +40,7 @@ from twinbus.cost.answers import (
     StatusCount,
     Suspect,
 )
-from twinbus.cost.frames import frame
+from twinbus.cost.frames import Settled, frame
 from twinbus.cost.prices import Billed, PriceSheet, priced
 from twinbus.cost.reconciliation import Reconciliation, is_backlog, is_dead_letter
 from twinbus.cost.stages import Basis, rule_of
@@ -493,20 +492,18 @@ class _ReportJob:
         home = messages.where(
             (f.col("event") == "accepted") & ~is_backlog(path) & ~is_dead_letter(path)
         )
-        home = home.groupBy("ledger", "number", "first").agg(
-            f.max(f.lower("path")).alias("home"),
-            f.min("at").alias("at"),
-            f.max("message_id").alias("message_id"),
+        moved = transfers.where(f.col("result") == MOVED).withColumn("home", f.lower("path"))
+        # Before anything is grouped: most entities of a ledger got nothing from the backlog.
+        home = (
+            home.withColumn("home", f.lower("path"))
+            .join(f.broadcast(moved.select("home").distinct()), "home", "left_semi")
+            .groupBy("home", "ledger", "number", "first")
+            .agg(f.min("at").alias("at"), f.max("message_id").alias("message_id"))
         )
-        diverted = (
-            transfers.where(f.col("result") == MOVED)
-            .groupBy(f.lower("path").alias("home"), "message_id")
-            .agg(f.min("accepted").alias("sent"), f.min("sequence_number").alias("turn"))
+        diverted = moved.groupBy("home", "message_id").agg(
+            f.min("accepted").alias("sent"), f.min("sequence_number").alias("turn")
         )
-        entities = diverted.select("home").distinct()
-        arrived = home.join(f.broadcast(entities), "home", "left_semi").join(
-            diverted, ["home", "message_id"], "left"
-        )
+        arrived = home.join(diverted, ["home", "message_id"], "left")
         by_arrival = Window.partitionBy("home").orderBy("at", "first")
         by_sending = Window.partitionBy("home").orderBy(
             f.coalesce("sent", "at"), f.coalesce("turn", "first")
@@ -564,8 +561,10 @@ class _ReportJob:
 
     def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
         self._on_progress("reconciliation ...")
-        self._report.lost_logs = _rows(reconciliation.lost_logs(messages), LostLog)
         with Reconciliation(messages, self._survey.ledgers) as found:
+            self._report.lost_logs = [
+                LostLog(ledger, at / 1e6, last) for ledger, at, last in found.lost_logs()
+            ]
             counts = sorted(found.counts().items())
             self._report.statuses = [StatusCount(*key, count) for key, count in counts]
             if self._tables is not None:
@@ -578,14 +577,11 @@ class _ReportJob:
         """Collect the messages that are not accounted for."""
         if suspects is None:
             suspects = self._session.range(0).selectExpr(*_NO_SUSPECTS)
-        suspects = suspects.persist()
-        try:
-            self._report.suspect_count = suspects.count()
-            ordered = suspects.orderBy("ledger", "path", "sequence_number")
+        with Settled.of(suspects) as settled:
+            self._report.suspect_count = settled.count
+            ordered = settled.rows.orderBy("ledger", "path", "sequence_number")
             self._write("suspects", ordered)
             self._report.suspects = _rows(ordered.limit(100), Suspect)
-        finally:
-            suspects.unpersist()
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from twinbus.limits import CROWDED_RANGES, HELD_RANGES, MAX_LEASE_MESSAGES
 from twinbus.protocol.commands import RangeLease
-from twinbus.syphon.carrier import Carried, Range, canonical
+from twinbus.syphon.carrier import Carried, Range, Trial, canonical
 from twinbus.syphon.destinations import Destinations, Trouble
 
 _STALE = "StaleEpoch"
@@ -38,7 +38,7 @@ class Task:
     queue: str
     ranges: tuple[Range, ...]
     held_back: tuple[str, ...] = ()  # destinations to skip
-    on_trial: Mapping[str, int] = field(default_factory=dict)  # destination -> epoch to try it in
+    on_trial: Mapping[str, Trial] = field(default_factory=dict)  # by destination
     load: TaskLoad | None = None  # None: not known before the worker has received the messages
 
     def to_json(self) -> list[Any]:
@@ -52,7 +52,8 @@ class Task:
         """Return a task from its stored form."""
         queue, ranges, held_back, on_trial, load = value
         of_task = tuple(Range(*fields) for fields in ranges)
-        return cls(queue, of_task, tuple(held_back), on_trial, load and TaskLoad(*load))
+        trials = {name: Trial(*trial) for name, trial in on_trial.items()}
+        return cls(queue, of_task, tuple(held_back), trials, load and TaskLoad(*load))
 
 
 @dataclass(slots=True)
@@ -161,8 +162,12 @@ class Book:
         for path, queue in self._queues.items():
             tried_here = self._tried_here(queue, on_trial)
             held_back = tuple(sorted(waiting | (on_trial - tried_here)))
-            trials = _trials(queue.ranges, tried_here)
-            ready = list(_ready(queue.ranges, set(held_back), trials, now))
+            epochs = _trial_epochs(queue.ranges, tried_here)
+            trials = {
+                name: Trial(epoch, self._destinations.failures(name))
+                for name, epoch in epochs.items()
+            }
+            ready = list(_ready(queue.ranges, set(held_back), epochs, now))
             chosen = [leased for leased in ready if leased.is_fresh or not fresh_only]
             if chosen:
                 on_trial -= tried_here
@@ -321,20 +326,20 @@ def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
     )
 
 
-def _trials(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
+def _trial_epochs(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
     """Return the epoch in which each destination is tried: the first range with its messages.
 
     A destination without messages in these ranges is left out, and may be tried in any range.
     """
-    trials: dict[str, int] = {}
+    epochs: dict[str, int] = {}
     for leased in ranges:
         for name in on_trial & set(leased.kept):
-            trials.setdefault(name, leased.range.epoch)
-    return trials
+            epochs.setdefault(name, leased.range.epoch)
+    return epochs
 
 
 def _ready(
-    ranges: Iterable[_LeasedRange], held_back: set[str], trials: Mapping[str, int], now: int
+    ranges: Iterable[_LeasedRange], held_back: set[str], epochs: Mapping[str, int], now: int
 ) -> Iterator[_LeasedRange]:
     """Yield the ranges of a queue with messages that may be sent now, in order.
 
@@ -344,6 +349,6 @@ def _ready(
     for leased in ranges:
         if leased.retry_at > now:
             return
-        flowing = set(leased.kept) - held_back - set(trials)
-        if not leased.kept or flowing or leased.range.epoch in trials.values():
+        flowing = set(leased.kept) - held_back - set(epochs)
+        if not leased.kept or flowing or leased.range.epoch in epochs.values():
             yield leased

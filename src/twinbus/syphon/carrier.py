@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,7 @@ from twinbus.limits import (
     DESTINATION_BUDGET_S,
     MAX_BATCH_MESSAGES,
     TRIAL_MESSAGES,
+    TRIAL_ROUND,
     TRIAL_TIMEOUT_S,
 )
 from twinbus.message import Int64s, body_bytes, byte_lengths
@@ -56,7 +57,6 @@ CANNOT_GO_HOME = "CannotBeBroughtHome"  # the dead-letter reason of messages in 
 _OF_A_MESSAGE = (InvalidArgumentError, CommandFailedError)  # may be about one message of a batch
 _REFUSED_FOR_GOOD = (EntityNotFoundError, InvalidOperationError, *_OF_A_MESSAGE)
 _log = logging.getLogger("twinbus.syphon")
-NO_TRIALS: Mapping[str, int] = {}
 NO_TEXT = -1  # in a list of codes
 _TIMEOUT_S = CARRY_TIMEOUT.total_seconds()
 _monotonic_s: Callable[[], float] = time.monotonic
@@ -213,18 +213,48 @@ def _cheapest(numbers: Int64s) -> range | Int64s:
     return numbers
 
 
+class Trial(NamedTuple):
+    """A try of a destination that failed before.
+
+    Each trial sends half as many messages as the one before it. The last trial of a round sends a
+    single message and waits for the reply as long as any send does. So a destination that accepts
+    a message within that time leaves its trial, however slow it is. A destination that hangs delays
+    the others for TRIAL_TIMEOUT_S in all other trials.
+    """
+
+    epoch: int  # of the range in which it is tried
+    number: int  # of failures in a row before this trial
+
+    @property
+    def messages(self) -> int:
+        """How many messages the trial sends."""
+        return max(TRIAL_MESSAGES >> self._place, 1)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long the trial waits for the reply."""
+        return _TIMEOUT_S if self._place == TRIAL_ROUND - 1 else TRIAL_TIMEOUT_S
+
+    @property
+    def _place(self) -> int:
+        return (self.number - 1) % TRIAL_ROUND
+
+
+NO_TRIALS: Mapping[str, Trial] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Trials:
     """Destinations that failed and are tried again, by one queue in one range."""
 
     passed: frozenset[str] = frozenset()  # tried elsewhere: passed over here
-    tried: frozenset[str] = frozenset()  # tried here
+    tried: Mapping[str, Trial] = field(default_factory=dict)  # tried here
 
     @classmethod
-    def of(cls, on_trial: Mapping[str, int], epoch: int) -> "Trials":
+    def of(cls, on_trial: Mapping[str, Trial], epoch: int) -> "Trials":
         """Return what trials mean for the range of an epoch."""
-        tried = frozenset(name for name, where in on_trial.items() if where == epoch)
-        return cls(frozenset(on_trial) - tried, tried)
+        tried = {name: trial for name, trial in on_trial.items() if trial.epoch == epoch}
+        return cls(frozenset(on_trial) - set(tried), tried)
 
 
 class Carrier:
@@ -264,7 +294,7 @@ class Carrier:
         queue: str,
         ranges: Sequence[Range],
         held_back: Iterable[str] = (),
-        on_trial: Mapping[str, int] = NO_TRIALS,
+        on_trial: Mapping[str, Trial] = NO_TRIALS,
     ) -> list[Carried]:
         """Carry ranges of a queue, in order.
 
@@ -313,7 +343,7 @@ class Carrier:
 
         pending: Future[pa.RecordBatch] | None = read(leased.first)
         while pending is not None:
-            batch = _reply_of(pending, time.monotonic() + _TIMEOUT_S)
+            batch = _reply_of(pending, _monotonic_s() + _TIMEOUT_S)
             if not batch.num_rows:
                 return
             last = int(batch.column("sequence_number")[-1].as_py())
@@ -344,19 +374,20 @@ class Carrier:
                 carried.note_kept(destination, len(rows))
             else:
                 waiting[destination] = list(_runs_of(found, numbers, rows))
-                if canonical(destination) in trials.tried:
-                    waiting[destination] = _with_small_first(waiting[destination])
+                trial = trials.tried.get(canonical(destination))
+                if trial is not None:
+                    waiting[destination] = _with_small_first(waiting[destination], trial.messages)
         first_round = True
         while waiting:
             sent = {
                 destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
                 for destination, left in waiting.items()
             }
-            now = time.monotonic()
+            now = _monotonic_s()
             replied = {destination: _stopwatch(reply) for destination, (_, reply) in sent.items()}
             for destination, (run, reply) in sent.items():
-                on_trial = first_round and canonical(destination) in trials.tried
-                deadline = now + (TRIAL_TIMEOUT_S if on_trial else _TIMEOUT_S)
+                trial = trials.tried.get(canonical(destination)) if first_round else None
+                deadline = now + (_TIMEOUT_S if trial is None else trial.timeout_s)
                 done = self._finish(destination, run, reply, carried, deadline)
                 if done == len(run):
                     left = waiting[destination][1:]
@@ -432,7 +463,7 @@ class Carrier:
         done = 0
         for half in (run.slice(0, middle), run.slice(middle, len(run))):
             reply = self._primary.submit(half.send_to(destination, carried))
-            deadline = time.monotonic() + _TIMEOUT_S
+            deadline = _monotonic_s() + _TIMEOUT_S
             done += self._finish(destination, half, reply, carried, deadline)
             if done != middle and half.numbers[0] == run.numbers[0]:
                 break  # the second half must not overtake the first
@@ -453,7 +484,7 @@ def write_transfers(transfers: TransferLedger) -> None:
 
 def _reply_of(future: "Future[Any]", deadline: float) -> Any:
     try:
-        return future.result(max(deadline - time.monotonic(), 0.0))
+        return future.result(max(deadline - _monotonic_s(), 0.0))
     except MessagingError:
         raise
     except TimeoutError:
@@ -473,12 +504,12 @@ def _without_accepted(destination: str, run: Run, error: MessagingError, carried
     return run.take([row for row in range(len(run)) if row not in accepted])
 
 
-def _with_small_first(runs: list[Run]) -> list[Run]:
-    """Return runs of which the first is small."""
+def _with_small_first(runs: list[Run], size: int) -> list[Run]:
+    """Return runs of which the first has at most so many messages."""
     first, *rest = runs
-    if len(first) <= TRIAL_MESSAGES:
+    if len(first) <= size:
         return runs
-    return [first.slice(0, TRIAL_MESSAGES), first.slice(TRIAL_MESSAGES, len(first)), *rest]
+    return [first.slice(0, size), first.slice(size, len(first)), *rest]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:

@@ -4,8 +4,8 @@
                             ^                                         |
                             +----------- failure: a longer pause -----+
 
-While a destination is on trial, one backlog queue sends to it and the other queues skip it. The
-planner calls this under its lock.
+While a destination is on trial, one backlog queue sends to it and the other queues skip it.
+`carrier.Trial` says how much a trial sends. The planner calls this under its lock.
 """
 
 from dataclasses import dataclass
@@ -59,6 +59,10 @@ class Destinations:
     def on_trial(self, now: int) -> set[str]:
         """Return the destinations that failed and may be tried again."""
         return {name for name, trouble in self._troubles.items() if trouble.due <= now}
+
+    def failures(self, name: str) -> int:
+        """Return how often a destination has failed in a row, by its canonical name."""
+        return self._troubles[name].failures
 
     def troubles(self) -> list[Trouble]:
         """Return all destinations that failed and have not succeeded since."""

@@ -51,6 +51,7 @@ from twinbus.syphon.carrier import (
     Carried,
     Carrier,
     Range,
+    Trial,
     canonical,
     failure_of,
 )
@@ -89,7 +90,7 @@ class LockedCarrier:
         queue: str,
         ranges: Sequence[Range],
         held_back: Iterable[str] = (),
-        on_trial: Mapping[str, int] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
+        on_trial: Mapping[str, Trial] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
     ) -> list[Carried]:
         """Visit a queue; the single range has its origin, and how long its locks last."""
         (visited,) = ranges

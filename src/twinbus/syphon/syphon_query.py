@@ -50,7 +50,7 @@ from twinbus.protocol.commands import SettleRange
 from twinbus.spark.connections import namespace_of
 from twinbus.spark.termination import exit_on_terminate, ignore_terminate
 from twinbus.syphon.book import Task
-from twinbus.syphon.carrier import Carried, Carrier, Range, failure_of, write_transfers
+from twinbus.syphon.carrier import Carried, Carrier, Range, Trial, failure_of, write_transfers
 from twinbus.syphon.desk import Desk
 from twinbus.syphon.locked_carrier import LockedCarrier
 from twinbus.syphon.locked_planner import LockedPlanner
@@ -69,7 +69,7 @@ _RANGES = pa.schema(
         ("held_back", pa.list_(pa.string())),
         ("origin", pa.string()),
         ("lock_us", pa.int64()),
-        ("on_trial", pa.map_(pa.string(), pa.int64())),
+        ("on_trial", pa.map_(pa.string(), pa.list_(pa.int64()))),
         # The load of the task, in its first row: Spark's metrics are made of it.
         ("messages", pa.int64()),
         ("bytes", pa.int64()),
@@ -81,8 +81,8 @@ _FOLDERS = ("ledger", "spool")
 REPORTED = ("moved", "dead_lettered", "waiting", "oldest_age_s", "rate", "sends", "batches")
 RANGES_DDL = (
     "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
-    "origin string, lock_us bigint, on_trial map<string, bigint>, messages bigint, bytes bigint, "
-    "waiting bigint, oldest timestamp"
+    "origin string, lock_us bigint, on_trial map<string, array<bigint>>, messages bigint, "
+    "bytes bigint, waiting bigint, oldest timestamp"
 )
 OBSERVED = "twinbus"  # the name of the metrics of a batch, in Spark's `observedMetrics`
 
@@ -326,9 +326,8 @@ class RangeWriter(DataSourceStreamArrowWriter):
                     for row in rows
                 ]
                 task = rows[0]  # all rows are of one task
-                carried += carrier.carry(
-                    task["queue"], ranges, task["held_back"], dict(task["on_trial"])
-                )
+                trials = {name: Trial(*trial) for name, trial in task["on_trial"]}
+                carried += carrier.carry(task["queue"], ranges, task["held_back"], trials)
         ClientLedger.write_all()  # Spark kills its workers without notice
         return CarriedMessage(carried, carrier.transfers.take())
 

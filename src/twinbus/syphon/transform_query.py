@@ -31,7 +31,7 @@ from twinbus.message import TIMESTAMP, sizes
 from twinbus.namespace.metered import ClientLedger
 from twinbus.pairing.backlog import Restored, restored
 from twinbus.syphon.book import Task
-from twinbus.syphon.carrier import Carried, Carrier, Range, canonical, failure_of
+from twinbus.syphon.carrier import Carried, Carrier, Range, Trials, canonical, failure_of
 from twinbus.syphon.desk import Desk
 from twinbus.syphon.settling import settlements
 from twinbus.syphon.syphon_query import (
@@ -133,7 +133,7 @@ class RowReader(RangeReader):
         task = partition.task
         carrier = self._options.carrier()
         for leased in task.ranges:
-            passed = {name for name, epoch in task.on_trial.items() if epoch != leased.epoch}
+            passed = Trials.of(task.on_trial, leased.epoch).passed
             for batch in carrier.pieces(task.queue, leased):
                 rows = _rows(batch, task.queue, leased, {*task.held_back, *passed})
                 if rows.num_rows:
