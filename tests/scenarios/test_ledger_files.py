@@ -323,7 +323,7 @@ def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small:
 def test_what_memory_cannot_hold_is_given_up_with_a_gap(
     blocked: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_HELD_ROWS", 10)
+    monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_BUFFERED_ROWS", 10)
     queue(blocked)
     for _ in range(6):
         send(blocked, *"abcd")

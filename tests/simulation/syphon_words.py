@@ -61,7 +61,7 @@ class Syphon:
 
     def carry(self) -> None:
         task = self.under_way.pop()
-        self.done += self.carrier.carry(task.queue, task.ranges, task.held_back, task.on_trial)
+        self.done += self.carrier.carry(task.queue, task.ranges, task.skipped, task.on_trial)
         if not self.under_way:
             self.settle()
 

@@ -124,7 +124,7 @@ class World:
         outcomes = []
         try:
             for task in tasks:
-                outcomes += carrier.carry(task.queue, task.ranges, task.held_back, task.on_trial)
+                outcomes += carrier.carry(task.queue, task.ranges, task.skipped, task.on_trial)
         except KeyboardInterrupt:
             self.start()
             return True

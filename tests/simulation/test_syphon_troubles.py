@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.syphon_words import QUEUES, World
 from twinbus.entities import QueueDescription
-from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, MAX_LEASED_RANGES, SYPHON_LEASE
 from twinbus.pairing.backlog import NUMBER, PATH, SENDER
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
@@ -139,7 +139,7 @@ def test_a_destination_that_is_down_for_long_holds_up_no_other_and_keeps_its_ord
 ) -> None:
     recover = world.way_home.inject(Fault.UNAVAILABLE, "orders")
     sent, flowing = [], []
-    for second in range(HELD_RANGES + 10):
+    for second in range(MAX_LEASED_RANGES + 10):
         sent += world.divert_ids([f"order.{second}"])
         flowing += world.divert_ids([f"bill.{second}"], "bills")
         world.run(1)

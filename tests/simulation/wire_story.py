@@ -334,7 +334,7 @@ class WireWorld:
             return queue.leases.find(value.epoch) is not None
         if getattr(command, "session", None) is not None:
             return False  # messages of a session are locked again under the same tokens
-        return len(queue._held(value.column("lock_token"))[0]) > 0
+        return len(queue.locked_rows(value.column("lock_token"))[0]) > 0
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -455,10 +455,10 @@ class AzureNamespace(Closable):
         by_link = self._locks.links(command.path, tokens)
         known = {token for found in by_link.values() for token in found}
         ends = [self._renew_on(link, found, job.left_s) for link, found in by_link.items()]
-        others = [token for token in tokens if token not in known]
-        if others:
+        unknown = [token for token in tokens if token not in known]
+        if unknown:
             with self._borrowed(command.path, job.left_s) as link:
-                ends.append(renew(link, others, job.left_s))
+                ends.append(renew(link, unknown, job.left_s))
         until = min(ends)
         self._locks.prolong(tokens, until)
         return until

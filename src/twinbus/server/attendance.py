@@ -129,7 +129,7 @@ class Attendance:
     def _note_stranger(self, stranger: object, visitor: Visitor) -> None:
         self.strangers[stranger] = visitor
         if len(self.strangers) > MAX_STRANGERS:
-            names = ((one, visitor.address) for one, visitor in self.strangers.items())
+            names = ((stranger, visitor.address) for stranger, visitor in self.strangers.items())
             self._close(self.strangers, names, "too many connections have shown no token")
 
     def note_stranger_bytes(self, stranger: ClientConnection, size: int) -> None:
@@ -151,8 +151,10 @@ class Attendance:
         self.readers[reader] = replace(visitor, admission=admission)
         if len(self.readers) > MAX_READERS:
             readers = self.readers.items()
-            others = [(one, visitor.key) for one, visitor in readers if not visitor.is_manager]
-            names = others or [(one, visitor.key) for one, visitor in readers]
+            ordinary = [
+                (reader, visitor.key) for reader, visitor in readers if not visitor.is_manager
+            ]
+            names = ordinary or [(reader, visitor.key) for reader, visitor in readers]
             self._close(self.readers, names, "too many connections over HTTP")
 
     def _close(
@@ -160,8 +162,8 @@ class Attendance:
     ) -> None:
         """Close the oldest of those who share the most frequent name."""
         by_name: dict[str, list[object]] = {}
-        for one, name in names:
-            by_name.setdefault(name, []).append(one)
+        for visitor, name in names:
+            by_name.setdefault(name, []).append(visitor)
         crowd = max(by_name.values(), key=len)
         visitors.pop(crowd[0]).close()
         self._on_refused(reason)

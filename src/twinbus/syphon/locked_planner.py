@@ -178,7 +178,7 @@ class LockedPlanner:
             Task(
                 visit.queue,
                 (Range.under_lock(origins[visit.queue], self._lock_us(visit.queue)),),
-                visit.held_back,
+                visit.skipped,
             )
             for visit in visits
             for _ in range(self._visitors)

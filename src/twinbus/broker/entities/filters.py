@@ -292,12 +292,14 @@ def _comparison(
 def compare_values(compare: Callable[..., Any], left: Value, right: Value) -> Any:
     """Compare within each type (int and float are one type); everything else is UNKNOWN."""
     result: Any = _UNKNOWN
-    for kind, values in left.items():
-        for other, others in right.items():
-            if kind == other:
-                result = pc.coalesce(result, compare(values, others))
-            elif {kind, other} == {"int", "float"}:
-                result = pc.coalesce(result, compare(_as_float(values), _as_float(others)))
+    for kind, left_values in left.items():
+        for right_kind, right_values in right.items():
+            if kind == right_kind:
+                result = pc.coalesce(result, compare(left_values, right_values))
+            elif {kind, right_kind} == {"int", "float"}:
+                result = pc.coalesce(
+                    result, compare(_as_float(left_values), _as_float(right_values))
+                )
     return result
 
 
@@ -495,8 +497,8 @@ def _calculate(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:
     quotient = pc.divide(lefts, rights)
     if kind is exp.Div:
         return quotient
-    whole = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
-    return pc.subtract(lefts, pc.multiply(rights, whole))
+    multiple = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
+    return pc.subtract(lefts, pc.multiply(rights, multiple))
 
 
 def _calculate_whole(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:

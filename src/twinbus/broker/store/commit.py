@@ -269,10 +269,10 @@ class Commit:
         ]
         sent = self._only_run() if self.batches else None
         if sent is not None:
-            first, *others = self.batches
-            return [Part(*first[:-1], sent), *others], facts
+            first, *more = self.batches
+            return [Part(*first[:-1], sent), *more], facts
         origins = self._by_source()
-        facts += [transferred_fact(source, held) for source, (_, held) in origins.items()]
+        facts += [transferred_fact(source, numbers) for source, (_, numbers) in origins.items()]
         return self.batches, facts
 
     def _only_run(self) -> Sent | None:
@@ -297,9 +297,9 @@ class Commit:
 
 
 def _add_to(origins: dict[str, tuple[str, Intervals]], taken: Transferred) -> None:
-    _, held = origins.setdefault(taken.source, (taken.owner, Intervals()))
+    _, numbers = origins.setdefault(taken.source, (taken.owner, Intervals()))
     for first, last in taken.intervals:
-        held.add(first, last)
+        numbers.add(first, last)
 
 
 def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:

@@ -542,7 +542,7 @@ class Log:
                 _check_space(descriptor, min(self._segment_bytes, RESERVE_BYTES))
             salt = int.from_bytes(os.urandom(8), "little")
             segment = Segment(
-                number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
+                number, path, ALIGNMENT, salt, is_own=True, first_record=self._next_record
             )
             segment.oldest = min(self.segments, default=number)
             self._storage.write(descriptor, 0, [memoryview(header_of(segment))])
@@ -612,7 +612,7 @@ class Log:
                 active.oldest = min(self.segments)
                 self._storage.write(self._descriptor, 0, [memoryview(header_of(active))])
                 self._storage.sync(self._descriptor)
-            is_free = segment.ours and not segment.is_viewed()
+            is_free = segment.is_own and not segment.is_viewed()
             if is_free and len(self._spares()) < SPARE_SEGMENTS:
                 self._storage.rename(segment.path, segment.path.with_suffix(".spare"))
             else:
