@@ -80,8 +80,8 @@ class Others:
 
     def share(self) -> float:
         """Return their part of all cores since."""
-        whole, busy = (now - then for now, then in zip(self._times(), self._before, strict=True))
-        return max(busy, 0.0) / max(whole, 0.01)
+        elapsed, busy = (now - then for now, then in zip(self._times(), self._before, strict=True))
+        return max(busy, 0.0) / max(elapsed, 0.01)
 
     @staticmethod
     def _times() -> tuple[float, float]:

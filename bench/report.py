@@ -124,8 +124,8 @@ class Combinations:
     def day(self, day: int, rng: np.random.Generator, most: int) -> pa.Table:
         """Return what was metered on a day, minute by minute, of the first rows so many."""
         width = len(self.share)
-        there = np.flatnonzero(rng.random((MINUTES, width)) < self.share)[:most]
-        minute, which = np.divmod(there, width)
+        cells = np.flatnonzero(rng.random((MINUTES, width)) < self.share)[:most]
+        minute, which = np.divmod(cells, width)
         columns: dict[str, Any] = {
             "bucket": pa.array(to_us_of_day(day) + minute * 60_000_000).cast(pa.timestamp("us"))
         }
@@ -133,14 +133,14 @@ class Combinations:
             known, codes = np.unique(texts, return_inverse=True)
             numbers = pa.array(codes.astype(np.int32)[which])
             columns[name] = pa.DictionaryArray.from_arrays(numbers, pa.array(known, pa.string()))
-        count = rng.integers(1, 200, len(there))
+        count = rng.integers(1, 200, len(cells))
         carries = np.isin(self.texts["outcome"], ("ok",)) & np.isin(
             self.texts["operation"], ("Send", "Receive", "Settle", "ReadRange", "SettleRange")
         )
-        messages = np.where(carries[which], count * rng.integers(1, 33, len(there)), 0)
+        messages = np.where(carries[which], count * rng.integers(1, 33, len(cells)), 0)
         columns["count"] = pa.array(count)
         columns["messages"] = pa.array(messages)
-        columns["bytes"] = pa.array(messages * rng.integers(200, 4000, len(there)))
+        columns["bytes"] = pa.array(messages * rng.integers(200, 4000, len(cells)))
         columns["units"] = pa.array(np.maximum(messages, count))
         columns["bucket"] = columns["bucket"].cast(pa.timestamp("us", "UTC"))
         return pa.table(columns)
@@ -153,8 +153,8 @@ def to_us_of_day(day: int) -> int:
 
 def write_operations(folder: Path, rows: int, cut: str = ROWS) -> None:
     """Write so many rows, half of them in each namespace."""
-    for seed, (name, other) in enumerate(zip(NAMESPACES, reversed(NAMESPACES), strict=True)):
-        rng, combinations = np.random.default_rng(seed), Combinations.of(other)
+    for seed, (name, second) in enumerate(zip(NAMESPACES, reversed(NAMESPACES), strict=True)):
+        rng, combinations = np.random.default_rng(seed), Combinations.of(second)
         ledger = Ledger(folder / name, LedgerKind.OPERATIONS, FOREVER)
         left, day = rows // len(NAMESPACES), 0
         while left:
@@ -234,10 +234,10 @@ def write_messages(folder: Path, messages: int) -> None:
         detour.write(day, accepted, random_ids(rng, 2))
     queue, first = map(np.concatenate, zip(*standing, strict=True))
     at, record = np.full(len(queue), at[-1] + 2_000_000), np.full(len(queue), 2 * batch[-1] + 3)
-    told = _trail("standing", at, queue, (first, first + BATCH - 1), record)
+    reported = _trail("standing", at, queue, (first, first + BATCH - 1), record)
     nothing = np.zeros(1, np.int64)
     stock = _trail("inventory", at[:1], nothing, (nothing, nothing), record[:1])
-    ledger.write(pa.concat_tables([stock, told]), int(at[0]))
+    ledger.write(pa.concat_tables([stock, reported]), int(at[0]))
 
 
 class Detour:
@@ -252,10 +252,10 @@ class Detour:
         batch = np.arange(CHUNK) // BATCH
         rows = accepted.filter(pa.array(batch % DIVERTED_OF_BATCHES == DIVERTED_OF_BATCHES - 1))
         count = rows.num_rows
-        told = count - UNTOLD_BATCHES * BATCH
+        reported = count - UNTOLD_BATCHES * BATCH
         places = np.arange(count)
         ids = pa.concat_arrays(rows.column("message_id").chunks)
-        where = pa.array((places == 0) | (places == told))
+        where = pa.array((places == 0) | (places == reported))
         ids = pc.replace_with_mask(ids, where, lost_ids)
         numbers = np.arange(count) + day * count + 1
         at = rows.column("at").cast(pa.int64()).to_numpy() - 1_000
@@ -282,7 +282,7 @@ class Detour:
             "reason": pa.nulls(count, pa.string()),
         }
         moved = pa.table([columns[name] for name in schema.names], schema=schema)
-        self._transfers.write(moved.slice(0, told), to_us_of_day(day))
+        self._transfers.write(moved.slice(0, reported), to_us_of_day(day))
 
 
 def _doubled_at(place: int) -> npt.NDArray[np.int64]:
@@ -602,21 +602,21 @@ class Ground:
         runs = 2 if self.rows <= AGAIN_ROWS else 1
         own = (str(self.ledgers), str(self.output), str(runs))
         command = [sys.executable, __file__, "--here", name, *own]
-        others = Others()
+        background = Others()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         tree = Tree(process.pid)
         assert process.stdout is not None
         try:
             session_s, peak_mb, share = 0.0, 0.0, 0.0
             seconds: list[float] = []
-            told: dict[str, Any] = {}
+            reported: dict[str, Any] = {}
             for line in process.stdout:
                 values = json.loads(line)
                 if "session_s" in values:
                     session_s = values["session_s"]
                     continue
-                if not told:
-                    told, peak_mb, share = values, tree.peak_mb(), others.share()
+                if not reported:
+                    reported, peak_mb, share = values, tree.peak_mb(), background.share()
                 seconds.append(values["seconds"])
             assert process.wait() == 0, name
         finally:
@@ -624,7 +624,7 @@ class Ground:
             process.kill()
             process.wait()
             process.stdout.close()
-        made = Made(name, self.rows, self.files, session_s, seconds, peak_mb, share, told)
+        made = Made(name, self.rows, self.files, session_s, seconds, peak_mb, share, reported)
         print(made, flush=True)
         return made
 
@@ -767,20 +767,20 @@ def show_growth(found: dict[str, list[Made]]) -> None:
     """Print what more rows take."""
     print("\nfrom one size to the next")
     for name, mades in found.items():
-        for one, other in pairwise(mades):
+        for first, second in pairwise(mades):
             print(
-                f"  {name:<10} {one.rows:>12,} to {other.rows:>12,} rows: "
-                f"{other.first_s / one.first_s:>6.2f} times the time, "
-                f"{other.peak_mb / one.peak_mb:>5.2f} times the memory, "
-                f"{_rate(marginal(one, other)):>12} further rows/s"
+                f"  {name:<10} {first.rows:>12,} to {second.rows:>12,} rows: "
+                f"{second.first_s / first.first_s:>6.2f} times the time, "
+                f"{second.peak_mb / first.peak_mb:>5.2f} times the memory, "
+                f"{_rate(marginal(first, second)):>12} further rows/s"
             )
 
 
 def show_word(found: dict[str, list[Made]]) -> None:
     """Say what the figures come to."""
-    ours, *others = found.values()
+    ours, *peers = found.values()
     print()
-    for peer in others:
+    for peer in peers:
         name = peer[-1].name
         ratios = ", ".join(
             f"{mine.first_s / his.first_s:.1f} at {mine.rows:,}"
@@ -788,7 +788,9 @@ def show_word(found: dict[str, list[Made]]) -> None:
         )
         print(f"Spark's time, in times of {name}'s: {ratios}")
         mine, his = marginal(*ours[-2:]), marginal(*peer[-2:])
-        ahead = [one.rows for one, two in zip(ours, peer, strict=True) if one.first_s < two.first_s]
+        ahead = [
+            item.rows for item, two in zip(ours, peer, strict=True) if item.first_s < two.first_s
+        ]
         if min(mine, his) <= 0:
             print("  these sizes are too small to say when it catches up")
         elif ahead:
@@ -806,7 +808,7 @@ def show_word(found: dict[str, list[Made]]) -> None:
         "\n(they are most of it when there are many rows)."
     )
     if all(
-        one.first_s > his.first_s for peer in others for one, his in zip(ours, peer, strict=True)
+        item.first_s > his.first_s for peer in peers for item, his in zip(ours, peer, strict=True)
     ):
         print(
             "On one machine whose disk holds the ledgers, a peer is the faster tool at each size."
@@ -836,9 +838,9 @@ def main() -> None:
     ratio = measure_messages(QUICK_MESSAGES if options.quick else MESSAGES)
     show_word(found)
     report = Report("report")
-    one, other = found["Spark"][-2:]
-    step = f"{one.rows // 10**6} M to {other.rows // 10**6} M rows"
-    memory, growth = other.peak_mb / one.peak_mb, other.first_s / one.first_s
+    first, second = found["Spark"][-2:]
+    step = f"{first.rows // 10**6} M to {second.rows // 10**6} M rows"
+    memory, growth = second.peak_mb / first.peak_mb, second.first_s / first.first_s
     report.add(f"peak memory, {step}, times", memory, MEMORY_GOAL, at_most=True)
     report.add(f"time, {step}, times", growth, TIME_GOAL, at_most=True)
     report.add("reconciliation, times DuckDB's time", ratio, PEER_GOAL, at_most=True)

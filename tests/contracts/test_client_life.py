@@ -174,10 +174,10 @@ def test_a_watcher_may_stop_watching_when_it_is_called(site: Site) -> None:
         stop()
 
     stop = site.factory.on_state_change(once)
-    others = site.watch()
+    states = site.watch()
     site.factory.close()
     assert seen == [FactoryState.CLOSING]
-    assert others == [FactoryState.CLOSING, FactoryState.CLOSED]
+    assert states == [FactoryState.CLOSING, FactoryState.CLOSED]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -156,7 +156,7 @@ WHOLE: list[Command[Any]] = [
 ]
 
 
-every_whole = pytest.mark.parametrize("command", WHOLE, ids=lambda one: type(one).__name__)
+every_whole = pytest.mark.parametrize("command", WHOLE, ids=lambda value: type(value).__name__)
 
 
 def decoded(plain: Any, blobs: bytes = b"") -> Any:
@@ -238,9 +238,9 @@ def replaced(plain: Any, other: Any) -> Iterator[Any]:
         for part in replaced(plain[name], other) if name != "$" else ():
             if name == "items" and part is other:
                 continue  # a map of anything is a map
-            whole: Any = plain.copy()
-            whole[name] = part
-            yield whole
+            changed: Any = plain.copy()
+            changed[name] = part
+            yield changed
 
 
 def plain_of(command: Command[Any]) -> Any:
@@ -303,7 +303,7 @@ class Server:
         """An honest client goes on, and the broker had nothing to heal."""
         self.honest.create_message_sender(OTHER).send(BrokeredMessage(b"honest"))
         receiver = self.honest.create_message_receiver(OTHER)
-        assert [one.body for one in receiver.receive_batch(10)] == [b"honest"]
+        assert [message.body for message in receiver.receive_batch(10)] == [b"honest"]
         assert self.namespace.engine.restarts == 0
         assert list(self.directory.glob("diagnostics/*")) == []
 
@@ -357,8 +357,8 @@ def test_a_run_in_any_place_harms_nobody(server: Server, command: Command[Any], 
 @pytest.mark.parametrize("other", [5, [1], True, "text"], ids=str)
 @pytest.mark.parametrize(
     "command",
-    [one for one in WHOLE if isinstance(one, CreateRule)],
-    ids=lambda one: type(one.rule.filter).__name__,
+    [item for item in WHOLE if isinstance(item, CreateRule)],
+    ids=lambda value: type(value.rule.filter).__name__,
 )
 def test_a_rule_with_a_value_of_another_type_harms_nobody(
     server: Server, command: CreateRule, other: Any
@@ -427,4 +427,4 @@ def test_the_honest_part_of_the_backlog_is_taken_while_numbers_are_refused(serve
         sender.send(BrokeredMessage(text))
     assert [type(error) for _, error in hostile.all_replies(3)] == [InvalidArgumentError] * 3
     found = server.honest.create_message_receiver(ORDERS).receive_batch(10)
-    assert [one.body for one in found] == [b"a", b"b", b"c"]
+    assert [message.body for message in found] == [b"a", b"b", b"c"]

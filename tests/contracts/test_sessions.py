@@ -372,10 +372,10 @@ def test_a_released_session_gives_its_locked_messages_back(world: World) -> None
     sessions(world)
     send(world, of("s", "a"), of("s", "b"))
     lock = accept(world, "s")
-    held = receive_one(world, session=lock)
+    found = receive_one(world, session=lock)
     world.ask(ReleaseSession(QUEUE, lock))
     with pytest.raises(MessagingError):
-        complete(world, held)
+        complete(world, found)
     assert bodies(receive(world, session=accept(world, "s"))) == ["a", "b"]
 
 

@@ -75,7 +75,7 @@ def send(world: World, *messages: BrokeredMessage | str, path: str = QUEUE) -> l
     if any(receipt.sequence_numbers):
         return list(receipt.sequence_numbers)
     new = {name: number for name, number in _held(world, path) if number not in before}
-    return [new.pop(one.message_id, 0) for one in sent]
+    return [new.pop(item.message_id, 0) for item in sent]
 
 
 def _held(world: World, path: str) -> list[tuple[str, int]]:
@@ -84,7 +84,7 @@ def _held(world: World, path: str) -> list[tuple[str, int]]:
         found = to_messages(world.namespace.ask(Peek(path, 0, MANY), 10))
     except MessagingError:
         return []
-    return [(one.message_id, one.sequence_number or 0) for one in found]
+    return [(item.message_id, item.sequence_number or 0) for item in found]
 
 
 def receive(

@@ -92,7 +92,7 @@ def broken(bus: Site, harm: Callable[[Any], object]) -> BaseException:
     """Return what the SDK raises for a send on a link that is harmed as by a race."""
     with at(bus) as azure:
         azure.ask(ONE, 10)
-        [link] = [one for links in azure._links._idle.values() for one in links if one.is_open]
+        [link] = [link for links in azure._links._idle.values() for link in links if link.is_open]
         harm(link.sdk)
         return _send_error(link)
 
@@ -176,15 +176,15 @@ def _request_timeout(bus: Site) -> BaseException:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+        for message in waiting:
+            message.setblocking(False)
+            message.connect_ex(full.getsockname())
         try:
             with at(bus, host="127.0.0.1", port=full.getsockname()[1]) as azure:
                 return raised(azure, GetEntity(QUEUE))
         finally:
-            for one in waiting:
-                one.close()
+            for message in waiting:
+                message.close()
 
 
 def _request(bus: Site) -> BaseException:

@@ -154,7 +154,9 @@ def test_an_entity_that_exists_cannot_be_created(bus: Site) -> None:
 
 def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(ONE, 10)
-    [link] = [one for links in bus.azure._links._idle.values() for one in links if one.is_open][-1:]
+    [link] = [link for links in bus.azure._links._idle.values() for link in links if link.is_open][
+        -1:
+    ]
     link.sdk._handler._session = None  # as the SDK leaves it for a moment
     link.sdk._handler._link = None
     bus.azure.ask(ONE, 10)
@@ -163,7 +165,7 @@ def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> 
 def test_a_reset_of_an_idle_connection_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(ONE, 10)
     for links in bus.azure._links._idle.values():
-        for link in (one for one in links if one.is_open):
+        for link in (link for link in links if link.is_open):
             link.sdk._handler._connection._transport.sock.close()
     bus.azure.ask(ONE, 10)
 

@@ -145,8 +145,8 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
         ],
     }
     states = waiting.get("state", at)
-    held = (states == State.LOCKED) | (states == State.LEASED) | (states == State.DEFERRED_LOCKED)
-    timed = held | (states == State.SCHEDULED)
+    stored = (states == State.LOCKED) | (states == State.LEASED) | (states == State.DEFERRED_LOCKED)
+    timed = stored | (states == State.SCHEDULED)
     found: dict[str, Any] = {
         "rows": list(zip(*rows.values(), strict=True)),
         "session states": dict(sessions.states),
@@ -157,7 +157,7 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
     if exactly:
         names = ("sequence", "enqueued", "expires")
         found |= {name: waiting.get(name, at).tolist() for name in names}
-        found["lock"] = waiting.get("lock", at)[held].tolist()
+        found["lock"] = waiting.get("lock", at)[stored].tolist()
         found["due"] = waiting.get("due", at)[timed].tolist()
         found["holds"] = {name: (h.lock, h.until) for name, h in sessions._holds.items()}
         found["exact leases"] = sorted((x.epoch, x.intervals, x.until) for x in queue.leases)
@@ -195,7 +195,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict):
-            found += [f"{name}: {one}" for one in differences(was, now)]
+            found += [f"{name}: {difference}" for difference in differences(was, now)]
         else:
             found.append(f"{name}: {was!r} became {now!r}")
     return found

@@ -306,7 +306,9 @@ def test_the_files_that_a_process_may_open_bound_its_clients(
     monkeypatch.setattr(door_module, "_raise_descriptor_limit", lambda _: files)
     entrance = enter()
     assert entrance.door.attendance.max_connections == 10
-    [line] = [one.getMessage() for one in caplog.records if "max_connections" in one.getMessage()]
+    [line] = [
+        record.getMessage() for record in caplog.records if "max_connections" in record.getMessage()
+    ]
     assert f"may open {files} files only: the server admits 10 clients" in line
     key = entrance.key("greedy", Claim.SEND)
     refusals = [entrance.greet(key, source=source(number)) for number in range(12)]
@@ -325,13 +327,13 @@ def source(number: int) -> str:
 
 def test_a_key_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
     entrance = enter(max_connections=10)
-    greedy, other = entrance.key("greedy", Claim.SEND), entrance.key("other", Claim.SEND)
+    greedy, second = entrance.key("greedy", Claim.SEND), entrance.key("other", Claim.SEND)
     for number in range(8):
         assert entrance.greet(greedy, source=source(number)) is None
     error = entrance.greet(greedy, source=source(9))
     assert isinstance(error, ServerBusyError)
     assert "key greedy has 8 connections" in error.text
-    assert entrance.greet(other, source=source(9)) is None
+    assert entrance.greet(second, source=source(9)) is None
 
 
 def test_an_address_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
@@ -388,9 +390,9 @@ def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entra
 
 def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
     [found] = [
-        one.conversation
-        for one in list(entrance.door.attendance.clients)
-        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
+        client.conversation
+        for client in list(entrance.door.attendance.clients)
+        if isinstance(client, NativeConnection) and client.admitted and client.admitted.id == key.id
     ]
     return found
 
@@ -398,9 +400,9 @@ def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
 def unread_of(entrance: Entrance, key: SharedAccessKey) -> list[int]:
     """Return how many bytes of replies the connections of a key have not read."""
     return [
-        one.conversation.unread_bytes
-        for one in list(entrance.door.attendance.clients)
-        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
+        client.conversation.unread_bytes
+        for client in list(entrance.door.attendance.clients)
+        if isinstance(client, NativeConnection) and client.admitted and client.admitted.id == key.id
     ]
 
 
@@ -463,7 +465,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     monkeypatch.setattr(attendance, "MAX_KEY_REPLY_BYTES", bound)
     monkeypatch.setattr(door_module, "DOOR_TICK_S", 60)  # no tick helps a connection that waits
     entrance = enter()
-    lazy, other = entrance.key("lazy", Claim.LISTEN), entrance.key("other", Claim.LISTEN)
+    lazy, second = entrance.key("lazy", Claim.LISTEN), entrance.key("other", Claim.LISTEN)
     fill(entrance)
     exchanges = [entrance.connect(lazy) for _ in range(8)]
     for exchange in exchanges:
@@ -472,7 +474,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     eventually(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
     for _ in range(3):
         entrance.assert_serves()
-        with entrance.connect(other) as served:
+        with entrance.connect(second) as served:
             assert served.answer(frames_of(Peek(LARGE, 0, 1000)))[1].num_rows == 48
         assert replies.by_key[lazy.id] <= bound
         assert sum(unread_of(entrance, lazy)) <= bound

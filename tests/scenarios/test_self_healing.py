@@ -379,8 +379,8 @@ def test_a_restart_is_logged_with_what_was_recovered(
     break_next(site)
     with pytest.raises(CommandFailedError):
         peek(site)
-    told = [getattr(line, "facts", {}) for line in caplog.records]
-    events = {one.get("event"): one for one in told}
+    reported = [getattr(line, "facts", {}) for line in caplog.records]
+    events = {item.get("event"): item for item in reported}
     assert "RuntimeError" in events["restarting"]["cause"]
     assert (events["restarted"]["messages"], events["restarted"]["restarts"]) == (2, 1)
     assert events["restarted"]["records"] > 0

@@ -285,13 +285,13 @@ class WireWorld:
                 self._check(number not in known, f"request {number} was withdrawn and still waits")
 
     def _check_bookkeeping(self, conversation: ServerConversation) -> None:
-        opened, held = [*conversation._open.values()], [*conversation._deferred.values()]
+        opened, found = [*conversation._open.values()], [*conversation._deferred.values()]
         fetching = sum(request.reply_bytes for request in opened)
-        unanswered = sum(request.size for request in opened + held)
+        unanswered = sum(request.size for request in opened + found)
         self._check(conversation._fetching == fetching, "the fetching credit is not that of _open")
         self._check(conversation._unanswered == unanswered, "the unanswered bytes are wrong")
         counts = self.truth.counts
-        counts["steps with held requests"] += bool(held)
+        counts["steps with held requests"] += bool(found)
         counts["steps of crowded connections"] += bool(self.door.attendance.crowded)
         counts["steps without reading"] += not conversation.may_read
         counts["steps with a ping of the server"] += conversation._pinged_at is not None

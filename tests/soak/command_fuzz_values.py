@@ -85,16 +85,16 @@ class Known:
         elif isinstance(value, c.SendReceipt):
             self.numbers += [(path, number) for number in value.sequence_numbers if number]
         elif isinstance(value, pa.RecordBatch) and "lock_token" in value.schema.names:
-            self.tokens += [(path, one) for one in value.column("lock_token").to_pylist() if one]
-            self.numbers += [(path, one) for one in value.column("sequence_number").to_pylist()]
+            self.tokens += [(path, item) for item in value.column("lock_token").to_pylist() if item]
+            self.numbers += [(path, item) for item in value.column("sequence_number").to_pylist()]
         elif isinstance(value, DeliveryRows):
             facts = [row.facts for row in value.rows]
             self.tokens += [(path, fact.lock_token) for fact in facts if fact.lock_token]
             self.numbers += [(path, fact.sequence_number) for fact in facts]
         elif isinstance(command, c.CreateEntity):
             self.made.append(command.description.path)
-        for held in (self.tokens, self.sessions, self.epochs, self.numbers, self.made):
-            del held[:-40]
+        for found in (self.tokens, self.sessions, self.epochs, self.numbers, self.made):
+            del found[:-40]
 
 
 class Maker:
@@ -329,8 +329,8 @@ class Maker:
         )
         if depth <= 0 or self.chance(0.4):
             return atom
-        other = self.condition(depth - 1)
-        return self.one(f"({atom} AND {other})", f"({atom} OR {other})", f"NOT ({other})")
+        second = self.condition(depth - 1)
+        return self.one(f"({atom} AND {second})", f"({atom} OR {second})", f"NOT ({second})")
 
     def parameters(self) -> dict[str, Any]:
         return {self.one("one", "@one", "two", "@two"): self.value() for _ in range(3)}
@@ -419,12 +419,12 @@ class Maker:
         known = self.latest(self.known.tokens)
         path = self.path() if known is None or self.chance(0.1) else known[0]
         of_it = [token for where, token in self.known.tokens if where == path][-8:]
-        held = [self.random.choice(of_it) for _ in range(self.one(1, 1, 2, 20))] if of_it else []
+        found = [self.random.choice(of_it) for _ in range(self.one(1, 1, 2, 20))] if of_it else []
         forged = [UUID(int=n).bytes for n in (0, 1, 2**127, 2**128 - 1, 5 << 64 | 1)]
-        held += self.random.sample(forged, self.one(0, 0, 0, 0, 0, 1, 3))
-        column = pa.array(held, pa.binary(16))
+        found += self.random.sample(forged, self.one(0, 0, 0, 0, 0, 1, 3))
+        column = pa.array(found, pa.binary(16))
         if self.chance(0.2):
-            column = pa.concat_arrays([column, column]).slice(len(held))
+            column = pa.concat_arrays([column, column]).slice(len(found))
         return path, column
 
     def in_session(self) -> tuple[str, c.SessionLock]:
@@ -524,16 +524,16 @@ class Maker:
         return c.AcceptSession(path, self.one(None, *SESSIONS), wait)
 
     def with_session(self) -> c.Command[Any]:
-        path, held = self.in_session()
+        path, found = self.in_session()
         state = self.one(None, b"", b"state", b"x" * 256 * 1024)
         return self.one(
-            c.RenewSession(path, held),
-            c.ReleaseSession(path, held),
-            c.GetSessionState(path, held),
-            c.SetSessionState(path, held, state),
+            c.RenewSession(path, found),
+            c.ReleaseSession(path, found),
+            c.GetSessionState(path, found),
+            c.SetSessionState(path, found, state),
             c.ListSessions(path, self.one(0, 1, 2**40), self.one(1, 10_000), self.moment()),
-            c.DeleteMessages(path, 2, self.moment(), held),
-            c.Receive(path, 3, session=held),
+            c.DeleteMessages(path, 2, self.moment(), found),
+            c.Receive(path, 3, session=found),
         )
 
     def lease(self) -> c.Command[Any]:

@@ -158,12 +158,12 @@ def drain_on(cluster: Cluster, twins: Twins) -> str:
         start_new_session=True,
     )
     try:
-        told, _ = syphon.communicate(timeout=DEADLINE_S)
+        reported, _ = syphon.communicate(timeout=DEADLINE_S)
     finally:
         _end_group(syphon.pid)
         syphon.wait()
-    assert syphon.returncode == 0, told
-    return told
+    assert syphon.returncode == 0, reported
+    return reported
 
 
 def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
@@ -178,13 +178,13 @@ def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
         for queue in range(QUEUES)
         for destination in DESTINATIONS
     }
-    told = drain_on(cluster, twins)
-    assert twins.waiting() == 0, told
+    reported = drain_on(cluster, twins)
+    assert twins.waiting() == 0, reported
     for destination in DESTINATIONS:
         home = twins.primary.ids(destination)
         assert len(home) == QUEUES * CLIENT_MESSAGES
         assert not doubled(home)
         for queue in range(QUEUES):
             ids = sent[destination, queue]
-            assert [one for one in home if one in set(ids)] == ids
+            assert [item for item in home if item in set(ids)] == ids
     assert all(cluster.tasks_of_workers()), "a worker had nothing to do"

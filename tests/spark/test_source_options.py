@@ -22,7 +22,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def fill(twins: Twins, count: int, queue: str = QUEUE) -> list[str]:
     twins.primary.queue(queue)
     ids = numbered("m", count)
-    twins.primary.send(queue, *(BrokeredMessage(b"x" * 100, message_id=one) for one in ids))
+    twins.primary.send(queue, *(BrokeredMessage(b"x" * 100, message_id=item) for item in ids))
     return ids
 
 
@@ -130,8 +130,8 @@ def test_a_union_reads_one_queue_while_the_others_are_idle(
     sources = [stream(spark, twins, maxRowsPerBatch=100)]
     sources += [stream(spark, twins, queue=f"idle-{number}") for number in range(4)]
     union = sources[0]
-    for one in sources[1:]:
-        union = union.union(one)
+    for source in sources[1:]:
+        union = union.union(source)
     query = start(union, tmp_path)
     try:
         until(lambda: not twins.primary.count(), "all was read")

@@ -28,7 +28,7 @@ PRINTED = st.characters(codec="utf-8", exclude_characters="\0")
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = (
     st.lists(NUMBER, max_size=40)
-    | st.lists(NUMBER, max_size=40).map(lambda held: np.array(held, np.int64))
+    | st.lists(NUMBER, max_size=40).map(lambda value: np.array(value, np.int64))
     | st.builds(
         lambda first, count: range(first, first + count),
         st.integers(-(2**63), 2**61),

@@ -80,7 +80,9 @@ class Drawn:
 
     def __repr__(self) -> str:
         if isinstance(self.value, dict):
-            return f"{{{', '.join(f'{name}: {shown(held)}' for name, held in self.value.items())}}}"
+            return (
+                f"{{{', '.join(f'{name}: {shown(found)}' for name, found in self.value.items())}}}"
+            )
         return shown(self.value)
 
 

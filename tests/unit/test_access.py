@@ -102,8 +102,8 @@ def token(secret: str = FIRST, path: str = "", name: str = "key", expires_s: int
 
 def keys(*held: SharedAccessKey) -> AccessKeys:
     ring = AccessKeys()
-    for one in held:
-        ring.put(one)
+    for item in held:
+        ring.put(item)
     return ring
 
 
@@ -207,7 +207,7 @@ def test_a_key_of_a_folder_manages_the_backlog_queues_in_it_and_nothing_else() -
     assert allows(folder, c.LeaseRange(BACKLOG, "syphon", 1))
     assert allows(folder, c.Peek(dead_letter_path(BACKLOG)))
     assert allows(folder, c.ListEntities(c.EntityKind.QUEUE))
-    for other in (
+    for second in (
         c.CreateEntity(QueueDescription(path=ORDERS)),
         c.CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))),
         c.CreateEntity(QueueDescription(path=f"{FOLDER}s/0")),
@@ -215,7 +215,7 @@ def test_a_key_of_a_folder_manages_the_backlog_queues_in_it_and_nothing_else() -
         c.ListKeys(),
         c.ReadMeter(),
     ):
-        assert not allows(folder, other)
+        assert not allows(folder, second)
 
 
 def test_a_key_of_a_folder_that_only_sends_creates_and_lists_nothing() -> None:
@@ -410,7 +410,7 @@ def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
 
 
 def held(namespace: EmbeddedNamespace) -> list[str]:
-    return [one.id for one in namespace.ask(c.ListKeys())]
+    return [item.id for item in namespace.ask(c.ListKeys())]
 
 
 def test_keys_are_listed_with_those_of_the_namespace_first(namespace: EmbeddedNamespace) -> None:

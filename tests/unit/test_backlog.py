@@ -37,7 +37,9 @@ LATER = datetime(2031, 1, 1, tzinfo=UTC)
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 origins = st.sampled_from([None, "sender/00000000000000ff"])
 batches = any_batches.filter(  # a reserved name is refused, and Hypothesis reads them in the source
-    lambda sent: not any(RESERVED.keys() & one.application_properties.keys() for one in sent)
+    lambda sent: (
+        not any(RESERVED.keys() & message.application_properties.keys() for message in sent)
+    )
 )
 
 
@@ -246,7 +248,7 @@ def test_a_message_without_a_path_is_a_fault_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, held in OF_OTHER_TYPES.items() for value in held]
+    ("name", "value"), [(name, value) for name, found in OF_OTHER_TYPES.items() for value in found]
 )
 def test_an_alias_of_the_wrong_type_is_a_fault_that_names_it(name: str, value: Any) -> None:
     home = restored(to_batch([poison({PATH: "orders"} | {name: value})]))

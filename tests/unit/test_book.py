@@ -43,7 +43,7 @@ def kept(queue: str, epoch: int, destination: str, failure: Failure | None = Non
 
 
 def epochs(tasks: list[Task]) -> list[list[int]]:
-    return [[one.epoch for one in task.ranges] for task in tasks]
+    return [[item.epoch for item in task.ranges] for task in tasks]
 
 
 def test_each_queue_with_something_at_hand_is_a_task() -> None:

@@ -42,27 +42,27 @@ def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
 
 
 def test_whoever_asked_is_told_after_each_move_until_they_stop() -> None:
-    clock, told = ManualClock(WINTER), list[datetime]()
-    stop = clock.on_advance(lambda: told.append(clock.now()))
+    clock, reported = ManualClock(WINTER), list[datetime]()
+    stop = clock.on_advance(lambda: reported.append(clock.now()))
     clock.advance(timedelta(seconds=1))
     clock.sleep_us(1_000_000)
     stop()
     clock.advance(timedelta(seconds=1))
-    assert told == [WINTER + timedelta(seconds=1), WINTER + timedelta(seconds=2)]
+    assert reported == [WINTER + timedelta(seconds=1), WINTER + timedelta(seconds=2)]
 
 
 def test_one_may_stop_listening_while_being_told() -> None:
-    clock, told = ManualClock(), list[int]()
+    clock, reported = ManualClock(), list[int]()
 
     def listen_once() -> None:
-        told.append(1)
+        reported.append(1)
         stop()
 
     stop = clock.on_advance(listen_once)
-    clock.on_advance(lambda: told.append(2))
+    clock.on_advance(lambda: reported.append(2))
     clock.advance(timedelta(seconds=1))
     clock.advance(timedelta(seconds=1))
-    assert told == [1, 2, 2]
+    assert reported == [1, 2, 2]
 
 
 def test_one_waits_for_a_manual_clock_until_told_unless_the_moment_has_come() -> None:

@@ -695,13 +695,13 @@ def test_the_server_does_the_same_however_the_bytes_are_split(
     names: list[str], cuts: list[int]
 ) -> None:
     data = stream_of_client(names)
-    whole, split = Server(is_greeted=False), Server(is_greeted=False)
-    whole.receive(data)
+    unsplit, split = Server(is_greeted=False), Server(is_greeted=False)
+    unsplit.receive(data)
     for piece in pieces_of(data, cuts):
         split.receive(piece)
-    assert split.numbers == whole.numbers
-    assert split.conversation.phase is whole.conversation.phase
-    assert split.written() == whole.written()
+    assert split.numbers == unsplit.numbers
+    assert split.conversation.phase is unsplit.conversation.phase
+    assert split.written() == unsplit.written()
 
 
 @replayed

@@ -237,6 +237,6 @@ def test_a_lost_reply_to_a_completion_hides_no_order(
 
 
 def test_orders_that_wait_in_queues_are_found_there(shop: str) -> None:
-    held = browse_queues(shop, shop, QUEUE, (QUEUE,))
-    assert sorted(held.on_primary.values()) == sorted(ORDERS)
-    assert held.elsewhere == frozenset(ORDERS)
+    found = browse_queues(shop, shop, QUEUE, (QUEUE,))
+    assert sorted(found.on_primary.values()) == sorted(ORDERS)
+    assert found.elsewhere == frozenset(ORDERS)

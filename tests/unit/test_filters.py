@@ -89,16 +89,18 @@ def calculated(symbol: str, one: Any, other: Any) -> Any:
         return one + other
     if not (is_number(one) and is_number(other)):
         return None
-    whole = type(one) is type(other) is int
+    are_integers = type(one) is type(other) is int
     if symbol in CALCULATE:
         result = CALCULATE[symbol](one, other)
     elif other == 0:
         return None
     elif symbol == "/":
-        result = int(math.copysign(abs(one) // abs(other), one * other)) if whole else one / other
+        result = (
+            int(math.copysign(abs(one) // abs(other), one * other)) if are_integers else one / other
+        )
     else:
-        result = int(math.fmod(one, other)) if whole else math.fmod(one, other)
-    return None if whole and not SMALLEST <= result <= LARGEST else result
+        result = int(math.fmod(one, other)) if are_integers else math.fmod(one, other)
+    return None if are_integers and not SMALLEST <= result <= LARGEST else result
 
 
 def conjunction(one: bool | None, other: bool | None) -> bool | None:
@@ -184,7 +186,9 @@ conditions = st.recursive(
     ),
     lambda inner: st.one_of(
         st.builds(binary, st.sampled_from(["AND", "OR"]), inner, inner, st.just(joined)),
-        inner.map(lambda one: Term(f"(NOT {one.sql})", lambda bag: negation(one.meaning(bag)))),
+        inner.map(
+            lambda value: Term(f"(NOT {value.sql})", lambda bag: negation(value.meaning(bag)))
+        ),
     ),
     max_leaves=4,
 )

@@ -162,11 +162,11 @@ def test_a_connection_string_carries_the_namespace_id() -> None:
 
 def test_a_cluster_with_another_list_of_hosts_is_still_itself() -> None:
     pytest.importorskip("pika")
-    one, other = "Endpoint=amqp://r1,r2/shop;Name=shop", "Endpoint=amqp://r2,r3/shop;Name=backup"
+    first, second = "Endpoint=amqp://r1,r2/shop;Name=shop", "Endpoint=amqp://r2,r3/shop;Name=backup"
     with (
-        MessagingFactory.from_connection_string(one) as factory,
-        MessagingFactory.from_connection_string(other) as secondary,
-        NamespaceManager.from_connection_string(other) as manager,
+        MessagingFactory.from_connection_string(first) as factory,
+        MessagingFactory.from_connection_string(second) as secondary,
+        NamespaceManager.from_connection_string(second) as manager,
         pytest.raises(InvalidArgumentError, match="itself"),
     ):
         factory.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, secondary))

@@ -35,8 +35,8 @@ def interleavings(first: list[Step], second: list[Step]) -> list[list[Step]]:
     count = len(first) + len(second)
     found = []
     for places in combinations(range(count), len(first)):
-        ones, others = iter(first), iter(second)
-        found.append([next(ones if at in places else others) for at in range(count)])
+        items, remaining = iter(first), iter(second)
+        found.append([next(items if at in places else remaining) for at in range(count)])
     return found
 
 

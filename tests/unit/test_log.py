@@ -231,13 +231,13 @@ def test_nothing_is_searched_to_the_very_end_of_a_mapping(
 
 
 def test_a_tail_torn_at_any_byte_is_cut_kept_aside_and_written_over(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    write(whole, "a", "b", "torn")
-    content = only_segment(whole).read_bytes()
-    start = record_starts(whole)[-1]
+    complete = tmp_path / "whole"
+    write(complete, "a", "b", "torn")
+    content = only_segment(complete).read_bytes()
+    start = record_starts(complete)[-1]
     for end in range(start + 1, len(content)):
         torn = tmp_path / f"torn-{end}"
-        shutil.copytree(whole, torn)
+        shutil.copytree(complete, torn)
         os.truncate(only_segment(torn), end)
         with opened(torn) as (log, records):
             assert heard(records) == ["a", "b"]

@@ -79,9 +79,9 @@ def exactly(value: Any) -> Any:
 
 def plain(message: BrokeredMessage) -> dict[str, Any]:
     """Return a message's fields so that equality is exact."""
-    held = {f.name: exactly(getattr(message, f.name)) for f in fields(message)}
+    found = {f.name: exactly(getattr(message, f.name)) for f in fields(message)}
     bag = message.application_properties
-    return held | {"application_properties": {name: exactly(v) for name, v in bag.items()}}
+    return found | {"application_properties": {name: exactly(v) for name, v in bag.items()}}
 
 
 def expected_size(message: BrokeredMessage) -> int:

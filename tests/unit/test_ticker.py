@@ -66,7 +66,7 @@ def fail() -> None:
 
 
 def threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "twinbus-pairing"]
+    return [thread for thread in threading.enumerate() if thread.name == "twinbus-pairing"]
 
 
 @pytest.fixture
@@ -271,10 +271,10 @@ def test_however_many_nudge_there_is_one_tick_at_a_time(real: Ticker, ticks: Tic
             real.expect(now())
 
     callers = [threading.Thread(target=nudge) for _ in range(6)]
-    for one in callers:
-        one.start()
-    for one in callers:
-        one.join()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     before = len(ticks.times)
     real.nudge()
     assert ticks.come(before + 1)

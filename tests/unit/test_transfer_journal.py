@@ -83,10 +83,10 @@ def test_a_torn_end_costs_its_own_entry_only(
         note(ledger, number)
     [path] = journals(tmp_path)
     os.truncate(path, path.stat().st_size - lost)  # its process was killed
-    other = TransferLedger(tmp_path, clock)
+    second = TransferLedger(tmp_path, clock)
     for number in (3, 4):
-        note(other, number)
-    other.roll(at_once=True)
+        note(second, number)
+    second.roll(at_once=True)
     assert told(tmp_path) == ["m1", "m3", "m4"]
 
 
@@ -192,7 +192,7 @@ def test_the_survey_names_a_journal_and_whatever_lies_in_the_wrong_place(
     (base / "transfers/loose.parquet").write_text("loose")
     found = survey([tmp_path], skip_bad=True)
     [path] = journals(tmp_path)
-    assert {str(one.path) for one in found.left_out} == {
+    assert {str(entity.path) for entity in found.left_out} == {
         str(path),
         *(
             str(base / name)

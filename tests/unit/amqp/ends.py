@@ -238,18 +238,18 @@ def linked_sender(pair: Pair, **options: Any) -> tuple[SenderLink, ReceiverLink]
     """Attach a link that the client sends on; return both ends of it."""
     link = pair.begin().attach_sender("to-orders", sender_options(**options))
     pair.run()
-    other = pair.server.of(AttachRequested)[-1].link
-    assert isinstance(other, ReceiverLink)
-    return link, other
+    second = pair.server.of(AttachRequested)[-1].link
+    assert isinstance(second, ReceiverLink)
+    return link, second
 
 
 def linked_receiver(pair: Pair, **options: Any) -> tuple[ReceiverLink, SenderLink]:
     """Attach a link that the client receives on; return both ends of it."""
     link = pair.begin().attach_receiver("from-orders", receiver_options(**options))
     pair.run()
-    other = pair.server.of(AttachRequested)[-1].link
-    assert isinstance(other, SenderLink)
-    return link, other
+    second = pair.server.of(AttachRequested)[-1].link
+    assert isinstance(second, SenderLink)
+    return link, second
 
 
 class RawPeer:
@@ -273,8 +273,8 @@ class RawPeer:
 
     def send(self, *sent: Composite, channel: int = 0, payload: bytes = b"") -> None:
         """Send frames."""
-        for one in sent:
-            self.send_bytes(frame(channel, one.encode() + payload))
+        for message in sent:
+            self.send_bytes(frame(channel, message.encode() + payload))
 
     def answers(self) -> list[Composite]:
         """Return the performatives that came back, but for the header."""

@@ -206,8 +206,8 @@ def test_an_error_and_a_header_say_all_their_fields() -> None:
 
 
 def test_one_symbol_is_read_where_many_may_be() -> None:
-    one = encode(Described(ULong(0x40), [Symbol("PLAIN")]))
-    assert read_composite(one, 0)[0] == SaslMechanisms(sasl_server_mechanisms=("PLAIN",))
+    item = encode(Described(ULong(0x40), [Symbol("PLAIN")]))
+    assert read_composite(item, 0)[0] == SaslMechanisms(sasl_server_mechanisms=("PLAIN",))
     wrong = encode(Described(ULong(0x40), [Array(str, ("PLAIN",))]))
     with pytest.raises(AmqpError, match="expected an array of symbols"):
         read_composite(wrong, 0)
